@@ -1,0 +1,7 @@
+"""PRISM: single-pass multisensory imitation learning (see README.md for the map from paper to files)."""
+
+from prism import allocator as allocator
+
+allocator.configure()
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Demonstrations: formats on disk, windows, loading. Never imports a policy."""

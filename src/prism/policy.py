@@ -1,0 +1,62 @@
+"""The two verbs every method implements, loss(batch) and sample(observation, K), and PRISM itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prism.errors import PrismError
+from prism.normalize import Normalizer
+from prism.sensors import SensorSpec
+from prism.types import Batch, Observation
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """Everything needed to rebuild a policy without its weights: stored as config.json beside them."""
+
+    method: str  # "prism", or a baseline's name
+    config: dict[str, Any]  # the method's own frozen dataclass, as JSON
+    sensors: tuple[SensorSpec, ...]
+    action_dim: int
+    fps: float
+    obs_horizon: int
+    pred_horizon: int
+
+    def to_json(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        data["sensors"] = [sensor.to_json() for sensor in self.sensors]
+        return data
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> PolicySpec:
+        known = {field.name for field in dataclasses.fields(PolicySpec)}
+        if set(data) != known:
+            raise PrismError(f"policy spec needs exactly the keys {sorted(known)}, found {sorted(data)}")
+        return PolicySpec(**{**data, "sensors": tuple(SensorSpec.from_json(s) for s in data["sensors"])})
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    loss: Tensor  # scalar, differentiable
+    logs: dict[str, Tensor]  # detached scalars by metric name
+
+
+class Policy(nn.Module, ABC):
+    """A method. Robot units outside, normalised inside; no rollout state (that is the controller's)."""
+
+    spec: PolicySpec
+    normalizer: Normalizer
+
+    @abstractmethod
+    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput: ...
+
+    @abstractmethod
+    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        """K action sequences a context, in robot units, in one pass, without gradient."""

@@ -1,0 +1,1 @@
+"""Simulated tasks behind one interface. Never imports a policy; simulators are imported lazily."""

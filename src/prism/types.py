@@ -1,0 +1,69 @@
+"""What flows through the system, and the legend of dimensions.
+
+Legend: B batch, G global batch (all ranks), K candidates, To / Tp / Ta observation, prediction and
+execution horizons, Da action dimension, D width, H heads, M random features, Z latent.
+
+| stage       | name                                     | shape, units                                |
+| ----------- | ---------------------------------------- | ------------------------------------------- |
+| disk        | Episode                                  | streams (T, ...), actions (T, Da), robot units |
+| sample      | Window                                   | streams (To, ...), actions (Tp, Da), action_valid (Tp) |
+| batch       | Batch                                    | + B; images still uint8                     |
+| encoder     | context                                  | (B, To, D)                                  |
+| generator   | candidates                               | (B, K, Tp, Da), normalised                  |
+| distances   | own_distance, batch_distance             | (B, K), (B, K, G)                           |
+| sample      | candidates                               | (B, K, Tp, Da), robot units                 |
+| controller  | plan, action                             | (Tp, Da), (Da)                              |
+
+Time: `actions[i]` is the command issued *at* observation i (what nearly every dataset stores). A
+window at step t sees observations t-To+1 .. t and predicts actions t .. t+Tp-1:
+
+    observations   o[t-1]  o[t]
+    actions                a[t]  a[t+1]  ...  a[t+Tp-1]
+                           ^ executed first, as the answer to o[t]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Sensor streams by sensor name, each (B, To, ...), and which of them were really there.
+
+    Vectors are float32 in sensor units, images uint8 (B, To, H, W, C). `present[name]` is (B, To):
+    False where the sensor was missing; the content of the stream there is ignored.
+    """
+
+    streams: dict[str, Tensor]
+    present: dict[str, Bool[Tensor, "B To"]]
+
+    def to(self, device: torch.device) -> Observation:
+        return Observation(
+            {k: v.to(device, non_blocking=True) for k, v in self.streams.items()},
+            {k: v.to(device, non_blocking=True) for k, v in self.present.items()},
+        )
+
+    @property
+    def batch_size(self) -> int:
+        return next(iter(self.present.values())).shape[0]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A training batch: actions in robot units, `action_valid` False where padded past the episode's end."""
+
+    observation: Observation
+    actions: Float[Tensor, "B Tp Da"]
+    action_valid: Bool[Tensor, "B Tp"]
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(
+            self.observation.to(device),
+            self.actions.to(device, non_blocking=True),
+            self.action_valid.to(device, non_blocking=True),
+        )
