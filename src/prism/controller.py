@@ -1,0 +1,246 @@
+"""Sec. 4.5, Alg. 2: receding-horizon control. All state of a rollout lives here, none in the policy.
+
+observe o_t -> window (To) -> K candidates in one pass -> select one -> execute its first Ta actions -> repeat
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.policy import Policy
+from prism.selection import (
+    FloatArray,
+    SelectionConfig,
+    SelectionState,
+    mode_labels,
+    overlap,
+    pairwise_distance,
+    select,
+)
+from prism.sensors import SensorSpec
+from prism.types import Observation
+
+
+@dataclass(frozen=True)
+class ControllerConfig:
+    exec_horizon: int = 8  # Ta; paper, Sec. 5 (hardware): Tp = 16, Ta = 8
+    candidates: int = 16  # K
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    smoothing: int = 0  # steps over which a new plan fades in over the old one's remainder; 0: off, as the paper
+
+    def __post_init__(self) -> None:
+        if self.exec_horizon < 1:
+            raise PrismError(f"controller.exec_horizon = {self.exec_horizon} is out of range; use at least 1")
+        if self.candidates < 1:
+            raise PrismError(f"controller.candidates = {self.candidates} is out of range; use at least 1")
+        if self.smoothing < 0:
+            raise PrismError(f"controller.smoothing = {self.smoothing} is out of range; use 0 (off) or more")
+
+
+@dataclass(frozen=True)
+class Replan:
+    """What happened at one replan. Definitions of spread, modes and switches: docs/metrics.md."""
+
+    step: int
+    latency_ms: float  # window -> tensors -> candidates -> choice
+    index: int
+    spread: float  # mean pairwise distance of the candidates, scaled units
+    modes: int
+    overlap_distance: float | None  # chosen plan against the remainder of the previous; None at the first plan
+    mode_switch: bool
+    avoidable_switch: bool  # a switch although another candidate would have stayed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The latest plan with all its alternatives, for pictures. Robot units."""
+
+    step: int
+    candidates: NDArray[np.float32]  # (K, Tp, Da)
+    scores: FloatArray  # (K,) lower is better
+    index: int
+    actions: NDArray[np.float32]  # (Tp, Da) what is executed: the chosen candidate, smoothed if so configured
+    remainder: NDArray[np.float32] | None  # (R, Da) of the plan before
+
+
+class Controller:
+    """Turns a policy into actions, one observation at a time.
+
+    A sensor that is missing from the observation, or holds a value that is not finite, is marked absent
+    for that step. `reset(seed)` starts an episode; the same seed and observations give the same actions.
+    """
+
+    def __init__(
+        self, policy: Policy, config: ControllerConfig, seed: int = 0, scale: NDArray[np.floating] | None = None
+    ) -> None:
+        spec = policy.spec
+        if config.exec_horizon > spec.pred_horizon:
+            raise PrismError(
+                f"controller.exec_horizon = {config.exec_horizon} exceeds the policy's pred_horizon = "
+                f"{spec.pred_horizon}; use a smaller exec_horizon"
+            )
+        if config.selection.needs_overlap and config.exec_horizon >= spec.pred_horizon:
+            raise PrismError(
+                f"selection.rule = '{config.selection.rule}' compares with the unexecuted remainder of a plan: "
+                f"use exec_horizon < {spec.pred_horizon}, or rule = 'last_action'"
+            )
+        self.policy = policy.eval()
+        self.config = config
+        self.scale: FloatArray = action_scale(policy) if scale is None else np.asarray(scale, dtype=np.float64)
+        parameter = next(policy.parameters(), None)
+        self._device = torch.device("cpu") if parameter is None else parameter.device
+        self._rng = torch.Generator(device=self._device)
+        self.replans: list[Replan] = []
+        self.last_plan: Plan | None = None
+        self.reset(seed)
+
+    def reset(self, seed: int = 0) -> None:
+        self._rng.manual_seed(seed)
+        horizon = self.policy.spec.obs_horizon
+        self._window: deque[dict[str, NDArray[np.generic]]] = deque(maxlen=horizon)
+        self._present: deque[dict[str, bool]] = deque(maxlen=horizon)
+        self._last_action: FloatArray | None = None
+        self._doubt = 0.0
+        self._step = 0
+        self._next = 0  # position in the current plan
+        self.replans = []
+        self.last_plan = None
+
+    def act(self, observation: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+        """The action (Da,) for this observation: one time step of each sensor, in sensor units."""
+        self._observe(observation)
+        if self.last_plan is None or self._next >= self.config.exec_horizon:
+            self._replan()
+            self._next = 0
+        assert self.last_plan is not None
+        action: NDArray[np.float32] = self.last_plan.actions[self._next].copy()
+        self._last_action = action.astype(np.float64)
+        self._next += 1
+        self._step += 1
+        return action
+
+    def _observe(self, observation: Mapping[str, NDArray[np.generic]]) -> None:
+        streams: dict[str, NDArray[np.generic]] = {}
+        present: dict[str, bool] = {}
+        for sensor in self.policy.spec.sensors:
+            streams[sensor.name], present[sensor.name] = _reading(sensor, observation.get(sensor.name))
+        if not any(present.values()):
+            raise PrismError(
+                f"step {self._step}: none of the policy's sensors ({', '.join(present)}) is in the observation, "
+                f"which has {', '.join(observation) or 'nothing'}; check the sensor names and for NaN"
+            )
+        missing = self._window.maxlen or 1
+        for _ in range(missing if not self._window else 1):  # edge padding: the first observation fills the window
+            self._window.append(streams)
+            self._present.append(present)
+
+    def _replan(self) -> None:
+        start = time.perf_counter()
+        with torch.inference_mode():
+            sample = self.policy.sample(self._batch(), self.config.candidates, self._rng)
+        candidates = sample[0].float().cpu().numpy()  # (K, Tp, Da)
+        plans = candidates.astype(np.float64)
+        if not np.isfinite(plans).all():
+            raise PrismError(
+                f"step {self._step}: the policy returned an action that is not finite; retrain or reload it"
+            )
+        remainder = self._remainder()
+        pose_name = self.config.selection.pose_sensor
+        pose = self._window[-1][pose_name] if self._present[-1].get(pose_name, False) else None
+        state = SelectionState(
+            remainder=remainder,
+            last_action=self._last_action,
+            pose=None if pose is None else pose.astype(np.float64).ravel(),
+            doubt=self._doubt,
+        )
+        selection = select(plans, self.scale, state, self.config.selection)
+        self._doubt = selection.doubt
+        latency = (time.perf_counter() - start) * 1e3
+
+        radius = self.config.selection.mode_radius
+        distance = pairwise_distance(plans, self.scale)
+        stay = None if remainder is None else overlap(plans, remainder, self.scale)
+        moved = None if stay is None else float(stay[selection.index])
+        switched = moved is not None and moved > radius
+        self.replans.append(
+            Replan(
+                step=self._step,
+                latency_ms=latency,
+                index=selection.index,
+                spread=float(distance.sum() / max(1, len(plans) * (len(plans) - 1))),
+                modes=int(mode_labels(distance, radius).max()) + 1,
+                overlap_distance=moved,
+                mode_switch=switched,
+                avoidable_switch=switched and stay is not None and bool(stay.min() <= radius),
+            )
+        )
+        chosen = plans[selection.index].copy()
+        if self.config.smoothing and remainder is not None and not switched:
+            # Only within a mode: halfway between two modes is neither.
+            steps = min(self.config.smoothing, len(remainder), len(chosen))
+            fade = (np.arange(1, steps + 1) / (steps + 1))[:, None]
+            chosen[:steps] = fade * chosen[:steps] + (1.0 - fade) * remainder[:steps]
+        self.last_plan = Plan(
+            step=self._step,
+            candidates=candidates,
+            scores=selection.scores,
+            index=selection.index,
+            actions=chosen.astype(np.float32),
+            remainder=None if remainder is None else remainder.astype(np.float32),
+        )
+
+    def _remainder(self) -> FloatArray | None:
+        if self.last_plan is None or self._next >= len(self.last_plan.actions):
+            return None
+        return self.last_plan.actions[self._next :].astype(np.float64)
+
+    def _batch(self) -> Observation:
+        streams = {
+            sensor.name: torch.from_numpy(np.stack([step[sensor.name] for step in self._window])[None])
+            for sensor in self.policy.spec.sensors
+        }
+        present = {
+            sensor.name: torch.tensor([[step[sensor.name] for step in self._present]])
+            for sensor in self.policy.spec.sensors
+        }
+        return Observation(streams, present).to(self._device)
+
+
+def action_scale(policy: Policy) -> FloatArray:
+    """(Da,) half the range of each action dimension in the demonstrations; 1 where a dimension is constant."""
+    ones = torch.ones(1, 1, policy.spec.action_dim)
+    parameter = next(policy.normalizer.buffers(), None)
+    ones = ones if parameter is None else ones.to(parameter.device)
+    with torch.no_grad():
+        high, low = policy.normalizer.unnormalize_actions(ones), policy.normalizer.unnormalize_actions(-ones)
+    half = (high - low).abs().double().cpu().numpy()[0, 0] / 2.0
+    return np.where(half > 1e-6, half, 1.0)
+
+
+def _reading(sensor: SensorSpec, value: NDArray[np.generic] | None) -> tuple[NDArray[np.generic], bool]:
+    """One time step of a sensor as its spec says, and whether it is there; zeros where it is not."""
+    dtype = np.uint8 if sensor.kind == "rgb" else np.float32
+    if value is None:
+        return np.zeros(sensor.shape, dtype=dtype), False
+    value = np.asarray(value)
+    if value.shape != sensor.shape:
+        raise PrismError(
+            f"sensor '{sensor.name}': the policy was trained with shape {sensor.shape}, this observation has "
+            f"{value.shape}; use the robot or task it was trained on"
+        )
+    if dtype == np.uint8:
+        if value.dtype != np.uint8:
+            raise PrismError(f"sensor '{sensor.name}': images are uint8, this observation has {value.dtype}")
+        return value, True
+    reading = value.astype(np.float32)
+    if not np.isfinite(reading).all():
+        return np.zeros(sensor.shape, dtype=dtype), False
+    return reading, True

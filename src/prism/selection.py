@@ -1,0 +1,246 @@
+"""Sec. 4.5: which of the K candidates to execute. Pure functions; the state between replans is passed in.
+
+Everything is measured in *scaled* units: a difference of actions is divided, per dimension, by `scale`
+(half the range of the demonstrations' actions), so that metres, radians and gripper effort compare. The
+distance of two plans a, b over the steps t = 0..n-1 is
+
+    d(a, b) = sum_t w_t sqrt(mean_j ((a_tj - b_tj) / scale_j)^2) / sum_t w_t,     w_t = discount^t
+
+so it does not grow with the horizon or with the number of action dimensions, and 2 is "the whole range apart".
+
+A *mode* is a connected component of the candidates when those nearer than `mode_radius` are joined.
+Candidates are draws from the policy, so the share of candidates in a mode estimates the probability that
+the policy gives it: the only plausibility a generator without a density has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Rule = Literal["proxy_score", "last_action", "overlap", "commit", "first", "medoid"]
+InitialRule = Literal["first", "medoid"]
+ActionKind = Literal["absolute", "delta"]
+
+
+@dataclass(frozen=True)
+class SelectionConfig:
+    rule: Rule = "commit"
+    initial: InitialRule = "medoid"  # for the first plan, where there is nothing to be consistent with
+    mode_radius: float = 0.25  # scaled units; plans nearer than this are one mode (docs/metrics.md)
+    discount: float = 1.0  # overlap, commit: weight of a step of the overlap against the step before it
+    patience: float = 3.0  # commit: how much doubt (see `commit`) it takes to give up a mode
+    min_share: float = 0.1  # commit: a rival mode with a smaller share of the candidates is noise
+    centrality: float = 0.25  # commit: within the kept mode, 0 = nearest the old plan, 1 = most typical
+    action_kind: ActionKind = "absolute"  # proxy_score: does an action name a pose, or a change of pose?
+    pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
+    pose_dims: int | None = None  # proxy_score: how many; None: as many as the action has
+
+    def __post_init__(self) -> None:
+        for name, value, options in (
+            ("rule", self.rule, get_args(Rule)),
+            ("initial", self.initial, get_args(InitialRule)),
+            ("action_kind", self.action_kind, get_args(ActionKind)),
+        ):
+            if value not in options:
+                raise PrismError(f"selection.{name} = '{value}' is unknown; use one of {', '.join(options)}")
+        for name, number, low, high in (
+            ("mode_radius", self.mode_radius, 0.0, np.inf),
+            ("discount", self.discount, 0.0, 1.0),
+            ("patience", self.patience, 0.0, np.inf),
+        ):
+            if not (low < number <= high):
+                raise PrismError(f"selection.{name} = {number} is out of range; use a value in ({low:g}, {high:g}]")
+        for name, number in (("min_share", self.min_share), ("centrality", self.centrality)):
+            if not (0.0 <= number <= 1.0):
+                raise PrismError(f"selection.{name} = {number} is out of range; use a value in [0, 1]")
+        if self.pose_dims is not None and self.pose_dims < 1:
+            raise PrismError(f"selection.pose_dims = {self.pose_dims} is out of range; use None or at least 1")
+
+    @property
+    def needs_overlap(self) -> bool:
+        return self.rule in ("overlap", "commit")
+
+
+@dataclass(frozen=True)
+class SelectionState:
+    """What the previous replan leaves behind. All in robot units."""
+
+    remainder: FloatArray | None = None  # (R, Da) unexecuted end of the previous plan
+    last_action: FloatArray | None = None  # (Da,) last executed action
+    pose: FloatArray | None = None  # (>= pose_dims,) observed pose, None where the sensor is absent
+    doubt: float = 0.0  # commit only
+
+
+@dataclass(frozen=True)
+class Selection:
+    index: int
+    scores: FloatArray = field(repr=False)  # (K,) lower is better; what the rule minimised
+    doubt: float = 0.0  # to be passed to the next replan
+
+
+def plan_distance(a: FloatArray, b: FloatArray, scale: FloatArray, discount: float = 1.0) -> FloatArray:
+    """d(a, b) of the module's head for plans (..., n, Da), broadcast over the leading dimensions."""
+    step = np.sqrt(np.mean(np.square((a - b) / scale), axis=-1))  # (..., n)
+    weight = discount ** np.arange(step.shape[-1], dtype=np.float64)
+    return np.asarray(step @ weight / weight.sum(), dtype=np.float64)
+
+
+def pairwise_distance(candidates: FloatArray, scale: FloatArray) -> FloatArray:
+    """(K, Tp, Da) -> (K, K)."""
+    return plan_distance(candidates[:, None], candidates[None, :], scale)
+
+
+def mode_labels(distance: FloatArray, radius: float) -> IntArray:
+    """Connected components of the graph that joins plans at most `radius` apart: (K, K) -> (K,) in 0..M-1.
+
+    Labels are numbered by first appearance. Order of the candidates does not change which belong together.
+    """
+    near = distance <= radius
+    labels = np.full(len(distance), -1, dtype=np.int64)
+    count = 0
+    for seed in range(len(distance)):
+        if labels[seed] >= 0:
+            continue
+        member = np.zeros(len(distance), dtype=bool)
+        frontier = member.copy()
+        frontier[seed] = True
+        while frontier.any():
+            member |= frontier
+            frontier = near[frontier].any(axis=0) & ~member
+        labels[member] = count
+        count += 1
+    return labels
+
+
+def proxy_score(
+    candidates: FloatArray, pose: FloatArray, scale: FloatArray, action_kind: ActionKind, pose_dims: int | None = None
+) -> FloatArray:
+    """The paper's ProxyScore, literally: (K,) distance of the first induced pose from the current pose.
+
+    The induced pose is `action` itself where actions are absolute and `pose + action` where they are
+    changes. It prefers the candidate that moves least: with changes the current pose cancels and the
+    score is the length of the first action.
+    """
+    dims = candidates.shape[-1] if pose_dims is None else pose_dims
+    if dims > candidates.shape[-1] or dims > len(pose):
+        raise PrismError(
+            f"selection.pose_dims = {dims}, but the action has {candidates.shape[-1]} and the pose {len(pose)} entries"
+        )
+    current = pose[None, :dims]
+    first = candidates[:, 0, :dims]
+    induced = current + first if action_kind == "delta" else first
+    return np.sqrt(np.mean(np.square((induced - current) / scale[:dims]), axis=-1))
+
+
+def last_action(candidates: FloatArray, previous: FloatArray, scale: FloatArray) -> FloatArray:
+    """The paper's tie-break: (K,) distance of the first action from the last executed one."""
+    return plan_distance(candidates[:, :1], previous[None, None], scale)
+
+
+def overlap(candidates: FloatArray, remainder: FloatArray, scale: FloatArray, discount: float = 1.0) -> FloatArray:
+    """(K,) distance of each candidate's beginning from the unexecuted remainder (R, Da) of the previous plan."""
+    steps = min(len(remainder), candidates.shape[1])
+    if steps == 0:
+        raise PrismError("overlap needs an unexecuted remainder: use exec_horizon < pred_horizon, or another rule")
+    return plan_distance(candidates[:, :steps], remainder[None, :steps], scale, discount)
+
+
+def medoid(candidates: FloatArray, scale: FloatArray, radius: float) -> FloatArray:
+    """(K,) mean distance to the members of its own mode; infinite outside the mode with most candidates.
+
+    Its minimum is the most typical candidate of the most probable mode. Of two modes of equal size the
+    tighter one (smaller mean distance within) wins, so that the order of candidates does not matter.
+    """
+    distance = pairwise_distance(candidates, scale)
+    labels = mode_labels(distance, radius)
+    within = _mean_within(distance, labels)
+    sizes = np.bincount(labels)
+    tightness = np.bincount(labels, weights=within) / sizes
+    best = min(range(len(sizes)), key=lambda mode: (-sizes[mode], tightness[mode]))
+    return np.where(labels == best, within, np.inf)
+
+
+def commit(
+    candidates: FloatArray, remainder: FloatArray, scale: FloatArray, doubt: float, config: SelectionConfig
+) -> Selection:
+    """Overlap with hysteresis on modes: stay in the mode of the previous plan, but not for ever.
+
+    The kept mode is the one that holds the candidate nearest the remainder; within it the choice is
+    nearest-the-remainder blended with most-typical (`centrality`), because "nearest" alone follows the
+    noise of the previous draw. Other modes with at least `min_share` of the candidates are rivals. At
+    every replan at which a rival was there and was declined,
+
+        doubt <- doubt + n_rival / (n_rival + n_kept)        (n_rival: the largest rival)
+
+    and where there was none, doubt halves. When doubt exceeds `patience` the largest rival is taken and
+    doubt restarts at 0. So a mode that the policy hardly believes in any more is left after about
+    `patience` replans, one of two equal modes after 2 * patience, and no mode with a lasting rival of
+    share s is kept for more than patience / s replans (a robot that waits where others would move does
+    move in the end). Passing an obstacle is quicker than that: the rival disappears and doubt with it.
+    Where no candidate is within 2 * mode_radius of the remainder there is nothing to keep (the world
+    changed, or the old plan was an outlier): the most probable mode is taken afresh.
+    """
+    distance = pairwise_distance(candidates, scale)
+    labels = mode_labels(distance, config.mode_radius)
+    sizes = np.bincount(labels)
+    old = overlap(candidates, remainder, scale, config.discount)
+    nearest = int(np.argmin(old))
+    if old[nearest] > 2.0 * config.mode_radius:
+        scores = medoid(candidates, scale, config.mode_radius)
+        return Selection(int(np.argmin(scores)), scores)
+    kept = int(labels[nearest])
+    rivals = [m for m in range(len(sizes)) if m != kept and sizes[m] >= config.min_share * len(candidates)]
+    if rivals:
+        rival = max(rivals, key=lambda mode: int(sizes[mode]))
+        doubt += float(sizes[rival] / (sizes[rival] + sizes[kept]))
+        if doubt > config.patience:
+            kept, doubt = rival, 0.0
+    else:
+        doubt /= 2.0
+    blended = (1.0 - config.centrality) * old + config.centrality * _mean_within(distance, labels)
+    scores = np.where(labels == kept, blended, np.inf)
+    return Selection(int(np.argmin(scores)), scores, doubt)
+
+
+def select(candidates: FloatArray, scale: FloatArray, state: SelectionState, config: SelectionConfig) -> Selection:
+    """Apply the configured rule to candidates (K, Tp, Da) in robot units; `scale` is (Da,), positive.
+
+    Without history the `initial` rule decides. Without a pose, ProxyScore becomes the last-action rule,
+    as Sec. 4.5 has it.
+    """
+    rule: Rule = config.rule
+    if rule == "proxy_score" and state.pose is None:
+        rule = "last_action"
+    if (rule == "last_action" and state.last_action is None) or (config.needs_overlap and state.remainder is None):
+        rule = config.initial
+    if rule == "commit":
+        assert state.remainder is not None
+        return commit(candidates, state.remainder, scale, state.doubt, config)
+    if rule == "overlap":
+        assert state.remainder is not None
+        scores = overlap(candidates, state.remainder, scale, config.discount)
+    elif rule == "last_action":
+        assert state.last_action is not None
+        scores = last_action(candidates, state.last_action, scale)
+    elif rule == "proxy_score":
+        assert state.pose is not None
+        scores = proxy_score(candidates, state.pose, scale, config.action_kind, config.pose_dims)
+    elif rule == "medoid":
+        scores = medoid(candidates, scale, config.mode_radius)
+    else:
+        scores = np.arange(len(candidates), dtype=np.float64)
+    return Selection(int(np.argmin(scores)), scores)
+
+
+def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
+    """(K,) mean distance of each candidate to the members of its mode, itself included."""
+    same = labels[:, None] == labels[None, :]
+    return np.asarray((distance * same).sum(axis=1) / same.sum(axis=1), dtype=np.float64)
