@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.errors import PrismError
 from prism.sensors import SensorSpec
+
+Array = NDArray[np.generic]
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A slice of a demonstration: streams (T, ...), actions (T, Da), all in robot units."""
+    """A slice of a demonstration: streams (T, ...), actions (T, Da), all in robot units.
 
-    streams: dict[str, NDArray[np.generic]]
-    actions: NDArray[np.float32]
+    `present[name]` is (T,), False where that sensor was missing (the stream's content there means
+    nothing); a sensor without an entry was there all the time.
+    """
+
+    streams: dict[str, Array]
+    actions: FloatArray
+    present: dict[str, BoolArray] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -25,14 +37,95 @@ class Episode:
 
 
 class EpisodeSource(Protocol):
-    """A dataset, whatever its format."""
+    """A dataset, whatever its format. Streams have the dtype of `stream_dtype`, the shape of their spec."""
 
-    path: Path  # for messages
-    sensors: tuple[SensorSpec, ...]
-    action_dim: int
-    fps: float
-    lengths: NDArray[np.int64]  # (E,) steps of each episode
-
-    def read(self, episode: int, start: int = 0, stop: int | None = None) -> Episode:
-        """Steps start..stop of one episode; nothing else is read from disk."""
+    @property
+    def path(self) -> Path:
+        """Where it is, for messages."""
         ...
+
+    @property
+    def sensors(self) -> tuple[SensorSpec, ...]: ...
+
+    @property
+    def action_dim(self) -> int: ...
+
+    @property
+    def fps(self) -> float: ...
+
+    @property
+    def lengths(self) -> IntArray:
+        """(E,) steps of each episode, all positive."""
+        ...
+
+    def read(
+        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
+    ) -> Episode:
+        """Steps start..stop of one episode; nothing else is read from disk.
+
+        `streams` names the sensors wanted: None is all of them, () reads the actions alone.
+        """
+        ...
+
+
+def stream_dtype(sensor: SensorSpec) -> np.dtype[np.generic]:
+    """How a stream is held in memory and on disk: pixels stay uint8, everything else is float32."""
+    pixels = sensor.kind == "rgb" or (sensor.kind == "tactile" and len(sensor.shape) == 3)
+    return np.dtype(np.uint8) if pixels else np.dtype(np.float32)
+
+
+def check_slice(source: EpisodeSource, episode: int, start: int, stop: int | None) -> tuple[int, int]:
+    """The bounds as plain integers, or a PrismError: every reader refuses steps that do not exist."""
+    count = len(source.lengths)
+    if not 0 <= episode < count:
+        raise PrismError(f"{source.path}: there is no episode {episode}; it has episodes 0..{count - 1}")
+    length = int(source.lengths[episode])
+    end = length if stop is None else stop
+    if not 0 <= start <= end <= length:
+        raise PrismError(f"{source.path}: episode {episode} has steps 0..{length}; {start}..{end} is outside it")
+    return start, end
+
+
+def wanted_sensors(source: EpisodeSource, streams: Collection[str] | None) -> tuple[SensorSpec, ...]:
+    """The sensors that a call to `read` asks for, in the source's order."""
+    if streams is None:
+        return source.sensors
+    if unknown := set(streams) - {sensor.name for sensor in source.sensors}:
+        known = ", ".join(sensor.name for sensor in source.sensors)
+        raise PrismError(f"{source.path}: no sensor named {', '.join(sorted(unknown))}; it has {known}")
+    return tuple(sensor for sensor in source.sensors if sensor.name in streams)
+
+
+@dataclass(frozen=True)
+class SensorSubset:
+    """A source seen through fewer sensors: the others are never read."""
+
+    source: EpisodeSource
+    sensors: tuple[SensorSpec, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def action_dim(self) -> int:
+        return self.source.action_dim
+
+    @property
+    def fps(self) -> float:
+        return self.source.fps
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.source.lengths
+
+    def read(
+        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
+    ) -> Episode:
+        names = [sensor.name for sensor in wanted_sensors(self, streams)]
+        return self.source.read(episode, start, stop, names)
+
+
+def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
+    """The same dataset with only the named sensors (PrismError for one that it lacks)."""
+    return SensorSubset(source, wanted_sensors(source, names))

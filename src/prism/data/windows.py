@@ -1,0 +1,171 @@
+"""Episodes cut into training windows: what a policy sees, and what it should have done.
+
+A window at step t of an episode of length T (time convention: prism.types):
+
+    observations  t-To+1 .. t      before the first step: the first observation, repeated
+    actions       t .. t+Tp-1      after the last step: the last action, repeated, action_valid False
+
+There is one window a step, and none crosses from one episode into the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prism.data.episodes import Array, BoolArray, EpisodeSource, FloatArray, IntArray, stream_dtype
+from prism.errors import PrismError
+from prism.sensors import SensorSpec
+from prism.types import Batch, Observation
+
+DEFAULT_CACHE_BYTES = 256 * 2**20
+_CHUNK = 8192  # steps read together when filling the cache
+
+
+class Windows:
+    """All windows of the chosen episodes, fetched a batch at a time.
+
+    Window i is step i of the chosen episodes laid end to end, in the order given. Actions and vectors
+    are kept in memory when all of them together fit `cache_bytes`; pixels never are: for each window
+    one contiguous slice of its episode is read.
+    """
+
+    def __init__(
+        self,
+        source: EpisodeSource,
+        obs_horizon: int,
+        pred_horizon: int,
+        episodes: Sequence[int] | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
+        if obs_horizon < 1 or pred_horizon < 1:
+            raise PrismError(f"obs_horizon ({obs_horizon}) and pred_horizon ({pred_horizon}) must be at least 1")
+        self.source, self.obs_horizon, self.pred_horizon = source, obs_horizon, pred_horizon
+        chosen = np.arange(len(source.lengths)) if episodes is None else np.asarray(episodes, dtype=np.int64)
+        if chosen.size == 0:
+            raise PrismError(f"{source.path}: no episode was chosen; raise the training fraction or add demonstrations")
+        if chosen.min() < 0 or chosen.max() >= len(source.lengths):
+            raise PrismError(f"{source.path}: has episodes 0..{len(source.lengths) - 1}, {chosen.max()} was asked for")
+        self.episodes: IntArray = chosen.astype(np.int64)
+        self._ends: IntArray = np.cumsum(source.lengths[self.episodes], dtype=np.int64)
+        self._starts: IntArray = self._ends - source.lengths[self.episodes]
+        self._obs_offsets = np.arange(1 - obs_horizon, 1)
+        self._action_offsets = np.arange(pred_horizon)
+        vectors = [s for s in source.sensors if s.kind == "vector"]
+        row_bytes = 4 * (source.action_dim + sum(s.shape[0] for s in vectors))
+        self._cached = len(self) * row_bytes <= cache_bytes
+        self._actions: FloatArray = np.empty((0, source.action_dim), np.float32)
+        self._vectors: dict[str, FloatArray] = {}
+        self._present: dict[str, BoolArray] = {}
+        if self._cached:
+            self._fill_cache(vectors)
+        self._lazy: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def batch(self, indices: IntArray) -> Batch:
+        """Windows `indices` (B,), in that order: streams (B, To, ...), actions (B, Tp, Da)."""
+        indices = np.asarray(indices, dtype=np.int64)
+        if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
+            raise IndexError(f"window indices must be in 0..{len(self) - 1}")
+        which = np.searchsorted(self._ends, indices, side="right")  # (B,) position in self.episodes
+        first, last = self._starts[which, None], self._ends[which, None] - 1
+        obs_rows = np.maximum(indices[:, None] + self._obs_offsets, first)  # (B, To)
+        action_rows = indices[:, None] + self._action_offsets  # (B, Tp)
+        valid = action_rows <= last
+        streams: dict[str, Tensor] = {}
+        present: dict[str, Tensor] = {}
+        if self._cached:
+            actions = self._actions[np.minimum(action_rows, last)]
+            for name, values in self._vectors.items():
+                streams[name] = torch.from_numpy(values[obs_rows])
+                mask = self._present.get(name)
+                here = np.ones(obs_rows.shape, np.bool_) if mask is None else mask[obs_rows]
+                present[name] = torch.from_numpy(here)
+        else:
+            actions = self._read_actions(which, indices - first[:, 0])
+        if self._lazy:
+            self._read_streams(which, indices - first[:, 0], streams, present)
+        order = [sensor.name for sensor in self.source.sensors]
+        observation = Observation({n: streams[n] for n in order}, {n: present[n] for n in order})
+        return Batch(observation, torch.from_numpy(actions), torch.from_numpy(valid))
+
+    def _fill_cache(self, vectors: list[SensorSpec]) -> None:
+        names = [sensor.name for sensor in vectors]
+        self._actions = np.empty((len(self), self.source.action_dim), np.float32)
+        self._vectors = {s.name: np.empty((len(self), s.shape[0]), np.float32) for s in vectors}
+        for episode, row in zip(self.episodes.tolist(), self._starts.tolist(), strict=True):
+            length = int(self.source.lengths[episode])
+            for start in range(0, length, _CHUNK):
+                stop = min(start + _CHUNK, length)
+                part = self.source.read(episode, start, stop, streams=names)
+                rows = slice(row + start, row + stop)
+                self._actions[rows] = part.actions
+                for name in names:
+                    self._vectors[name][rows] = part.streams[name]
+                for name, mask in part.present.items():
+                    self._present.setdefault(name, np.ones(len(self), np.bool_))[rows] = mask
+
+    def _read_actions(self, which: IntArray, steps: IntArray) -> FloatArray:
+        actions = np.empty((len(steps), self.pred_horizon, self.source.action_dim), np.float32)
+        for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
+            episode = int(self.episodes[position])
+            stop = min(step + self.pred_horizon, int(self.source.lengths[episode]))
+            part = self.source.read(episode, step, stop, streams=()).actions
+            actions[row, : len(part)] = part
+            actions[row, len(part) :] = part[-1]
+        return actions
+
+    def _read_streams(
+        self, which: IntArray, steps: IntArray, streams: dict[str, Tensor], present: dict[str, Tensor]
+    ) -> None:
+        names = [sensor.name for sensor in self._lazy]
+        shape = (len(steps), self.obs_horizon)
+        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), stream_dtype(s)) for s in self._lazy}
+        masks = {name: np.ones(shape, np.bool_) for name in names}
+        for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
+            start = max(step + 1 - self.obs_horizon, 0)
+            pad = self.obs_horizon - (step + 1 - start)
+            part = self.source.read(int(self.episodes[position]), start, step + 1, streams=names)
+            for name in names:
+                values[name][row, pad:] = part.streams[name]
+                values[name][row, :pad] = part.streams[name][0]
+                if name in part.present:
+                    masks[name][row, pad:] = part.present[name]
+                    masks[name][row, :pad] = part.present[name][0]
+        streams |= {name: torch.from_numpy(values[name]) for name in names}
+        present |= {name: torch.from_numpy(masks[name]) for name in names}
+
+
+def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
+    """Episodes 0..n-1 for training and for validation, both sorted. At least one stays for training; a
+    positive fraction holds out at least one wherever there are two."""
+    if n < 1 or not 0 <= val_fraction < 1:
+        raise PrismError(f"val_fraction {val_fraction} must be in [0, 1), and {n} episodes at least 1")
+    held_out = min(max(round(n * val_fraction), 1), n - 1) if val_fraction > 0 else 0
+    order = np.random.default_rng(seed).permutation(n)
+    return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
+
+
+def take_episodes(n: int, fraction: float | None = None, count: int | None = None, seed: int = 0) -> IntArray:
+    """A random share of episodes 0..n-1, sorted: a `fraction`, or a `count` of them; neither is all.
+
+    With the same seed a smaller share is contained in a larger one, so that learning curves over the
+    amount of data add demonstrations and never exchange them.
+    """
+    if fraction is not None and count is not None:
+        raise PrismError("give a fraction or a count of episodes, not both")
+    wanted = n
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise PrismError(f"the training fraction must be in (0, 1], not {fraction}")
+        wanted = max(round(n * fraction), 1)
+    if count is not None:
+        if not 1 <= count <= n:
+            raise PrismError(f"{count} episodes were asked for, the dataset has {n}")
+        wanted = count
+    return np.sort(np.random.default_rng(seed).permutation(n)[:wanted]).astype(np.int64)
