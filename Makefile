@@ -1,0 +1,64 @@
+# make setup   a virtual environment in .venv with everything, for development
+# make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about 12 minutes
+# make test    lint, type-check, import rules, tests: what CI runs
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# One thread a test worker: the numbers are the same on every machine, and two workers share two cores.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
+WORKERS ?= 2
+
+.PHONY: help setup demo test lint types imports pytest slow clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+setup: $(VENV)/.installed-dev
+
+demo: $(VENV)/.installed-sims
+	@$(BIN)/prism demo
+
+test: lint types imports pytest
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check src tests
+	@$(BIN)/ruff format --check src tests
+
+types: $(VENV)/.installed-dev
+	@$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev
+	@$(BIN)/lint-imports
+
+pytest: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS)
+
+slow: $(VENV)/.installed-dev
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+
+# The stamps are written last, so an interrupted installation is simply repeated.
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "prism: installing into $(VENV) (a minute or two, once)"
+	@$(PIP) install -c constraints.txt -e '.[sims,dev]'
+	@touch $(VENV)/.installed-sims $@
+
+$(VENV)/.installed-sims: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "prism: installing into $(VENV) (a minute or two, once)"
+	@$(PIP) install -c constraints.txt -e '.[sims]'
+	@touch $@
+
+# The first interpreter that runs and is new enough: a name on PATH may be a shim that leads nowhere.
+$(BIN)/python:
+	@for python in $(PYTHON) python3.11 python3 python3.12 python3.13 python; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "prism: making $(VENV) with $$($$python --version)"; \
+	    exec $$python -m venv $(VENV); \
+	  fi; \
+	done; \
+	echo "prism: error: needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1

@@ -1,0 +1,79 @@
+"""prism data collect | inspect | download"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional
+
+from prism.commands.style import option
+from prism.errors import PrismError
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Record demonstrations of a task from its expert.
+
+    Try:
+        prism data collect metaworld-button-press-topdown --episodes 20
+        prism data collect pusht --episodes 100 --out data/pusht-100
+
+    Only episodes that succeed are kept. Nothing existing is overwritten.
+    """
+
+    task: Positional[str]
+    """Name of the task."""
+    episodes: int = 20
+    """Successful episodes to record."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where the dataset goes; data/TASK unless told."""
+    seed: int = 0
+    """Of the first episode; each one has its own."""
+    overwrite: bool = False
+    """Replace what is there."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+        if self.seed < 0:
+            raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
+
+    def run(self) -> None:
+        raise PrismError("prism data collect is not wired up yet")
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Summarise a dataset in any format prism reads: episodes, lengths, sensors, ranges.
+
+    Try:
+        prism data inspect data/metaworld-button-press-topdown
+        prism data inspect pusht_cchi_v7_replay.zarr.zip --plot ranges.png
+    """
+
+    path: Positional[Path]
+    """The dataset: a folder or a file."""
+    plot: Annotated[Path | None, option("FILE")] = None
+    """Draw episode lengths and action ranges into this PNG."""
+
+    def run(self) -> None:
+        raise PrismError("prism data inspect is not wired up yet")
+
+
+@dataclass(frozen=True)
+class Download:
+    """Fetch a public dataset (needs internet).
+
+    Try:
+        prism data download pusht      206 human demonstrations of Push-T, for prism train pusht-human
+    """
+
+    name: Positional[str]
+    """Name of the dataset."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where it goes; the folder that PRISM_DATA names, or data/, unless told."""
+
+    def run(self) -> None:
+        raise PrismError("prism data download is not wired up yet")

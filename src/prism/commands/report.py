@@ -1,0 +1,26 @@
+"""prism report"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from prism.errors import PrismError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page that shows a run: one self-contained report.html that opens from disk.
+
+    Try:
+        prism report runs/pusht-human
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run that has been evaluated (prism eval RUN)."""
+
+    def run(self) -> None:
+        raise PrismError("prism report is not wired up yet")

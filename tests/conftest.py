@@ -1,0 +1,32 @@
+"""What every test shares: one thread, deterministic properties, and the data that only some machines have."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two xdist workers share two cores
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# derandomize: a red build is red for everybody. No deadline: a shared core makes any single example slow.
+settings.register_profile("prism", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("prism")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def human_pusht() -> Path:
+    """The human Push-T demonstrations, where somebody has put a copy beside the checkout."""
+    path = ROOT / ".." / "shared" / "data" / "pusht_cchi_v7_replay.zarr.zip"
+    if not path.is_file():
+        pytest.skip("human Push-T demonstrations are not on this machine (prism data download pusht)")
+    return path

@@ -1,0 +1,106 @@
+"""The command line: help that teaches, one line when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from prism import cli
+from prism.errors import PrismError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def prism(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `prism ARGS` in this process; its status, stdout and stderr."""
+    monkeypatch.delenv("PRISM_DEBUG", raising=False)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(args)
+        except SystemExit as stop:  # tyro: help, and arguments that do not parse
+            status = int(stop.code or 0)
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
+def test_help_lists_every_command(prism: Run, args: tuple[str, ...]) -> None:
+    status, out, _ = prism(*args)
+    assert status == 0
+    for name in cli.COMMANDS:
+        assert f"  {name} " in out
+
+
+def test_help_of_a_group_lists_that_group(prism: Run) -> None:
+    status, out, _ = prism("data", "--help")
+    assert status == 0
+    assert "data collect" in out
+    assert "bench attention" not in out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_explains_every_option(prism: Run, name: str) -> None:
+    status, out, _ = prism(*name.split(), "--help")
+    assert status == 0
+    for field in dataclasses.fields(cli.COMMANDS[name]):  # type: ignore[arg-type]
+        source = cli.COMMANDS[name].__doc__
+        assert source
+        assert len(source.splitlines()[0]) <= 110, "the first line is the overview"
+        assert field.name.replace("_", "-") in out or field.name.upper() in out or "RUN" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("trane", "pusht"), ("'trane'", "train")),
+        (("data", "colect", "x"), ("'data colect'", "data collect")),
+        (("train", "pusht", "--minutes", "0"), ("--minutes 0", "positive")),
+        (("train", "pusht", "--steps", "-5"), ("--steps -5", "1 or more")),
+        (("train", "pusht", "--minutes", "1", "--steps", "5"), ("--minutes or --steps",)),
+        (("eval", "runs/nothing", "--episodes", "0"), ("--episodes 0", "1 or more")),
+        (("data", "collect", "pusht", "--episodes", "0"), ("--episodes 0", "1 or more")),
+        (("data", "inspect", "no/such/place"), ("no/such/place",)),
+        (("eval", "no/such/run"), ("no/such/run",)),
+        (("report", "no/such/run"), ("no/such/run",)),
+        (("data", "collect", "metaworld-draw-open"), ("metaworld-draw-open", "metaworld-drawer-open")),
+        (("train", "pusht-humn"), ("pusht-humn", "pusht-human")),
+    ],
+)
+def test_bad_input_is_one_clear_line(prism: Run, args: tuple[str, ...], words: tuple[str, ...]) -> None:
+    status, out, err = prism(*args)
+    assert status == cli.EXIT_USER
+    assert out == ""
+    assert err.startswith("prism: error: ")
+    assert err.count("\n") == 1, err
+    for word in words:
+        assert word in err
+
+
+def test_interrupt_and_bugs_are_one_line_too(prism: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Fails:
+        """Fails."""
+
+        def run(self) -> None:
+            raise errors[-1]
+
+    monkeypatch.setitem(cli.COMMANDS, "fails", Fails)
+    for error, status, text in (
+        (KeyboardInterrupt(), 130, "prism: interrupted\n"),
+        (PrismError("two\nlines"), 2, "prism: error: two lines\n"),
+        (OSError(28, "No space left on device", "runs/x"), 2, "prism: error: No space left on device: runs/x\n"),
+        (ValueError("oops"), 1, "prism: error: ValueError: oops (a bug in prism; PRISM_DEBUG=1 shows where)\n"),
+    ):
+        errors.append(error)
+        assert prism("fails") == (status, "", text)
+    monkeypatch.setenv("PRISM_DEBUG", "1")
+    with pytest.raises(ValueError, match="oops"):
+        cli.main(["fails"])
