@@ -99,16 +99,36 @@ def _project(x_BHTD: Tensor, w_MD: Tensor) -> Tensor:
     return torch.matmul(x_BHTD, (w_MD * float(w_MD.shape[1] ** -0.25)).T)
 
 
+def _row_exponentials(x_BHTD: Tensor, w_MD: Tensor) -> Tensor:
+    """m^(-1/2) exp(W x~ - s), s the maximum of each row. In place: these are the passes over memory that cost."""
+    u_BHTM = _project(x_BHTD, w_MD)
+    return u_BHTM.sub_(u_BHTM.detach().amax(dim=-1, keepdim=True).add_(_half_log(w_MD))).exp_()
+
+
+def _key_exponentials(x_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None) -> Tensor:
+    """m^(-1/2) exp(W x~ - |x~|^2/2 - s), s one maximum over the keys that count and their features."""
+    u_BHSM = _project(x_BHSD, w_MD)
+    u_BHSM.sub_(x_BHSD.square().sum(dim=-1, keepdim=True), alpha=0.5 * w_MD.shape[1] ** -0.5)
+    if mask_BS is not None:
+        u_BHSM.masked_fill_(~mask_BS[:, None, :, None], torch.finfo(u_BHSM.dtype).min)
+    return u_BHSM.sub_(u_BHSM.detach().amax(dim=(-2, -1), keepdim=True).add_(_half_log(w_MD))).exp_()
+
+
+def _half_log(w_MD: Tensor) -> float:
+    return 0.5 * math.log(w_MD.shape[0])  # exp(-this) = m^(-1/2)
+
+
+def _feature_eps(w_MD: Tensor) -> float:
+    return _FEATURE_EPS * float(w_MD.shape[0] ** -0.5)
+
+
 def favor_features_query(x_BHTD: Float[Tensor, "B H T D"], w_MD: Float[Tensor, "M D"]) -> Float[Tensor, "B H T M"]:
     """phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps], s the maximum over features of each row.
 
     The term |x~|^2/2 is constant in a row, so the row's maximum removes it: it is not computed. The
     stabiliser cancels in the ratio (up to eps), so it carries no gradient.
     """
-    u_BHTM = _project(x_BHTD, w_MD)
-    log_m = 0.5 * math.log(w_MD.shape[0])
-    s_BHT1 = u_BHTM.detach().amax(dim=-1, keepdim=True) + log_m
-    return torch.exp(u_BHTM - s_BHT1) + _FEATURE_EPS * math.exp(-log_m)
+    return _row_exponentials(x_BHTD, w_MD) + _feature_eps(w_MD)
 
 
 def favor_features_key(
@@ -118,52 +138,47 @@ def favor_features_key(
 
     Masked keys are left out of the maximum (they may be garbage of any size) and zeroed afterwards.
     """
-    u_BHSM = _project(x_BHSD, w_MD) - x_BHSD.square().sum(dim=-1, keepdim=True) * (0.5 * w_MD.shape[1] ** -0.5)
-    if mask_BS is not None:
-        hidden_BHS1 = ~mask_BS[:, None, :, None]
-        u_BHSM = u_BHSM.masked_fill(hidden_BHS1, torch.finfo(u_BHSM.dtype).min)
-    log_m = 0.5 * math.log(w_MD.shape[0])
-    s_BH11 = u_BHSM.detach().amax(dim=(-2, -1), keepdim=True) + log_m
-    phi_BHSM = torch.exp(u_BHSM - s_BH11) + _FEATURE_EPS * math.exp(-log_m)
-    return phi_BHSM if mask_BS is None else phi_BHSM.masked_fill(hidden_BHS1, 0.0)
+    phi_BHSM = _key_exponentials(x_BHSD, w_MD, mask_BS) + _feature_eps(w_MD)
+    return phi_BHSM if mask_BS is None else phi_BHSM.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
 def favor_paper_features(x_BHTD: Float[Tensor, "B H T D"], w_MD: Float[Tensor, "M D"]) -> Float[Tensor, "B H T M"]:
     """Eq. 3 / Alg. 3 as printed, for queries and keys alike: m^(-1/2) exp(x W - rowmax(x W))."""
-    u_BHTM = _project(x_BHTD, w_MD)
-    s_BHT1 = u_BHTM.detach().amax(dim=-1, keepdim=True) + 0.5 * math.log(w_MD.shape[0])
-    return torch.exp(u_BHTM - s_BHT1)
+    return _row_exponentials(x_BHTD, w_MD)
 
 
 # --------------------------------------------------------------------------- linear: attention
 
 
-def key_sums(phi_BHSM: Float[Tensor, "B H S M"], v_BHSD: Float[Tensor, "B H S D"]) -> Float[Tensor, "B H M E"]:
-    """[phi(K)^T V, phi(K)^T 1]: all that a query needs to know about the keys (S and n of Alg. 3)."""
+def _values_and_ones(v_BHSD: Tensor, mask_BS: Tensor | None) -> Float[Tensor, "B H S E"]:
+    """[V, 1], with zero rows for masked keys: that zeroes their features in every sum over keys."""
     v_BHSE = F.pad(v_BHSD, (0, 1), value=1.0)
-    return phi_BHSM.transpose(-1, -2) @ v_BHSE
+    return v_BHSE if mask_BS is None else v_BHSE.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
-def _masked_values(v_BHSD: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """Zeros where masked: a zero feature times an infinite value would be NaN."""
-    return v_BHSD if mask_BS is None else v_BHSD.masked_fill(~mask_BS[:, None, :, None], 0.0)
+def favor_key_sums(
+    k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
+) -> Float[Tensor, "B H M E"]:
+    """[phi(K)^T V, phi(K)^T 1]: all that a query needs to know about the keys (S and n of Alg. 3).
 
-
-def favor_key_sums(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> Tensor:
-    return key_sums(favor_features_key(k_BHSD, w_MD, mask_BS), _masked_values(v_BHSD, mask_BS))
-
-
-def favor_paper_key_sums(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> Tensor:
-    phi_BHSM = favor_paper_features(k_BHSD, w_MD)
-    if mask_BS is not None:
-        phi_BHSM = phi_BHSM.masked_fill(~mask_BS[:, None, :, None], 0.0)
-    return key_sums(phi_BHSM, _masked_values(v_BHSD, mask_BS))
+    The eps of phi is added here, after the sum over keys, not to each of the S * M features.
+    """
+    v_BHSE = _values_and_ones(v_BHSD, mask_BS)
+    sums_BHME = _key_exponentials(k_BHSD, w_MD, mask_BS).transpose(-1, -2) @ v_BHSE
+    return sums_BHME + _feature_eps(w_MD) * v_BHSE.sum(dim=-2, keepdim=True)
 
 
 def favor_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
-    """The query side of FAVOR+: phi(Q) S / phi(Q) n."""
-    out_BHTE = favor_features_query(q_BHTD, w_MD) @ sums_BHME
+    """The query side of FAVOR+: phi(Q) S / phi(Q) n, the eps of phi again added after the product."""
+    out_BHTE = _row_exponentials(q_BHTD, w_MD) @ sums_BHME
+    out_BHTE = out_BHTE + _feature_eps(w_MD) * sums_BHME.sum(dim=-2, keepdim=True)
     return out_BHTE[..., :-1] / out_BHTE[..., -1:].clamp_min(_TINY)
+
+
+def favor_paper_key_sums(
+    k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
+) -> Float[Tensor, "B H M E"]:
+    return favor_paper_features(k_BHSD, w_MD).transpose(-1, -2) @ _values_and_ones(v_BHSD, mask_BS)
 
 
 def favor_paper_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
