@@ -1,4 +1,4 @@
-"""The two verbs every method implements, loss(batch) and sample(observation, K), and PRISM itself."""
+"""The two verbs every method implements: loss(batch) and sample(observation, K)."""
 
 from __future__ import annotations
 

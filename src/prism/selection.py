@@ -137,7 +137,7 @@ def proxy_score(
     current = pose[None, :dims]
     first = candidates[:, 0, :dims]
     induced = current + first if action_kind == "delta" else first
-    return np.sqrt(np.mean(np.square((induced - current) / scale[:dims]), axis=-1))
+    return np.asarray(np.sqrt(np.mean(np.square((induced - current) / scale[:dims]), axis=-1)), dtype=np.float64)
 
 
 def last_action(candidates: FloatArray, previous: FloatArray, scale: FloatArray) -> FloatArray:

@@ -28,7 +28,9 @@ class SensorSpec:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SensorKind):
-            raise PrismError(f"sensor '{self.name}': unknown kind '{self.kind}'; use one of {', '.join(get_args(SensorKind))}")
+            raise PrismError(
+                f"sensor '{self.name}': unknown kind '{self.kind}'; use one of {', '.join(get_args(SensorKind))}"
+            )
         if not self.name:
             raise PrismError("a sensor needs a name")
         if any(n <= 0 for n in self.shape):
