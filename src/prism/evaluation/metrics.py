@@ -1,0 +1,67 @@
+"""The numbers we report. docs/metrics.md defines each in words; these are the definitions in code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+_Z95 = 1.959963984540054  # 97.5 % point of the standard normal
+_BOOTSTRAP_SEED = 20251115  # fixed, so that the same episodes always give the same interval
+_BOOTSTRAP_DRAWS = 10_000
+
+
+def jerk(actions: NDArray[np.floating], scale: NDArray[np.floating]) -> float:
+    """Mean Euclidean norm of the third finite difference of the executed actions (T, Da), in scaled units.
+
+        J = 1/(T-3) sum_t || (a_{t+3} - 3 a_{t+2} + 3 a_{t+1} - a_t) / scale ||_2
+
+    per control step (no division by dt^3), scale (Da,) = half the range of the demonstrations' actions.
+    Episodes of fewer than four actions have no third difference: their jerk is 0.
+    """
+    return _third_difference(np.asarray(actions, dtype=np.float64) / np.asarray(scale, dtype=np.float64))
+
+
+def physical_jerk(actions: NDArray[np.floating], fps: float) -> float:
+    """The same without scaling and divided by dt^3 = fps^-3: robot units of the command per second cubed."""
+    return _third_difference(np.asarray(actions, dtype=np.float64)) * fps**3
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """95 % Wilson score interval of a proportion: honest at 0, at 1 and for few trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    rate, z2 = successes / trials, _Z95**2
+    centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
+    half = _Z95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean over episodes, 10,000 resamples with a fixed seed."""
+    data = np.asarray(values, dtype=np.float64)
+    if len(data) == 0:
+        return 0.0, 0.0
+    rng = np.random.default_rng(_BOOTSTRAP_SEED)
+    means = data[rng.integers(len(data), size=(_BOOTSTRAP_DRAWS, len(data)))].mean(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Linear-interpolation percentile, q in [0, 100]; 0 for no values."""
+    return float(np.percentile(np.asarray(values, dtype=np.float64), q)) if len(values) else 0.0
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(np.asarray(values, dtype=np.float64))) if len(values) else 0.0
+
+
+def _third_difference(signal: FloatArray) -> float:
+    if len(signal) < 4:
+        return 0.0
+    return float(np.linalg.norm(np.diff(signal, n=3, axis=0), axis=1).mean())

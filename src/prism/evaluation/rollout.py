@@ -1,0 +1,280 @@
+"""Roll a policy out on fixed seeds, in parallel processes; the result does not depend on how many."""
+
+from __future__ import annotations
+
+import functools
+import io
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.controller import Controller, ControllerConfig
+from prism.errors import PrismError
+from prism.evaluation import metrics
+from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
+from prism.evaluation.workers import run_jobs
+from prism.policy import Policy
+from prism.sims.base import Env
+
+# Push-T's published protocol tests on 100000 + i. Demonstrations are collected from seeds that count up from 0,
+# so the same offset keeps every task's test episodes unseen.
+TEST_SEED = 100_000
+
+PolicyFactory = Callable[[], Policy]
+EnvFactory = Callable[[], Env]
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """Which episodes are run a second time with the camera on. The seeds are fixed: it is the same episode."""
+
+    videos: int = 4  # failures first among them, at most half
+    frames: int = 60  # a video, evenly over the episode
+    size: int = 208  # longer side of a frame in pixels
+    quality: int = 68  # JPEG
+
+
+@dataclass(frozen=True)
+class _Job:
+    seed: int
+    film_every: int | None = None  # steps between frames; None: no recording
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}"
+
+
+class Progress(Protocol):
+    """Called after each episode, in the order in which they end."""
+
+    def __call__(self, episode: EpisodeResult, done: int, total: int) -> None: ...
+
+
+def evaluate(
+    policy: Path | PolicyFactory,
+    task: str,
+    episodes: int = 50,
+    first_seed: int = TEST_SEED,
+    controller: ControllerConfig | None = None,
+    workers: int = 2,
+    record: RecordConfig | None = None,
+    progress: Progress | bool = True,
+    env: EnvFactory | None = None,
+) -> EvaluationResult:
+    """Episodes with seeds first_seed, first_seed + 1, ... of `task`, each by a controller seeded with the same number.
+
+    `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment
+    (both are called once in every worker). `record=None` makes no pictures.
+    """
+    if episodes < 1 or workers < 1:
+        raise PrismError(f"episodes = {episodes} and workers = {workers} must both be at least 1")
+    controller = controller or ControllerConfig()
+    load = functools.partial(_load_policy, policy) if isinstance(policy, Path) else policy
+    setup = functools.partial(_setup, load, env or functools.partial(_make_env, task), controller, record)
+    start = time.perf_counter()
+    jobs = [_Job(first_seed + i) for i in range(episodes)]
+    with _progress_bar(task, progress) as report:
+        done: list[EpisodeResult] = []
+
+        def finished(outcome: _Outcome) -> None:
+            done.append(outcome.episode)
+            report(outcome.episode, len(done), episodes)
+
+        outcomes, crashes = run_jobs(setup, jobs, workers, on_done=finished)
+    results = [outcome.episode for outcome in outcomes]
+    seconds = time.perf_counter() - start
+    hint: str | None = None
+    if record is not None and record.videos:
+        chosen = to_film(results, record.videos)
+        films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+        filmed, more = run_jobs(setup, films, workers)
+        crashes += more
+        for i, outcome in zip(chosen, filmed, strict=True):
+            # Everything but the recording stays as first measured.
+            film = outcome.episode
+            results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
+            hint = hint or outcome.rendering_hint
+    return EvaluationResult(
+        task=task,
+        policy=str(policy) if isinstance(policy, Path) else getattr(load, "__qualname__", repr(load)),
+        first_seed=first_seed,
+        fps=outcomes[0].fps,
+        controller=controller,
+        episodes=tuple(results),
+        seconds=seconds,
+        crashes=tuple(crashes),
+        rendering_hint=hint,
+        info=run_info(first_seed),
+    )
+
+
+def to_film(episodes: list[EpisodeResult], count: int) -> list[int]:
+    """Indices of the episodes worth looking at: up to half of them failures, the rest successes, lowest seeds first."""
+    failures = [i for i, episode in enumerate(episodes) if not episode.success]
+    successes = [i for i, episode in enumerate(episodes) if episode.success]
+    shown = failures[: max(count // 2, count - len(successes))]
+    return sorted(shown + successes[: count - len(shown)])
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    episode: EpisodeResult
+    fps: float
+    rendering_hint: str | None
+
+
+def _setup(
+    load: PolicyFactory, make_env: EnvFactory, config: ControllerConfig, record: RecordConfig | None
+) -> Callable[[_Job], _Outcome]:
+    """Runs once in every worker: the expensive things, made there and never sent."""
+    env = make_env()
+    policy = load()
+    available = {sensor.name for sensor in env.sensors}
+    if missing := [sensor.name for sensor in policy.spec.sensors if sensor.name not in available]:
+        raise PrismError(
+            f"task '{env.name}' has no sensor '{missing[0]}', which the policy needs (it has "
+            f"{', '.join(sorted(available))}): evaluate the policy on the task it was trained for"
+        )
+    if policy.spec.action_dim != env.action_dim:
+        raise PrismError(
+            f"task '{env.name}' takes {env.action_dim} action dimensions, the policy gives {policy.spec.action_dim}: "
+            "evaluate the policy on the task it was trained for"
+        )
+    controller = Controller(policy, config)
+    return functools.partial(_run, env, controller, record or RecordConfig())
+
+
+def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _Outcome:
+    episode = run_episode(env, controller, job.seed, record, job.film_every)
+    hint = None
+    if job.film_every is not None and not episode.frames:
+        hint = getattr(env, "rendering_hint", None) or "this environment cannot draw pictures on this machine"
+    return _Outcome(episode, env.fps, hint)
+
+
+def run_episode(
+    env: Env, controller: Controller, seed: int, record: RecordConfig | None = None, film_every: int | None = None
+) -> EpisodeResult:
+    """One episode; with `film_every`, also a picture every so many steps and the candidates of every replan."""
+    start = time.perf_counter()
+    controller.reset(seed)
+    observation = env.reset(seed)
+    vectors = [sensor.name for sensor in env.sensors if sensor.kind == "vector"]
+    seen = {name: [_vector(observation, name)] for name in vectors}
+    actions: list[NDArray[np.float32]] = []
+    frames: list[bytes] = []
+    frame_steps: list[int] = []
+    fans: list[Fan] = []
+    best, success_step = 0.0, None
+
+    def film() -> None:
+        picture = env.render()
+        if picture is not None:
+            frames.append(encode_frame(picture, record or RecordConfig()))
+            frame_steps.append(len(actions))
+
+    if film_every is not None:
+        film()
+    while True:
+        replanned = len(controller.replans)
+        action = np.clip(controller.act(observation), env.action_low, env.action_high).astype(np.float32)
+        if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
+            plan = controller.last_plan
+            where = {name: [float(x) for x in seen[name][-1]] for name in vectors}
+            fans.append(Fan(len(actions), plan.index, plan.candidates, where))
+        result = env.step(action)
+        actions.append(action)
+        observation = result.observation
+        for name in vectors:
+            seen[name].append(_vector(observation, name))
+        best = max(best, float(result.score))
+        if result.success and success_step is None:
+            success_step = len(actions)
+        if film_every is not None and (len(actions) % film_every == 0 or result.done):
+            film()
+        if result.done:
+            break
+    replans = controller.replans
+    executed = np.stack(actions)
+    return EpisodeResult(
+        seed=seed,
+        success=success_step is not None,
+        score=best,
+        steps=len(actions),
+        success_step=success_step,
+        jerk=metrics.jerk(executed, controller.scale),
+        physical_jerk=metrics.physical_jerk(executed, env.fps),
+        replans=len(replans),
+        mode_switches=sum(replan.mode_switch for replan in replans),
+        avoidable_switches=sum(replan.avoidable_switch for replan in replans),
+        modes=metrics.mean([float(replan.modes) for replan in replans]),
+        spread=metrics.mean([replan.spread for replan in replans]),
+        latency_ms=[replan.latency_ms for replan in replans],
+        seconds=time.perf_counter() - start,
+        actions=executed,
+        observations={name: np.stack(values) for name, values in seen.items()},
+        fans=fans,
+        frames=frames,
+        frame_steps=frame_steps,
+    )
+
+
+def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
+    from PIL import Image
+
+    image = Image.fromarray(picture)
+    image.thumbnail((record.size, record.size), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=record.quality, optimize=True)
+    return buffer.getvalue()
+
+
+def _vector(observation: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.float32]:
+    return np.asarray(observation[name], dtype=np.float32).copy()
+
+
+def _load_policy(path: Path) -> Policy:
+    from prism.training.checkpoint import load_policy
+
+    return load_policy(path)
+
+
+def _make_env(task: str) -> Env:
+    from prism.sims.tasks import make_env
+
+    return make_env(task)
+
+
+class _progress_bar:  # noqa: N801 - a context manager that reads as a function
+    """A bar with the running success rate; or the caller's own; or none."""
+
+    def __init__(self, task: str, progress: Progress | bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self.own = progress if callable(progress) else None
+        self.wins = 0
+        self.bar = RichProgress(
+            TextColumn("evaluate [bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("success {task.fields[success]}"),
+            TimeRemainingColumn(),
+            disable=self.own is not None or not progress,
+        )
+        self.id = self.bar.add_task(task, total=None, success="-")
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self.own or self._update
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def _update(self, episode: EpisodeResult, done: int, total: int) -> None:
+        self.wins += episode.success
+        self.bar.update(self.id, completed=done, total=total, success=f"{self.wins}/{done}")

@@ -1,0 +1,149 @@
+"""A small pool of processes that survives the death of its members.
+
+A simulator can take its process down (a segmentation fault, the out-of-memory killer), and
+concurrent.futures gives up the whole pool then. Here the dead worker is replaced, its job is run again,
+and the caller learns of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Generic, TypeVar
+
+from prism.errors import PrismError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@dataclass
+class _Slot(Generic[Job]):
+    process: SpawnProcess
+    connection: Connection
+    job: int | None = None
+
+
+def run_jobs(
+    setup: Callable[[], Callable[[Job], Result]],
+    jobs: Sequence[Job],
+    workers: int,
+    retries: int = 2,
+    on_done: Callable[[Result], None] | None = None,
+) -> tuple[list[Result], list[str]]:
+    """Results in the order of `jobs`, and a line for each crash. `setup` (picklable) runs once in each worker.
+
+    A job that raises PrismError stops everything with that error: running it again would not help. Any
+    other exception, or the death of the process, is a crash; after `retries` repetitions of the same job
+    it becomes a PrismError. Ctrl-C ends the workers before it is passed on.
+    """
+    results: dict[int, Result] = {}
+    attempts = [0] * len(jobs)
+    crashes: list[str] = []
+    pending = deque(range(len(jobs)))
+    slots: list[_Slot[Job]] = []
+    try:
+        while len(results) < len(jobs):
+            while pending and len(slots) < max(1, min(workers, len(jobs))):
+                slots.append(_start(setup))
+            for slot in slots:
+                if slot.job is None and pending:
+                    slot.job = pending.popleft()
+                    _send(slot.connection, (slot.job, jobs[slot.job]))
+            ready = wait([slot.connection for slot in slots])
+            for slot in [slot for slot in slots if slot.connection in ready]:
+                kind, value = _receive(slot)
+                if kind == "done" and slot.job is not None:
+                    results[slot.job] = value
+                    slot.job = None
+                    if on_done is not None:
+                        on_done(value)
+                    continue
+                slots.remove(slot)
+                _stop(slot)
+                if kind == "refused":
+                    raise PrismError(value)
+                if slot.job is None:  # it had nothing to do; a new one starts when there is work
+                    continue
+                attempts[slot.job] += 1
+                crashes.append(f"{jobs[slot.job]}: {value}")
+                if attempts[slot.job] > retries:
+                    raise PrismError(f"a worker died {attempts[slot.job]} times at {jobs[slot.job]}: {value}")
+                pending.appendleft(slot.job)
+    finally:
+        for slot in slots:
+            _stop(slot)
+    return [results[index] for index in range(len(jobs))], crashes
+
+
+def _start(setup: Callable[[], Callable[[Job], Result]]) -> _Slot[Job]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, setup), daemon=True)
+    saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # read by the child when it imports numpy
+    try:
+        process.start()
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    theirs.close()  # so that the death of the child is an end of file here
+    return _Slot(process, ours)
+
+
+def _send(connection: Connection, message: object) -> None:
+    try:
+        connection.send(message)
+    except (BrokenPipeError, ConnectionResetError):  # already dead: the end of file tells us in a moment
+        return
+
+
+def _receive(slot: _Slot[Job]) -> tuple[str, Any]:
+    try:
+        message: tuple[str, Any] = slot.connection.recv()
+        return message
+    except (EOFError, OSError):
+        slot.process.join(timeout=5)
+        code = slot.process.exitcode
+        reason = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+        return "crashed", f"the process ended with {reason}"
+
+
+def _stop(slot: _Slot[Job]) -> None:
+    slot.connection.close()
+    if slot.process.is_alive():
+        slot.process.terminate()
+        slot.process.join(timeout=2)
+    if slot.process.is_alive():
+        slot.process.kill()
+        slot.process.join()
+
+
+def _work(connection: Connection, setup: Callable[[], Callable[[Any], Any]]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, for all of us
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        run = setup()
+        while True:
+            try:
+                _, job = connection.recv()
+            except (EOFError, OSError):  # the parent is gone
+                return
+            connection.send(("done", run(job)))
+    except PrismError as error:
+        _send(connection, ("refused", str(error)))
+    except Exception as error:
+        _send(connection, ("crashed", f"{type(error).__name__}: {error}"))
