@@ -1,0 +1,183 @@
+"""MetaWorld v3: 50 manipulation tasks of one arm as state tasks, with their scripted experts.
+
+Protocol (DP3): 200 steps, success if any step succeeds. Actions are 4-D in [-1, 1]: a displacement of the hand
+and the closing of the gripper. Simulated time runs at 80 steps a second.
+
+A seed fixes the layout. MetaWorld's own reset has three traps that this module closes: it draws its layout from
+numpy's global state, it draws twice and keeps what the first draw left in the model, and positions in its first
+observation may predate the draw. Here the model is put back as it was loaded, both passes of the reset draw the
+same numbers from a generator of their own, and the first observation is taken after a forward pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.sensors import SensorSpec
+from prism.sims import offscreen
+from prism.sims.base import Array, StepResult
+
+SPLITS: dict[str, tuple[str, ...]] = {
+    "easy": (
+        "button-press", "button-press-topdown", "button-press-topdown-wall", "button-press-wall", "coffee-button",
+        "dial-turn", "door-close", "door-lock", "door-open", "door-unlock", "drawer-close", "drawer-open",
+        "faucet-close", "faucet-open", "handle-press", "handle-press-side", "handle-pull", "handle-pull-side",
+        "lever-pull", "plate-slide", "plate-slide-back", "plate-slide-back-side", "plate-slide-side", "reach",
+        "reach-wall", "window-close", "window-open", "peg-unplug-side",
+    ),
+    "medium": (
+        "basketball", "bin-picking", "box-close", "coffee-pull", "coffee-push", "hammer", "peg-insert-side",
+        "push-wall", "soccer", "sweep", "sweep-into",
+    ),
+    "hard": ("assembly", "hand-insert", "pick-out-of-hole", "pick-place", "push", "push-back"),
+    "very-hard": ("shelf-place", "disassemble", "stick-pull", "stick-push", "pick-place-wall"),
+}  # fmt: skip
+TASKS: tuple[str, ...] = tuple(sorted(task for split in SPLITS.values() for task in split))
+
+MAX_STEPS = 200
+FPS = 80.0
+_TWO_OBJECTS = ("hammer", "stick-pull", "stick-push")
+_HAND, _FIRST, _SECOND = slice(0, 3), slice(4, 7), slice(11, 14)  # in MetaWorld's observation
+_MODEL_ARRAYS = ("body_pos", "body_quat", "site_pos", "site_quat", "geom_pos", "geom_quat")  # what resets move
+_PICTURE = (240, 320)
+_CAMERA = "corner3"
+
+
+def object_state(observation: NDArray[np.float64], goal: NDArray[np.float64], objects: int) -> NDArray[np.float32]:
+    """Object(s), goal, and the differences a policy needs, (39,), (3,) -> (15,) or (27,), metres.
+
+    Left out of MetaWorld's 14 object numbers: its padding zeros, and orientations, which no scripted expert reads
+    and which carry solver noise of 1e-5 that normalisation would blow up. Rounded to 0.1 mm for the same reason:
+    what stands still is then exactly constant.
+    """
+    hand, first = observation[_HAND], observation[_FIRST]
+    parts = [first, goal, first - hand, goal - first, goal - hand]
+    if objects == 2:
+        second = observation[_SECOND]
+        parts += [second, second - hand, second - first, goal - second]
+    return np.round(np.concatenate(parts), 4).astype(np.float32) + np.float32(0)  # -0.0 -> 0.0
+
+
+def _load(task: str) -> Any:
+    """The MetaWorld environment itself, goal visible, layouts drawn from a generator that reset() installs."""
+    try:
+        from metaworld.env_dict import ENV_CLS_MAP
+    except ImportError as error:
+        raise PrismError(f"MetaWorld is not installed ({error.name}): pip install 'prism-policy[sims]'") from error
+    env = ENV_CLS_MAP[f"{task}-v3"]()
+    env.__dict__.pop("sawyer_observation_space", None)  # cached for the hidden goal
+    env._partially_observable = False
+    env._set_task_called = True
+    env._freeze_rand_vec = False
+    env.seeded_rand_vec = True
+    return env
+
+
+class MetaWorldEnv:
+    """One MetaWorld task; sensors `proprio` (hand xyz, gripper opening) and `object_state`."""
+
+    def __init__(self, task: str, max_steps: int = MAX_STEPS) -> None:
+        if task not in TASKS:
+            raise PrismError(f"MetaWorld has no task '{task}': see prism.sims.metaworld.TASKS")
+        self._env = _load(task)
+        if not 1 <= max_steps <= self._env.max_path_length:
+            raise PrismError(f"max_steps {max_steps} is out of range: 1 to {self._env.max_path_length} for {task}")
+        self.task = task
+        self.name = f"metaworld-{task}"
+        self._objects = 2 if task in _TWO_OBJECTS else 1
+        self.sensors = (
+            SensorSpec("proprio", "vector", (4,)),
+            SensorSpec("object_state", "vector", (27 if self._objects == 2 else 15,)),
+        )
+        self.action_dim = 4
+        self.action_low = np.full(4, -1.0, dtype=np.float32)
+        self.action_high = np.full(4, 1.0, dtype=np.float32)
+        self.fps = FPS
+        self.max_steps = max_steps
+        self._pristine = {name: getattr(self._env.model, name).copy() for name in _MODEL_ARRAYS}
+        self._renderer: offscreen.OffscreenRenderer | None = None
+        self._raw: NDArray[np.float64] | None = None
+        self._steps = 0
+
+    def reset(self, seed: int) -> dict[str, Array]:
+        import mujoco
+
+        env = self._env
+        for name, values in self._pristine.items():
+            getattr(env.model, name)[:] = values
+        env.curr_path_length = 0
+        env._did_see_sim_exception = False
+        for _ in range(2):  # the first pass moves the model, the second starts from the model so moved
+            env.np_random = np.random.default_rng(seed)
+            mujoco.mj_resetData(env.model, env.data)
+            env.reset_model()
+        mujoco.mj_forward(env.model, env.data)
+        now = env._get_curr_obs_combined_no_goal()
+        env._prev_obs = now
+        self._raw = np.concatenate([now, now, env._get_pos_goal()])
+        self._steps = 0
+        return self._observe(self._raw)
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        if self._raw is None:
+            raise PrismError(f"{self.name}: call reset(seed) before step(action)")
+        if self._steps >= self.max_steps:
+            raise PrismError(f"{self.name}: the episode is over after {self.max_steps} steps; call reset(seed)")
+        action = np.asarray(action, dtype=np.float32)
+        if action.shape != (4,) or not np.isfinite(action).all():
+            raise PrismError(f"{self.name}: an action is 4 finite numbers, not {action!r}")
+        self._raw, _, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
+        # MetaWorld clips the goal it shows to a box that some tasks' goals leave; the real one is the same all along
+        self._raw[36:39] = self._env._get_pos_goal()
+        self._steps += 1
+        success = bool(info["success"] > 0)
+        return StepResult(
+            self._observe(self._raw), float(success), success, done=success or self._steps >= self.max_steps
+        )
+
+    def _observe(self, raw: NDArray[np.float64]) -> dict[str, Array]:
+        return {"proprio": raw[:4].astype(np.float32), "object_state": object_state(raw, raw[36:39], self._objects)}
+
+    def state(self) -> NDArray[np.float64]:
+        """MetaWorld's own observation (39,): hand, gripper, objects, the same one step ago, goal."""
+        if self._raw is None:
+            raise PrismError(f"{self.name}: call reset(seed) before state()")
+        return self._raw.copy()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        if offscreen.backend() is None:
+            return None
+        if self._renderer is None:
+            self._renderer = offscreen.OffscreenRenderer(self._env.model, *_PICTURE, _CAMERA)
+        return self._renderer.render(self._env.data)
+
+    def close(self) -> None:
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+        self._env.close()
+
+
+class MetaWorldExpert:
+    """MetaWorld's scripted policy for the task; deterministic, reads only the observation it was written for."""
+
+    def __init__(self, env: MetaWorldEnv) -> None:
+        from metaworld.policies import ENV_POLICY_MAP
+
+        self._env = env
+        self._make = ENV_POLICY_MAP[f"{env.task}-v3"]
+        self._policy = self._make()
+
+    def reset(self, seed: int) -> None:
+        self._policy = self._make()  # nothing random in it; a fresh one has no memory of the last episode
+
+    def act(self) -> NDArray[np.float32]:
+        with warnings.catch_warnings():  # the experts warn about their own gains; their actions are clipped here
+            warnings.simplefilter("ignore")
+            action = self._policy.get_action(self._env.state())
+        return np.clip(np.asarray(action), -1.0, 1.0).astype(np.float32)

@@ -1,0 +1,125 @@
+"""MuJoCo pictures without a display: which OpenGL back end works here, and a cheap renderer on top of it.
+
+A broken GL driver can end the whole process, so each back end is tried in a child process, once, on first use.
+Nothing here runs until somebody asks for a picture.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+INSTALL_LINE = "apt-get install libosmesa6"
+_BACKENDS = ("osmesa", "egl")  # software first: the same pixels on every machine
+_OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's own words
+_PROBE_SECONDS = 60.0
+
+_PROBE = """
+import importlib, sys
+import mujoco
+context = importlib.import_module("mujoco." + sys.argv[1]).GLContext(16, 16)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), 100)
+"""
+
+
+def candidates() -> tuple[str, ...]:
+    """The back ends worth trying: the user's MUJOCO_GL if it names one, else all of them."""
+    wanted = os.environ.get("MUJOCO_GL", "").strip().lower()
+    if wanted in _OFF:
+        return ()
+    return (wanted,) if wanted in _BACKENDS else _BACKENDS
+
+
+def _works(backend: str) -> bool:
+    environment = {**os.environ, "MUJOCO_GL": "disable"}  # the probe names its own back end
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PROBE, backend],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return probe.returncode == 0
+
+
+@functools.cache
+def backend() -> str | None:
+    """The first back end that draws on this machine, or None."""
+    return next((name for name in candidates() if _works(name)), None)
+
+
+def rendering_hint() -> str | None:
+    """None where pictures of MuJoCo scenes work; otherwise the one line that makes them work."""
+    if backend() is not None:
+        return None
+    if not candidates():
+        return "pictures of MuJoCo scenes are switched off: unset MUJOCO_GL"
+    return f"no pictures of MuJoCo scenes on this machine; to get them: {INSTALL_LINE}"
+
+
+class OffscreenRenderer:
+    """Draws one camera of a MuJoCo model at (height, width); quality settings chosen for speed.
+
+    No multisampling, shadows, reflections or sky box: about ten times faster in software. The settings are made on
+    the model before the GL context exists, because MuJoCo reads them only then.
+    """
+
+    def __init__(self, model: Any, height: int, width: int, camera: str) -> None:
+        import mujoco
+
+        self._gl: Any = None
+        name = backend()
+        assert name is not None, "ask backend() first"
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 0
+        model.vis.global_.offheight = max(height, 1)
+        model.vis.global_.offwidth = max(width, 1)
+        self._mujoco = mujoco
+        self._model = model
+        self._gl = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
+        self._gl.make_current()
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        self._scene = mujoco.MjvScene(model, maxgeom=2000)
+        for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX", "mjRND_HAZE"):
+            self._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = False
+        self._option = mujoco.MjvOption()
+        self._camera = mujoco.MjvCamera()
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+        assert self._camera.fixedcamid >= 0, camera
+        self._rectangle = mujoco.MjrRect(0, 0, width, height)
+        self._pixels = np.empty((height, width, 3), dtype=np.uint8)
+
+    def render(self, data: Any) -> NDArray[np.uint8]:
+        mujoco = self._mujoco
+        self._gl.make_current()
+        mujoco.mjv_updateScene(
+            self._model, data, self._option, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
+        )
+        mujoco.mjr_render(self._rectangle, self._scene, self._context)
+        mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
+        return self._pixels[::-1].copy()  # OpenGL's first row is the lowest
+
+    def close(self) -> None:
+        if self._gl is not None:
+            self._gl.make_current()
+            self._context.free()
+            self._gl.free()
+            self._gl = None
+
+    def __del__(self) -> None:
+        # Not left to MuJoCo's own clean-up: that would delete GL objects of whichever context is current then
+        self.close()

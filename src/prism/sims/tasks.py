@@ -1,0 +1,50 @@
+"""Task names -> environments and experts. A new simulator adds one line to each function."""
+
+from __future__ import annotations
+
+import difflib
+from typing import get_args
+
+from prism.errors import PrismError
+from prism.sims import metaworld
+from prism.sims.base import Env, Expert
+from prism.sims.pusht_features import Variant
+
+_PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v in get_args(Variant)}
+
+
+def task_names() -> tuple[str, ...]:
+    """Every task that make_env knows; needs no simulator installed."""
+    return (*_PUSHT, *(f"metaworld-{task}" for task in metaworld.TASKS))
+
+
+def make_env(name: str) -> Env:
+    if name in _PUSHT:
+        from prism.sims.pusht import PushTEnv
+
+        return PushTEnv(_PUSHT[name])
+    if name in task_names():
+        return metaworld.MetaWorldEnv(name.removeprefix("metaworld-"))
+    raise _unknown(name)
+
+
+def make_expert(name: str, env: Env) -> Expert:
+    """The expert of a task, acting in `env`, which make_env(name) made."""
+    if name not in task_names():
+        raise _unknown(name)
+    if env.name != name:
+        raise PrismError(f"the expert of '{name}' cannot act in '{env.name}': pass make_env('{name}')")
+    if isinstance(env, metaworld.MetaWorldEnv):
+        return metaworld.MetaWorldExpert(env)
+    from prism.sims.pusht import PushTEnv
+    from prism.sims.pusht_expert import PushTExpert
+
+    assert isinstance(env, PushTEnv)
+    return PushTExpert(env)
+
+
+def _unknown(name: str) -> PrismError:
+    close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
+    close = close or difflib.get_close_matches(f"metaworld-{name}", task_names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(task_names()[:4])}"
+    return PrismError(f"unknown task '{name}': {hint}")
