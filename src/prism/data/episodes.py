@@ -58,6 +58,11 @@ class EpisodeSource(Protocol):
         """(E,) steps of each episode, all positive."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader guessed or left out, one sentence each: shown to the user, never silent."""
+        ...
+
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
     ) -> Episode:
@@ -119,6 +124,10 @@ class SensorSubset:
     def lengths(self) -> IntArray:
         return self.source.lengths
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.source.notes
+
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
     ) -> Episode:
@@ -129,3 +138,41 @@ class SensorSubset:
 def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
     """The same dataset with only the named sensors (PrismError for one that it lacks)."""
     return SensorSubset(source, wanted_sensors(source, names))
+
+
+class FiniteCheck:
+    """Raises one PrismError, naming file, key, episode and step, at the first NaN or infinity of a (N, D) array.
+
+    Rows arrive in chunks, in order; a row whose sensor was absent may hold anything.
+    """
+
+    def __init__(self, where: str, lengths: IntArray) -> None:
+        self._where, self._ends, self._row = where, np.cumsum(lengths), 0
+
+    def add(self, rows: Array, present: BoolArray | None = None) -> None:
+        good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+        if present is not None:
+            good |= ~present
+        if not good.all():
+            row = self._row + int(np.argmin(good))
+            episode = int(np.searchsorted(self._ends, row, side="right"))
+            step = row - (int(self._ends[episode - 1]) if episode else 0)
+            raise PrismError(
+                f"{self._where}: NaN or infinity in episode {episode}, step {step}; mend it or leave that episode out"
+            )
+        self._row += len(rows)
+
+
+def checked_ends(ends: object, where: str) -> IntArray:
+    """Cumulative episode ends as int64: a non-empty list of integers, positive and strictly increasing."""
+    usable = isinstance(ends, np.ndarray) or (isinstance(ends, list) and all(type(end) is int for end in ends))
+    array = np.asarray(ends) if usable else np.empty(0)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise PrismError(f"{where} must be a list of integers with one entry an episode; record the dataset again")
+    cumulative: IntArray = array.astype(np.int64)
+    lengths = np.diff(cumulative, prepend=0)
+    if (lengths <= 0).any():
+        episode = int(np.argmax(lengths <= 0))
+        what = "is empty" if lengths[episode] == 0 else "ends before it starts"
+        raise PrismError(f"{where}: episode {episode} {what} (ends must increase); leave that episode out")
+    return cumulative

@@ -22,7 +22,17 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
-from prism.data.episodes import Array, BoolArray, Episode, IntArray, check_slice, stream_dtype, wanted_sensors
+from prism.data.episodes import (
+    Array,
+    BoolArray,
+    Episode,
+    FiniteCheck,
+    IntArray,
+    check_slice,
+    checked_ends,
+    stream_dtype,
+    wanted_sensors,
+)
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
@@ -36,6 +46,8 @@ _REQUIRED = ("format_version", "task", "fps", "sensors", "action_dim", "episode_
 
 class StoreSource:
     """A dataset in the project's own format. Opening it checks everything but the pixels."""
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -67,17 +79,10 @@ class StoreSource:
         return StoreSource, (self.path,)
 
     def _check_finite(self, file: Path, values: Array, present: BoolArray | None) -> None:
+        check = FiniteCheck(str(file), self.lengths)
         for start in range(0, len(values), _CHECK_ROWS):
-            good = np.isfinite(values[start : start + _CHECK_ROWS]).all(axis=1)
-            if present is not None:
-                good |= ~present[start : start + _CHECK_ROWS]
-            if not good.all():
-                row = start + int(np.argmin(good))
-                episode = int(np.searchsorted(self._starts, row, side="right")) - 1
-                step = row - int(self._starts[episode])
-                raise PrismError(
-                    f"{file}: NaN or infinity in episode {episode}, step {step}; mend it or leave that episode out"
-                )
+            part = slice(start, start + _CHECK_ROWS)
+            check.add(values[part], None if present is None else present[part])
 
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
@@ -160,20 +165,6 @@ def check_sensors(sensors: Sequence[SensorSpec]) -> None:
             raise PrismError(f"sensor name '{name}' is reserved; choose another")
         if names.count(name) > 1:
             raise PrismError(f"two sensors are named '{name}'; rename one")
-
-
-def checked_ends(ends: object, where: str) -> IntArray:
-    """Cumulative episode ends as int64: a non-empty list of integers, positive and strictly increasing."""
-    array = np.asarray(ends if isinstance(ends, np.ndarray | list) else [], dtype=None if ends else np.int64)
-    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
-        raise PrismError(f"{where} must be a list of integers with one entry an episode; record the dataset again")
-    array = array.astype(np.int64)
-    lengths = np.diff(array, prepend=0)
-    if (lengths <= 0).any():
-        episode = int(np.argmax(lengths <= 0))
-        what = "is empty" if lengths[episode] == 0 else "ends before it starts"
-        raise PrismError(f"{where}: episode {episode} {what} (ends must increase); leave that episode out")
-    return array
 
 
 def _map(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
 
 DEFAULT_CACHE_BYTES = 256 * 2**20
+LazyStreams = tuple[dict[str, Array], dict[str, BoolArray]]  # values and presence by sensor name
 _CHUNK = 8192  # steps read together when filling the cache
 
 
@@ -62,13 +63,20 @@ class Windows:
         self._present: dict[str, BoolArray] = {}
         if self._cached:
             self._fill_cache(vectors)
-        self._lazy: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
+        self.lazy_sensors: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, indices: IntArray) -> Batch:
-        """Windows `indices` (B,), in that order: streams (B, To, ...), actions (B, Tp, Da)."""
+    def __getstate__(self) -> dict[str, object]:
+        # A worker process only ever calls read_lazy: it gets no copy of what is in memory here.
+        return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None}
+
+    def batch(self, indices: IntArray, lazy: LazyStreams | None = None) -> Batch:
+        """Windows `indices` (B,), in that order: streams (B, To, ...), actions (B, Tp, Da).
+
+        `lazy` is what `read_lazy` gave for the same indices, where another process has read it.
+        """
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
             raise IndexError(f"window indices must be in 0..{len(self) - 1}")
@@ -88,8 +96,10 @@ class Windows:
                 present[name] = torch.from_numpy(here)
         else:
             actions = self._read_actions(which, indices - first[:, 0])
-        if self._lazy:
-            self._read_streams(which, indices - first[:, 0], streams, present)
+        if self.lazy_sensors:
+            read, read_present = self.read_lazy(indices) if lazy is None else lazy
+            streams |= {name: torch.from_numpy(array) for name, array in read.items()}
+            present |= {name: torch.from_numpy(mask) for name, mask in read_present.items()}
         order = [sensor.name for sensor in self.source.sensors]
         observation = Observation({n: streams[n] for n in order}, {n: present[n] for n in order})
         return Batch(observation, torch.from_numpy(actions), torch.from_numpy(valid))
@@ -120,13 +130,14 @@ class Windows:
             actions[row, len(part) :] = part[-1]
         return actions
 
-    def _read_streams(
-        self, which: IntArray, steps: IntArray, streams: dict[str, Tensor], present: dict[str, Tensor]
-    ) -> None:
-        names = [sensor.name for sensor in self._lazy]
-        shape = (len(steps), self.obs_horizon)
-        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), stream_dtype(s)) for s in self._lazy}
+    def read_lazy(self, indices: IntArray) -> LazyStreams:
+        """The streams of those windows that are not in memory: values (B, To, ...) and presence (B, To)."""
+        names = [sensor.name for sensor in self.lazy_sensors]
+        shape = (len(indices), self.obs_horizon)
+        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), stream_dtype(s)) for s in self.lazy_sensors}
         masks = {name: np.ones(shape, np.bool_) for name in names}
+        which = np.searchsorted(self._ends, indices, side="right")
+        steps = indices - self._starts[which]
         for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
             start = max(step + 1 - self.obs_horizon, 0)
             pad = self.obs_horizon - (step + 1 - start)
@@ -137,8 +148,7 @@ class Windows:
                 if name in part.present:
                     masks[name][row, pad:] = part.present[name]
                     masks[name][row, :pad] = part.present[name][0]
-        streams |= {name: torch.from_numpy(values[name]) for name in names}
-        present |= {name: torch.from_numpy(masks[name]) for name in names}
+        return values, masks
 
 
 def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, IntArray]:

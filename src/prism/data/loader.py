@@ -1,0 +1,186 @@
+"""Which windows make up training step s, and having them ready in time.
+
+The order is a function of (seed, step) alone: a resumed run asks for step s and gets the batch that an
+uninterrupted one would have got.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+
+from prism.data.episodes import IntArray
+from prism.data.windows import LazyStreams, Windows
+from prism.errors import PrismError
+from prism.types import Batch
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """Shuffled windows, epoch after epoch. No window comes twice in an epoch; the windows that do not
+    fill a last batch are left out of that epoch (each epoch leaves out others).
+
+    With several ranks, `batch_size` is the global batch and each rank takes its contiguous share.
+    """
+
+    num_windows: int
+    batch_size: int
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    _last: dict[int, IntArray] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.num_windows < 1 or self.batch_size < 1 or self.seed < 0:
+            raise PrismError(
+                f"batches need windows ({self.num_windows}), a size ({self.batch_size}) and a seed ({self.seed}) >= 0"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise PrismError(f"rank {self.rank} is not one of {self.world_size}")
+        if self.batch_size % self.world_size or self.num_windows < self.world_size:
+            raise PrismError(
+                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows evenly"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(self.num_windows // self.batch_size, 1)
+
+    def epoch(self, step: int) -> int:
+        return step // self.steps_per_epoch
+
+    def indices(self, step: int) -> IntArray:
+        """The windows of training step `step` (from 0) for this rank."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = self._order(epoch)
+        # A dataset smaller than a batch is one batch; ranks still get equal shares.
+        size = min(self.batch_size, self.num_windows // self.world_size * self.world_size)
+        share = size // self.world_size
+        start = position * self.batch_size + self.rank * share
+        return order[start : start + share]
+
+    def _order(self, epoch: int) -> IntArray:
+        order = self._last.get(epoch)
+        if order is None:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_windows).astype(np.int64)
+            while len(self._last) > 1:  # two: a prefetching reader is at most one epoch ahead
+                self._last.pop(next(iter(self._last)))
+            self._last[epoch] = order
+        return order
+
+
+_worker_windows: Windows | None = None  # in a worker process: what it reads from
+
+
+def _start_worker(windows: Windows) -> None:
+    global _worker_windows
+    _worker_windows = windows
+
+
+def _work(indices: IntArray) -> LazyStreams:
+    assert _worker_windows is not None
+    return _worker_windows.read_lazy(indices)
+
+
+class Loader:
+    """Batches of `order`, from `start_step` on, without end, prepared ahead of their use.
+
+    Windows that are in memory are cut at once, in the caller's thread: that takes less than handing
+    them over. Where pixels must be read, one thread keeps `depth` batches ready, or `workers`
+    processes do. Either way the batches come in the order of the steps.
+    """
+
+    def __init__(
+        self, windows: Windows, order: BatchOrder, start_step: int = 0, workers: int = 0, depth: int = 3
+    ) -> None:
+        if workers < 0 or depth < 1 or start_step < 0:
+            raise PrismError(f"workers ({workers}) and start_step ({start_step}) must be >= 0, depth ({depth}) >= 1")
+        if order.num_windows != len(windows):
+            raise PrismError(f"the order is over {order.num_windows} windows, the dataset has {len(windows)}")
+        self._windows, self._order, self._step = windows, order, start_step
+        self._thread: threading.Thread | None = None
+        self._pool: ProcessPoolExecutor | None = None
+        self._pending: deque[Future[LazyStreams]] = deque()
+        self._ahead = depth + workers
+        self._closed = threading.Event()
+        self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=depth)
+        if not windows.lazy_sensors:
+            return
+        if workers:
+            import multiprocessing
+
+            # Not "fork": this process has threads of torch and zarr, whose locks a fork would copy.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(windows,))
+        else:
+            self._thread = threading.Thread(target=self._fill, args=(start_step,), daemon=True, name="prism-loader")
+            self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._closed.is_set():
+            raise StopIteration
+        batch = self._from_pool() if self._pool else self._from_thread() if self._thread else self._make(self._step)
+        self._step += 1
+        return batch
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._thread is not None:
+            while self._thread.is_alive():  # it may be waiting for a free place
+                _drain(self._ready)
+                self._thread.join(timeout=0.05)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _make(self, step: int) -> Batch:
+        return self._windows.batch(self._order.indices(step))
+
+    def _fill(self, step: int) -> None:
+        while not self._closed.is_set():
+            try:
+                self._ready.put(self._make(step))
+            except BaseException as error:  # handed to the caller, who raises it
+                self._ready.put(error)
+                return
+            step += 1
+
+    def _from_thread(self) -> Batch:
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            self.close()
+            raise item
+        return item
+
+    def _from_pool(self) -> Batch:
+        assert self._pool is not None
+        while len(self._pending) < self._ahead:
+            step = self._step + len(self._pending)
+            self._pending.append(self._pool.submit(_work, self._order.indices(step)))
+        lazy = self._pending.popleft().result()
+        return self._windows.batch(self._order.indices(self._step), lazy)
+
+
+def _drain(items: queue.Queue[Batch | BaseException]) -> None:
+    while True:
+        try:
+            items.get_nowait()
+        except queue.Empty:
+            return
