@@ -214,20 +214,18 @@ def favor_paper_attention(
 
 
 def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) -> Resolved:
-    """Resolve `auto` to the cheaper of exact and linear attention for these lengths.
+    """Resolve `auto` to the cheaper of exact and linear attention: exact if T S <= c(D) (T + S) M.
 
-    Work a head, in multiply-adds weighted by what `prism bench attention` measures: exact
-    T * S * (2 D + c), linear (T + S) * M * (2 D + c). The same weight on both sides cancels, which
-    leaves T * S against (T + S) * M; the linear one also pays for its separate passes over memory.
+    T S and (T + S) M count the entries each one computes; c is what an entry of the linear one costs
+    in entries of the exact one, 1.4 + 14 / D as measured by `prism bench attention` (one core,
+    forward, float32): the exact kernel stays in cache, and the narrower the head the more that
+    saves. Only lengths decide, never the mode: a policy must be the same function in training and use.
     """
     if kind != "auto":
         return kind
-    exact = queries * keys
-    linear = _LINEAR_OVERHEAD * (queries + keys) * features
-    return "softmax" if exact <= linear else "favor"
-
-
-_LINEAR_OVERHEAD = 1.5
+    exact_entries = queries * keys
+    linear_entries = (queries + keys) * features
+    return "softmax" if exact_entries <= (1.4 + 14.0 / head_dim) * linear_entries else "favor"
 
 
 # --------------------------------------------------------------------------- module
