@@ -46,7 +46,7 @@ class BatchOrder:
             raise PrismError(f"rank {self.rank} is not one of {self.world_size}")
         if self.batch_size % self.world_size or self.num_windows < self.world_size:
             raise PrismError(
-                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows evenly"
+                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows"
             )
 
     @property

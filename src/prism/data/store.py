@@ -8,10 +8,7 @@ actions.npy           (N, Da) float32: all episodes, one behind the other
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,19 +26,15 @@ from prism.data.episodes import (
     FiniteCheck,
     IntArray,
     check_slice,
-    checked_ends,
     stream_dtype,
     wanted_sensors,
 )
+from prism.data.files import hidden_beside, reason, sync, sync_folder
+from prism.data.manifest import ACTIONS, MANIFEST, PRESENT, Manifest, check_sensors, read_manifest
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
-FORMAT_VERSION = 1
-MANIFEST = "dataset.json"
-ACTIONS = "actions"
-PRESENT = ".present"
 _CHECK_ROWS = 65536  # rows looked at together when searching for NaN
-_REQUIRED = ("format_version", "task", "fps", "sensors", "action_dim", "episode_ends")
 
 
 class StoreSource:
@@ -51,13 +44,9 @@ class StoreSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        manifest = _read_manifest(path / MANIFEST)
-        self.task: str = manifest["task"]
-        self.fps: float = manifest["fps"]
-        self.action_dim: int = manifest["action_dim"]
-        self.sensors: tuple[SensorSpec, ...] = manifest["sensors"]
-        self.provenance: dict[str, Any] = manifest["provenance"]
-        ends: IntArray = manifest["episode_ends"]
+        manifest = read_manifest(path / MANIFEST)
+        self.task, self.fps, self.action_dim = manifest.task, manifest.fps, manifest.action_dim
+        self.sensors, self.provenance, ends = manifest.sensors, manifest.provenance, manifest.episode_ends
         self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         self.lengths: IntArray = ends - self._starts
         rows = int(ends[-1])
@@ -101,72 +90,6 @@ def is_store(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def _read_manifest(file: Path) -> dict[str, Any]:
-    """dataset.json with every field checked and converted, `provenance` filled in when absent."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PrismError(f"{file}: not found; a prism dataset is a folder that holds it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PrismError(
-            f"{file}: not readable as JSON ({_short(error)}); collect or convert the dataset again"
-        ) from None
-    if not isinstance(data, dict):
-        raise PrismError(f"{file}: holds a {type(data).__name__}, not a JSON object; collect or convert it again")
-    version = data.get("format_version")
-    if version is not None and version != FORMAT_VERSION:
-        raise PrismError(
-            f"{file}: 'format_version' is {version!r}, this prism reads {FORMAT_VERSION}; use the prism that wrote it"
-        )
-    if missing := [key for key in _REQUIRED if key not in data]:
-        raise PrismError(f"{file}: key '{missing[0]}' is missing; collect or convert the dataset again")
-    fps, action_dim, task = data["fps"], data["action_dim"], data["task"]
-    if not isinstance(task, str):
-        raise PrismError(f"{file}: 'task' must be text, not {task!r}; mend the file")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):
-        raise PrismError(f"{file}: 'fps' must be a positive number of steps a second, not {fps!r}; mend the file")
-    if isinstance(action_dim, bool) or not isinstance(action_dim, int) or action_dim <= 0:
-        raise PrismError(f"{file}: 'action_dim' must be a positive integer, not {action_dim!r}; mend the file")
-    provenance = data.get("provenance") or {}
-    if not isinstance(provenance, dict):
-        raise PrismError(f"{file}: 'provenance' must be a JSON object, not {provenance!r}; mend the file")
-    return {
-        "task": task,
-        "fps": float(fps),
-        "action_dim": action_dim,
-        "sensors": _read_sensors(file, data["sensors"]),
-        "episode_ends": checked_ends(data["episode_ends"], f"{file}: 'episode_ends'"),
-        "provenance": provenance,
-    }
-
-
-def _read_sensors(file: Path, data: object) -> tuple[SensorSpec, ...]:
-    if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
-        raise PrismError(f"{file}: 'sensors' must be a list of sensor specs; collect or convert the dataset again")
-    try:
-        sensors = tuple(SensorSpec.from_json(entry) for entry in data)
-        check_sensors(sensors)
-    except PrismError as error:
-        raise PrismError(f"{file}: 'sensors': {error}") from None
-    except (TypeError, ValueError) as error:
-        raise PrismError(f"{file}: 'sensors': {_short(error)}; collect or convert the dataset again") from None
-    return sensors
-
-
-def check_sensors(sensors: Sequence[SensorSpec]) -> None:
-    """At least one sensor, each with a name of its own that can be a file name."""
-    if not sensors:
-        raise PrismError("a dataset needs at least one sensor")
-    names = [sensor.name for sensor in sensors]
-    for name in names:
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", name):
-            raise PrismError(f"sensor name {name!r}: use letters, digits, '_', '-' and '.' only")
-        if name == ACTIONS or name.endswith(PRESENT):
-            raise PrismError(f"sensor name '{name}' is reserved; choose another")
-        if names.count(name) > 1:
-            raise PrismError(f"two sensors are named '{name}'; rename one")
-
-
 def _map(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """A read-only memory map of exactly this shape and type; pickled objects are refused by numpy."""
     try:
@@ -175,7 +98,7 @@ def _map(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
         raise PrismError(f"{file}: not found, but {MANIFEST} names it; collect or convert the dataset again") from None
     except Exception as error:  # numpy raises many kinds on a damaged header
         raise PrismError(
-            f"{file}: truncated or not a .npy file ({_short(error)}); collect or convert the dataset again"
+            f"{file}: truncated or not a .npy file ({reason(error)}); collect or convert the dataset again"
         ) from None
     if not isinstance(array, np.memmap) or array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
         found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "an archive"
@@ -185,10 +108,6 @@ def _map(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
     if file.stat().st_size != int(array.offset) + array.nbytes:
         raise PrismError(f"{file}: has bytes behind the array; collect or convert the dataset again")
     return array
-
-
-def _short(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:120]
 
 
 class DatasetWriter:
@@ -226,7 +145,7 @@ class DatasetWriter:
         self.provenance = dict(provenance or {})
         self._ends: list[int] = []
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temp = self.path.parent / f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        self._temp = hidden_beside(self.path)
         self._temp.mkdir()
         self._files: dict[str, IO[bytes]] = {}
         self._present: dict[str, list[BoolArray]] = {}
@@ -286,7 +205,7 @@ class DatasetWriter:
         if self.path.exists():  # overwrite: the old dataset disappears only after the new one is complete
             os.replace(self.path, old)
         os.replace(self._temp, self.path)
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
         shutil.rmtree(old, ignore_errors=True)
 
     def abandon(self) -> None:
@@ -328,27 +247,20 @@ class DatasetWriter:
             file.seek(0)
             # numpy pads the header so that a longer first axis fits in the same space.
             _write_header(file, (self._ends[-1], *shape), dtype)
-            _sync(file)
+            sync(file)
             file.close()
         for name, masks in self._present.items():
             mask = np.concatenate(masks)
             if not mask.all():
                 with (self._temp / f"{name}{PRESENT}.npy").open("wb") as file:
                     np.save(file, mask, allow_pickle=False)
-                    _sync(file)
-        manifest = {
-            "format_version": FORMAT_VERSION,
-            "task": self.task,
-            "fps": self.fps,
-            "sensors": [sensor.to_json() for sensor in self.sensors],
-            "action_dim": self.action_dim,
-            "episode_ends": self._ends,
-            "provenance": self.provenance,
-        }
+                    sync(file)
+        ends = np.array(self._ends, np.int64)
+        manifest = Manifest(self.task, self.fps, self.sensors, self.action_dim, ends, self.provenance)
         with (self._temp / MANIFEST).open("wb") as file:
-            file.write(json.dumps(manifest, indent=1).encode())
-            _sync(file)
-        _sync_folder(self._temp)
+            file.write(manifest.to_json().encode())
+            sync(file)
+        sync_folder(self._temp)
 
 
 def _checked_stream(sensor: SensorSpec, values: ArrayLike, length: int, present: BoolArray | None, where: str) -> Array:
@@ -373,16 +285,3 @@ def _require_finite(values: Array, where: str) -> None:
 def _write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(file, header)
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

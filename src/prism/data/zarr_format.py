@@ -28,6 +28,7 @@ from prism.data.episodes import (
     checked_ends,
     wanted_sensors,
 )
+from prism.data.files import reason
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
@@ -127,9 +128,8 @@ class ZarrSource:
         try:
             values: Array = array[start:stop]
         except Exception as error:  # each codec and store fails with exceptions of its own
-            reason = (str(error) or type(error).__name__).splitlines()[0][:100]
             raise PrismError(
-                f"{self.path}: 'data/{key}' cannot be decoded near step {start} ({reason}); {_AGAIN}"
+                f"{self.path}: 'data/{key}' cannot be decoded near step {start} ({reason(error)}); {_AGAIN}"
             ) from None
         return values
 
@@ -212,8 +212,7 @@ def _open(path: Path) -> tuple[dict[str, Any], IntArray]:
     except PrismError:
         raise
     except Exception as error:  # damaged metadata surfaces as KeyError, JSON errors, zip errors, ...
-        reason = (str(error) or type(error).__name__).splitlines()[0][:100]
-        raise PrismError(f"{path}: not readable as zarr ({reason}); {_AGAIN}") from None
+        raise PrismError(f"{path}: not readable as zarr ({reason(error)}); {_AGAIN}") from None
 
 
 def _root_in_zip(path: Path) -> str:

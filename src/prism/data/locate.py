@@ -1,0 +1,172 @@
+"""Where named datasets are, and how to get the public ones.
+
+| name         | what it is                                                        |
+| ------------ | ----------------------------------------------------------------- |
+| pusht-human  | Diffusion Policy's 206 human demonstrations of Push-T (MIT)       |
+| pusht-expert | demonstrations of this project's own expert, inside the package   |
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from importlib.resources import files
+from pathlib import Path
+
+from prism.data.files import hidden_beside, reason, sync
+from prism.errors import PrismError
+
+Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
+
+
+@dataclass(frozen=True)
+class Download:
+    dataset: str  # what find_dataset calls it
+    url: str
+    file: str  # the name it is kept under
+    max_bytes: int
+
+
+DOWNLOADS = {
+    "pusht": Download(
+        dataset="pusht-human",
+        url="https://diffusion-policy.cs.columbia.edu/data/training/pusht.zip",
+        file="pusht_cchi_v7_replay.zarr.zip",
+        max_bytes=200_000_000,  # it is about 31 MB
+    )
+}
+# Places inside a data folder where the dataset may be: as downloaded here, or as unpacked by hand.
+_PLACES = {
+    "pusht-human": (
+        "pusht_cchi_v7_replay.zarr.zip",
+        "pusht_cchi_v7_replay.zarr",
+        "pusht/pusht_cchi_v7_replay.zarr",
+        "pusht.zip",
+    )
+}
+_SHIPPED = {"pusht-expert": "assets/pusht_expert"}
+_PIECE = 1 << 18
+_TIMEOUT = 30.0  # seconds without a byte
+
+
+def dataset_names() -> tuple[str, ...]:
+    return (*_PLACES, *_SHIPPED)
+
+
+def data_folder() -> Path:
+    """PRISM_DATA, or the user's cache folder: where downloads go."""
+    if named := os.environ.get("PRISM_DATA"):
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "prism"
+
+
+def find_dataset(name: str, data: Path | None = None) -> Path:
+    """The path of a named dataset: `data` (itself, or a folder that holds it), PRISM_DATA, the cache folder."""
+    if name not in dataset_names():
+        close = difflib.get_close_matches(name, dataset_names(), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(dataset_names())}"
+        raise PrismError(f"there is no dataset named '{name}'; {hint}")
+    if data is not None:
+        path = Path(data).expanduser()
+        if not path.exists():
+            raise PrismError(f"--data {data}: not found; give the path of the dataset")
+        return _inside(name, path) or path
+    if name in _SHIPPED:
+        shipped = Path(str(files("prism"))) / _SHIPPED[name]
+        if not shipped.is_dir():
+            raise PrismError(f"{shipped}: not found; install prism again, or give --data PATH")
+        return shipped
+    if found := _inside(name, data_folder()):
+        return found
+    get = next(key for key, download in DOWNLOADS.items() if download.dataset == name)
+    raise PrismError(
+        f"{name}: not found in {data_folder()}; run `prism data download {get}`, set PRISM_DATA, or give --data PATH"
+    )
+
+
+def download(
+    name: str,
+    folder: Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    url: str | None = None,
+) -> Path:
+    """Fetches a public dataset into `folder` (data_folder() by default) and returns its path.
+
+    The archive is kept as it comes and read in place: nothing is unpacked, so no name inside it can
+    reach outside. It is opened, which checks it, before it gets its name.
+    """
+    from prism.data import open_dataset
+
+    if name not in DOWNLOADS:
+        raise PrismError(f"there is nothing to download named '{name}'; known are {', '.join(DOWNLOADS)}")
+    item = DOWNLOADS[name]
+    source = url or item.url
+    target = (folder or data_folder()).expanduser() / item.file
+    if target.exists() and not overwrite:
+        raise PrismError(f"{target}: exists already; remove it, or pass overwrite, to fetch it again")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _require_space(target.parent, item.max_bytes)
+    except OSError as error:
+        raise PrismError(
+            f"{target.parent}: cannot write there ({reason(error)}); set PRISM_DATA to another folder"
+        ) from None
+    # It keeps the suffix by which the format is recognised.
+    hidden = hidden_beside(target).with_suffix(".zip")
+    try:
+        _fetch(source, hidden, item.max_bytes, progress)
+        try:
+            open_dataset(hidden)
+        except PrismError as error:
+            problem = str(error).removeprefix(f"{hidden}: ")
+            raise PrismError(f"{source}: what came is not the dataset: {problem}") from None
+        os.replace(hidden, target)
+    finally:
+        hidden.unlink(missing_ok=True)
+    return target
+
+
+def _inside(name: str, folder: Path) -> Path | None:
+    for place in _PLACES.get(name, ()):
+        if (folder / place).exists():
+            return folder / place
+    return None
+
+
+def _require_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise PrismError(
+            f"{folder}: {free // 10**6} MB free, {needed // 10**6} MB needed; set PRISM_DATA to another disk"
+        )
+
+
+def _fetch(url: str, path: Path, max_bytes: int, progress: Progress | None) -> None:
+    elsewhere = "check the connection, or fetch it by other means and give --data PATH"
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as reply, path.open("xb") as file:
+            stated = reply.headers.get("Content-Length", "")
+            total = int(stated) if stated.isdigit() else None
+            if total is not None and total > max_bytes:
+                raise PrismError(f"{url}: is {total} bytes, more than the {max_bytes} expected; {elsewhere}")
+            done = 0
+            while piece := reply.read(_PIECE):
+                done += len(piece)
+                if done > max_bytes:
+                    raise PrismError(f"{url}: sends more than the {max_bytes} bytes expected; {elsewhere}")
+                file.write(piece)
+                if progress is not None:
+                    progress(done, total)
+            if total is not None and done != total:
+                raise PrismError(f"{url}: broke off after {done} of {total} bytes; {elsewhere}")
+            sync(file)
+    except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
+        raise PrismError(f"{url}: download failed ({reason(error)}); {elsewhere}") from None
