@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
+from prism.training.files import replace_file
 
-_FORMAT_VERSION = 1
+RECORDINGS = ("latency_ms", "actions", "states", "fans", "frames", "frame_steps")  # what is not a number a row
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,6 @@ class Fan:
     step: int
     index: int
     candidates: NDArray[np.float32]  # (K, Tp, Da)
-    observation: dict[str, list[float]]  # the vector sensors at that step: where the robot and the objects were
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,14 @@ class EpisodeResult:
     latency_ms: list[float] = field(repr=False)
     seconds: float  # wall clock of the whole episode, simulator included
     actions: NDArray[np.float32] = field(repr=False)  # (T, Da) executed
-    observations: dict[str, NDArray[np.float32]] = field(repr=False)  # vector sensors, (T + 1, D)
+    states: NDArray[np.float32] = field(repr=False)  # (T + 1, S) the simulator's state, before and after each
     fans: list[Fan] = field(default_factory=list, repr=False)
     frames: list[bytes] = field(default_factory=list, repr=False)  # JPEG
     frame_steps: list[int] = field(default_factory=list, repr=False)
 
     def row(self) -> dict[str, Any]:
         """The episode without its recordings, as JSON."""
-        skip = ("actions", "observations", "fans", "frames", "frame_steps", "latency_ms")
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skip}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in RECORDINGS}
         return {**values, "latency_p50_ms": metrics.percentile(self.latency_ms, 50)}
 
 
@@ -151,17 +149,7 @@ def write_atomic(path: Path, content: bytes, overwrite: bool = False) -> None:
         raise PrismError(f"{path} exists already: remove it, choose another name, or allow overwriting")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, content)
     except OSError as error:
         raise PrismError(f"{path} cannot be written ({error.strerror}): check the folder and the free space") from error
 

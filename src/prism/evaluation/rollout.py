@@ -17,7 +17,7 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
-from prism.evaluation.workers import run_jobs
+from prism.evaluation.workers import WorkerPool
 from prism.policy import Policy
 from prism.sims.base import Env
 
@@ -77,27 +77,26 @@ def evaluate(
     setup = functools.partial(_setup, load, env or functools.partial(_make_env, task), controller, record)
     start = time.perf_counter()
     jobs = [_Job(first_seed + i) for i in range(episodes)]
-    with _progress_bar(task, progress) as report:
-        done: list[EpisodeResult] = []
-
-        def finished(outcome: _Outcome) -> None:
-            done.append(outcome.episode)
-            report(outcome.episode, len(done), episodes)
-
-        outcomes, crashes = run_jobs(setup, jobs, workers, on_done=finished)
-    results = [outcome.episode for outcome in outcomes]
-    seconds = time.perf_counter() - start
+    done: list[EpisodeResult] = []
     hint: str | None = None
-    if record is not None and record.videos:
-        chosen = to_film(results, record.videos)
-        films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
-        filmed, more = run_jobs(setup, films, workers)
-        crashes += more
-        for i, outcome in zip(chosen, filmed, strict=True):
-            # Everything but the recording stays as first measured.
-            film = outcome.episode
-            results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
-            hint = hint or outcome.rendering_hint
+    with WorkerPool[_Job, _Outcome](setup, workers) as pool:
+        with _progress_bar(task, progress) as report:
+
+            def finished(outcome: _Outcome) -> None:
+                done.append(outcome.episode)
+                report(outcome.episode, len(done), episodes)
+
+            outcomes = pool.run(jobs, finished)
+        seconds = time.perf_counter() - start
+        results = [outcome.episode for outcome in outcomes]
+        if record is not None and record.videos:
+            chosen = to_film(results, record.videos)
+            films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+            for i, outcome in zip(chosen, pool.run(films), strict=True):
+                # Everything but the recording stays as first measured.
+                film = outcome.episode
+                results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
+                hint = hint or outcome.rendering_hint
     return EvaluationResult(
         task=task,
         policy=str(policy) if isinstance(policy, Path) else getattr(load, "__qualname__", repr(load)),
@@ -106,7 +105,7 @@ def evaluate(
         controller=controller,
         episodes=tuple(results),
         seconds=seconds,
-        crashes=tuple(crashes),
+        crashes=tuple(pool.crashes),
         rendering_hint=hint,
         info=run_info(first_seed),
     )
@@ -152,7 +151,9 @@ def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _
     episode = run_episode(env, controller, job.seed, record, job.film_every)
     hint = None
     if job.film_every is not None and not episode.frames:
-        hint = getattr(env, "rendering_hint", None) or "this environment cannot draw pictures on this machine"
+        from prism.sims.offscreen import rendering_hint
+
+        hint = rendering_hint() or f"{env.name} draws no pictures"
     return _Outcome(episode, env.fps, hint)
 
 
@@ -163,8 +164,7 @@ def run_episode(
     start = time.perf_counter()
     controller.reset(seed)
     observation = env.reset(seed)
-    vectors = [sensor.name for sensor in env.sensors if sensor.kind == "vector"]
-    seen = {name: [_vector(observation, name)] for name in vectors}
+    states = [env.state().astype(np.float32)]
     actions: list[NDArray[np.float32]] = []
     frames: list[bytes] = []
     frame_steps: list[int] = []
@@ -184,13 +184,11 @@ def run_episode(
         action = np.clip(controller.act(observation), env.action_low, env.action_high).astype(np.float32)
         if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
             plan = controller.last_plan
-            where = {name: [float(x) for x in seen[name][-1]] for name in vectors}
-            fans.append(Fan(len(actions), plan.index, plan.candidates, where))
+            fans.append(Fan(len(actions), plan.index, plan.candidates))
         result = env.step(action)
         actions.append(action)
         observation = result.observation
-        for name in vectors:
-            seen[name].append(_vector(observation, name))
+        states.append(env.state().astype(np.float32))
         best = max(best, float(result.score))
         if result.success and success_step is None:
             success_step = len(actions)
@@ -216,7 +214,7 @@ def run_episode(
         latency_ms=[replan.latency_ms for replan in replans],
         seconds=time.perf_counter() - start,
         actions=executed,
-        observations={name: np.stack(values) for name, values in seen.items()},
+        states=np.stack(states),
         fans=fans,
         frames=frames,
         frame_steps=frame_steps,
@@ -231,10 +229,6 @@ def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=record.quality, optimize=True)
     return buffer.getvalue()
-
-
-def _vector(observation: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.float32]:
-    return np.asarray(observation[name], dtype=np.float32).copy()
 
 
 def _load_policy(path: Path) -> Policy:

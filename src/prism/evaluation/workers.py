@@ -26,40 +26,56 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS
 
 
 @dataclass
-class _Slot(Generic[Job]):
+class _Slot:
     process: SpawnProcess
     connection: Connection
     job: int | None = None
 
 
-def run_jobs(
-    setup: Callable[[], Callable[[Job], Result]],
-    jobs: Sequence[Job],
-    workers: int,
-    retries: int = 2,
-    on_done: Callable[[Result], None] | None = None,
-) -> tuple[list[Result], list[str]]:
-    """Results in the order of `jobs`, and a line for each crash. `setup` (picklable) runs once in each worker.
+class WorkerPool(Generic[Job, Result]):
+    """`setup` (picklable) runs once in each worker and returns the function that does a job.
 
-    A job that raises PrismError stops everything with that error: running it again would not help. Any
-    other exception, or the death of the process, is a crash; after `retries` repetitions of the same job
-    it becomes a PrismError. Ctrl-C ends the workers before it is passed on.
+    Workers start when there is work and stay until `close`; use it as a context manager. Ctrl-C ends them before it
+    is passed on.
     """
-    results: dict[int, Result] = {}
-    attempts = [0] * len(jobs)
-    crashes: list[str] = []
-    pending = deque(range(len(jobs)))
-    slots: list[_Slot[Job]] = []
-    try:
+
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int, retries: int = 2) -> None:
+        self.crashes: list[str] = []  # a line for each worker that died
+        self._setup = setup
+        self._workers = workers
+        self._retries = retries
+        self._slots: list[_Slot] = []
+
+    def __enter__(self) -> WorkerPool[Job, Result]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            _stop(slot)
+        self._slots = []
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
+        """Results in the order of `jobs`.
+
+        A job that raises PrismError stops everything with that error: running it again would not help. Any other
+        exception, or the death of the process, is a crash; after `retries` repetitions of the same job it becomes
+        a PrismError.
+        """
+        results: dict[int, Result] = {}
+        attempts = [0] * len(jobs)
+        pending = deque(range(len(jobs)))
         while len(results) < len(jobs):
-            while pending and len(slots) < max(1, min(workers, len(jobs))):
-                slots.append(_start(setup))
-            for slot in slots:
+            while pending and len(self._slots) < min(self._workers, len(jobs)):
+                self._slots.append(_start(self._setup))
+            for slot in self._slots:
                 if slot.job is None and pending:
                     slot.job = pending.popleft()
-                    _send(slot.connection, (slot.job, jobs[slot.job]))
-            ready = wait([slot.connection for slot in slots])
-            for slot in [slot for slot in slots if slot.connection in ready]:
+                    _send(slot.connection, jobs[slot.job])
+            ready = wait([slot.connection for slot in self._slots])
+            for slot in [slot for slot in self._slots if slot.connection in ready]:
                 kind, value = _receive(slot)
                 if kind == "done" and slot.job is not None:
                     results[slot.job] = value
@@ -67,24 +83,22 @@ def run_jobs(
                     if on_done is not None:
                         on_done(value)
                     continue
-                slots.remove(slot)
+                self._slots.remove(slot)
                 _stop(slot)
                 if kind == "refused":
                     raise PrismError(value)
                 if slot.job is None:  # it had nothing to do; a new one starts when there is work
                     continue
+                job = jobs[slot.job]
                 attempts[slot.job] += 1
-                crashes.append(f"{jobs[slot.job]}: {value}")
-                if attempts[slot.job] > retries:
-                    raise PrismError(f"a worker died {attempts[slot.job]} times at {jobs[slot.job]}: {value}")
+                self.crashes.append(f"{job}: {value}")
+                if attempts[slot.job] > self._retries:
+                    raise PrismError(f"a worker died {attempts[slot.job]} times at {job}: {value}")
                 pending.appendleft(slot.job)
-    finally:
-        for slot in slots:
-            _stop(slot)
-    return [results[index] for index in range(len(jobs))], crashes
+        return [results[index] for index in range(len(jobs))]
 
 
-def _start(setup: Callable[[], Callable[[Job], Result]]) -> _Slot[Job]:
+def _start(setup: Callable[[], Callable[[Job], Result]]) -> _Slot:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, setup), daemon=True)
@@ -109,7 +123,7 @@ def _send(connection: Connection, message: object) -> None:
         return
 
 
-def _receive(slot: _Slot[Job]) -> tuple[str, Any]:
+def _receive(slot: _Slot) -> tuple[str, Any]:
     try:
         message: tuple[str, Any] = slot.connection.recv()
         return message
@@ -120,7 +134,7 @@ def _receive(slot: _Slot[Job]) -> tuple[str, Any]:
         return "crashed", f"the process ended with {reason}"
 
 
-def _stop(slot: _Slot[Job]) -> None:
+def _stop(slot: _Slot) -> None:
     slot.connection.close()
     if slot.process.is_alive():
         slot.process.terminate()
@@ -139,7 +153,7 @@ def _work(connection: Connection, setup: Callable[[], Callable[[Any], Any]]) -> 
         run = setup()
         while True:
             try:
-                _, job = connection.recv()
+                job = connection.recv()
             except (EOFError, OSError):  # the parent is gone
                 return
             connection.send(("done", run(job)))

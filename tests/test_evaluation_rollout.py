@@ -1,0 +1,154 @@
+"""Rollouts: the same numbers for any number of workers, crashes survived and told, recordings that come back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism.controller import Controller, ControllerConfig
+from prism.errors import PrismError
+from prism.evaluation.recording import load_result, load_results, recording_path, save_result
+from prism.evaluation.results import EvaluationResult, flat_json, metrics_json, write_json
+from prism.evaluation.rollout import RecordConfig, evaluate, run_episode, to_film
+from tests.evaluation_fakes import (
+    DyingEnv,
+    PointEnv,
+    PointPolicy,
+    make_picture_env,
+    make_point_env,
+    make_point_policy,
+)
+
+CONFIG = ControllerConfig(exec_horizon=4, candidates=6)
+
+
+def comparable(result: EvaluationResult) -> list[dict[str, object]]:
+    return [
+        {k: v for k, v in e.row().items() if k not in ("seconds", "latency_p50_ms")} | {"actions": e.actions.tolist()}
+        for e in result.episodes
+    ]
+
+
+@pytest.fixture(scope="module")
+def filmed() -> EvaluationResult:
+    return evaluate(
+        make_point_policy, "point", 5, 100, CONFIG, 2, RecordConfig(videos=2, frames=5), False, make_picture_env
+    )
+
+
+def test_same_result_for_any_number_of_workers(filmed: EvaluationResult) -> None:
+    alone = evaluate(make_point_policy, "point", 5, 100, CONFIG, 1, None, False, make_point_env)
+    assert comparable(alone) == comparable(filmed)
+    assert [e.seed for e in alone.episodes] == [100, 101, 102, 103, 104]
+    here = run_episode(PointEnv(), Controller(PointPolicy(), CONFIG), 103)
+    np.testing.assert_array_equal(here.actions, alone.episodes[3].actions)
+
+
+def test_the_camera_changes_nothing_but_adds_pictures_and_fans(filmed: EvaluationResult) -> None:
+    recorded = [e for e in filmed.episodes if e.frames]
+    assert len(recorded) == 2
+    for episode in recorded:
+        assert all(frame[:2] == b"\xff\xd8" for frame in episode.frames)
+        assert episode.frame_steps[0] == 0
+        assert episode.frame_steps[-1] == episode.steps
+        assert len(episode.frames) <= 7
+        assert [fan.step for fan in episode.fans] == list(range(0, episode.steps, CONFIG.exec_horizon))
+        for fan in episode.fans:
+            np.testing.assert_array_equal(np.clip(fan.candidates[fan.index][0], -1, 1), episode.actions[fan.step])
+        assert episode.states.shape == (episode.steps + 1, 4)
+
+
+def test_missing_pictures_come_with_a_hint() -> None:
+    result = evaluate(make_point_policy, "point", 1, 100, CONFIG, 1, RecordConfig(videos=1), False, make_point_env)
+    assert not result.episodes[0].frames
+    assert result.episodes[0].fans
+    assert result.rendering_hint
+
+
+def test_a_dead_worker_is_replaced_and_reported(tmp_path: Path) -> None:
+    env = functools.partial(DyingEnv, tmp_path, 1)
+    result = evaluate(make_point_policy, "point", 4, 100, CONFIG, 2, None, False, env)
+    assert [e.seed for e in result.episodes] == [100, 101, 102, 103]
+    assert len(result.crashes) == 1
+    assert "seed 102" in result.crashes[0]
+    assert "exit status 17" in result.crashes[0]
+    here = run_episode(PointEnv(), Controller(PointPolicy(), CONFIG), 102)
+    np.testing.assert_array_equal(here.actions, result.episodes[2].actions)
+
+
+def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
+    env = functools.partial(DyingEnv, tmp_path, 99)
+    with pytest.raises(PrismError, match="3 times at seed 102"):
+        evaluate(make_point_policy, "point", 3, 100, CONFIG, 1, None, False, env)
+
+
+def test_a_refusal_in_a_worker_is_one_line_here() -> None:
+    config = ControllerConfig(exec_horizon=9)
+    with pytest.raises(PrismError, match="exec_horizon = 9 exceeds"):
+        evaluate(make_point_policy, "point", 2, 100, config, 1, None, False, make_point_env)
+    with pytest.raises(PrismError, match="at least 1"):
+        evaluate(make_point_policy, "point", 0, 100, CONFIG, 1, None, False, make_point_env)
+
+
+def test_filming_prefers_a_mixture(filmed: EvaluationResult) -> None:
+    def episodes(outcomes: str) -> list[int]:
+        base = filmed.episodes[0]
+        return to_film([dataclasses.replace(base, success=letter == "s") for letter in outcomes], 4)
+
+    assert episodes("ssssffff") == [0, 1, 4, 5]
+    assert episodes("ssssssfs") == [0, 1, 2, 6]
+    assert episodes("fffffs") == [0, 1, 2, 5]
+    assert episodes("ss") == [0, 1]
+
+
+def test_metrics_json(filmed: EvaluationResult, tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    write_json(path, metrics_json([filmed]))
+    data = json.loads(path.read_text())
+    task = data["tasks"]["point"]
+    assert {"success", "success_ci", "score", "episodes", "jerk", "mode_switches", "latency_ms"} <= set(task)
+    assert set(task["latency_ms"]) == {"p50", "p99"}
+    assert {"command", "seed", "date", "versions", "machine"} <= set(data)
+    assert task["success"] == np.mean([e.success for e in filmed.episodes])
+    assert task["success_ci"][0] <= task["success"] <= task["success_ci"][1]
+    flat = flat_json(filmed)
+    assert flat["score"] == task["score"]
+    assert len(flat["per_episode"]) == 5
+    with pytest.raises(PrismError, match="exists already"):
+        write_json(path, data)
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_recording_round_trip(filmed: EvaluationResult, tmp_path: Path) -> None:
+    path = recording_path(tmp_path, "point")
+    save_result(path, filmed)
+    again = load_results(tmp_path)[0]
+    assert again.summary() == filmed.summary()
+    assert again.info == filmed.info
+    for a, b in zip(again.episodes, filmed.episodes, strict=True):
+        assert a.row() == b.row()
+        assert a.frames == b.frames
+        assert a.frame_steps == b.frame_steps
+        np.testing.assert_array_equal(a.states, b.states)
+        assert [f.index for f in a.fans] == [f.index for f in b.fans]
+        for f, g in zip(a.fans, b.fans, strict=True):
+            np.testing.assert_array_equal(f.candidates, g.candidates)
+
+
+def test_damaged_recordings_are_named(filmed: EvaluationResult, tmp_path: Path) -> None:
+    path = recording_path(tmp_path, "point")
+    with pytest.raises(PrismError, match="does not exist"):
+        load_result(path)
+    with pytest.raises(PrismError, match="evaluate the policy first"):
+        load_results(tmp_path)
+    save_result(path, filmed)
+    content = path.read_bytes()
+    for cut in (0, 10, len(content) // 2, len(content) - 5):
+        path.write_bytes(content[:cut])
+        with pytest.raises(PrismError, match=r"point\.npz"):
+            load_result(path)
