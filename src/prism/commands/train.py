@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -43,8 +43,8 @@ class Train:
     """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
     episodes: Annotated[int | None, option("N")] = None
     """Demonstrations to record where the task has an expert and no data was given."""
-    seed: int = 0
-    """Same seed, same machine, same numbers."""
+    seed: Annotated[int | None, option("N")] = None
+    """Same seed, same machine, same numbers; 0 unless told."""
     resume: bool = False
     """Go on from the newest checkpoint of the run."""
 
@@ -57,8 +57,32 @@ class Train:
             raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
         if self.episodes is not None and self.episodes < 1:
             raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
-        if self.seed < 0:
+        if self.seed is not None and self.seed < 0:
             raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
 
     def run(self) -> None:
-        raise PrismError("prism train is not wired up yet")
+        from rich.console import Console
+
+        from prism.experiments import Experiment, recipe, with_budget, with_preset
+        from prism.workflow import train_experiment
+
+        experiment = recipe(self.recipe)
+        run = self.out or Path("runs") / experiment.name
+        if self.resume and run.is_dir():
+            experiment = Experiment.load(run)  # options that were given the first time need not be given again
+        experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
+        if self.preset is not None:
+            experiment = with_preset(experiment, self.preset)
+        demonstrations = experiment.demonstrations
+        if self.episodes is not None:
+            demonstrations = replace(demonstrations, episodes=self.episodes)
+        if self.data is not None:
+            kind = demonstrations.kind if demonstrations.kind == "human" else "path"
+            demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
+        experiment = replace(experiment, demonstrations=demonstrations)
+
+        console = Console(stderr=True)
+        result = train_experiment(experiment, run, self.resume, console, title=experiment.name)
+        measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
+        print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
+        print(f"next: prism eval {run}" if not result.stopped_by else f"next: prism train {self.recipe} --resume")

@@ -1,0 +1,134 @@
+"""Recipes: one function an experiment, each returns everything that determines a run.
+
+Each states its command, its cost and what to expect; the measured results and the files behind them are in
+README.md. A recipe is data: change a field with dataclasses.replace, or from the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from prism import presets
+from prism.controller import ControllerConfig
+from prism.demonstrations import Demonstrations
+from prism.errors import PrismError
+from prism.jsonconfig import from_json, to_json
+from prism.prism_policy import PrismConfig
+from prism.selection import SelectionConfig
+from prism.sims.tasks import task_names
+from prism.training import files
+from prism.training.config import TrainConfig
+
+FORMAT_VERSION = 1
+FILE = "experiment.json"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run; stored in it as experiment.json, so that a run explains itself."""
+
+    name: str
+    task: str  # where it is rolled out
+    demonstrations: Demonstrations
+    policy: PrismConfig = field(default_factory=presets.tiny)
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+
+    def save(self, run: Path) -> None:
+        files.replace_file(run / FILE, files.encode_json({"format_version": FORMAT_VERSION, **to_json(self)}))
+
+    @staticmethod
+    def load(run: Path) -> Experiment:
+        path = run / FILE
+        if not path.is_file():
+            raise PrismError(f"{path} does not exist: {run} is not a run of `prism train`")
+        data = files.read_json(path)
+        if (version := data.pop("format_version", None)) != FORMAT_VERSION:
+            raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
+        return from_json(Experiment, data, str(path))
+
+
+def metaworld(task: str) -> Experiment:
+    """A MetaWorld task from 20 demonstrations of its scripted expert; state inputs.
+
+    Command: prism train metaworld-drawer-open && prism eval runs/metaworld-drawer-open --episodes 20
+    Cost:    3 minutes of one core to train, seconds to record and evaluate.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("expert", episodes=20),
+        train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1),
+        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+    )
+
+
+def pusht_human() -> Experiment:
+    """Push-T from 206 human demonstrations (Diffusion Policy's), state inputs.
+
+    Command: prism train pusht-human --minutes 15 && prism eval runs/pusht-human --episodes 50 --json F
+    Cost:    15 minutes on two cores for a score; 90 for success.
+    """
+    return Experiment(
+        name="pusht-human",
+        task="pusht",
+        demonstrations=Demonstrations("human"),
+        train=TrainConfig(minutes=15.0),
+    )
+
+
+def pusht(task: str = "pusht") -> Experiment:
+    """Push-T from the demonstrations that ship with prism: an expert that goes round the block either way.
+
+    Command: prism train pusht && prism eval runs/pusht
+    Cost:    15 minutes on two cores.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("shipped"),
+        train=TrainConfig(minutes=15.0),
+    )
+
+
+def demo_tasks() -> tuple[Experiment, ...]:
+    """What `prism demo` shows: one task of contact, one of grasping and pulling."""
+    return metaworld("metaworld-button-press-topdown"), metaworld("metaworld-drawer-open")
+
+
+def names() -> tuple[str, ...]:
+    """Every recipe: pusht-human, and one for each task."""
+    return ("pusht-human", *task_names())
+
+
+def recipe(name: str) -> Experiment:
+    if name == "pusht-human":
+        return pusht_human()
+    if name in task_names():
+        return pusht(name) if name.startswith("pusht") else metaworld(name)
+    close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    close = close or difflib.get_close_matches(f"metaworld-{name}", names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(names()[:4])}"
+    raise PrismError(f"unknown recipe or task '{name}': {hint}")
+
+
+def with_preset(experiment: Experiment, name: str) -> Experiment:
+    """The same experiment with another size of network."""
+    return replace(experiment, policy=presets.preset(name))
+
+
+def with_budget(
+    experiment: Experiment, minutes: float | None = None, steps: int | None = None, seed: int | None = None
+) -> Experiment:
+    """The same experiment with another training budget (one replaces the other) or seed."""
+    train = experiment.train
+    if minutes is not None:
+        train = replace(train, minutes=minutes, steps=0)
+    if steps is not None:
+        train = replace(train, minutes=0.0, steps=steps)
+    if seed is not None:
+        train = replace(train, seed=seed)
+    return dataclasses.replace(experiment, train=train)

@@ -1,0 +1,110 @@
+"""What the commands do, step by step: demonstrations -> training -> rollouts -> report."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from prism.controller import ControllerConfig
+from prism.data.windows import Windows, split_episodes
+from prism.demonstrations import open_demonstrations
+from prism.errors import PrismError
+from prism.evaluation.recording import recording_path, save_result
+from prism.evaluation.results import EvaluationResult, metrics_json, write_json
+from prism.evaluation.rollout import RecordConfig, evaluate
+from prism.experiments import FILE, Experiment
+from prism.normalize import Normalizer, compute_statistics
+from prism.presets import build_policy
+from prism.training.loop import TrainResult, train
+
+
+def train_experiment(
+    experiment: Experiment, run: Path, resume: bool = False, console: Console | None = None, title: str = "train"
+) -> TrainResult:
+    """Demonstrations -> statistics -> policy -> the loop; the run folder then explains itself."""
+    console = console or Console(stderr=True)
+    if resume and not run.is_dir():
+        raise PrismError(f"{run} does not exist, so there is nothing to resume: check the name, or drop --resume")
+    if not resume and (run / FILE).exists():
+        raise PrismError(f"{run} holds a run already: continue it with --resume, or choose another --out")
+    demonstrations, source, copies = open_demonstrations(experiment.demonstrations, experiment.task, console)
+    experiment = replace(experiment, demonstrations=demonstrations)
+    config = experiment.train
+
+    # A mirrored episode is no independent one: held out is held out with all its copies.
+    originals = len(source.lengths) // copies
+    held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
+    training = np.concatenate([held_in + copy * originals for copy in range(copies)]).tolist()
+
+    normalizer = Normalizer.from_statistics(compute_statistics(source, training))
+    spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
+    policy = build_policy(spec, config.seed, normalizer).to(_device())
+    horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
+    windows = Windows(source, *horizons, training)
+    windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
+    console.print(
+        f"{title}: {len(training)} episodes, {len(windows)} windows, "
+        f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters -> {run}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    run.mkdir(parents=True, exist_ok=True)
+    if not (run / FILE).exists():
+        experiment.save(run)
+    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title)
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def run_folder(path: Path) -> Path:
+    """The run that a path belongs to: a run folder, or a checkpoint in it."""
+    if not path.exists():
+        raise PrismError(f"{path} does not exist: give the folder of a run (prism train says its name at the end)")
+    for folder in (path, *path.resolve().parents[:2]):
+        if (folder / FILE).is_file():
+            return folder
+    raise PrismError(f"{path} is not a run of `prism train`: {FILE} is missing")
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What may differ from the experiment when a run is evaluated; None: as the experiment says."""
+
+    task: str | None = None
+    episodes: int = 50
+    candidates: int | None = None
+    selection: str | None = None
+    workers: int | None = None
+    record: RecordConfig | None = None
+
+    def controller(self, config: ControllerConfig) -> ControllerConfig:
+        if self.candidates is not None:
+            config = replace(config, candidates=self.candidates)
+        if self.selection is not None:
+            config = replace(config, selection=replace(config.selection, rule=self.selection))  # type: ignore[arg-type]  # checked there
+        return config
+
+
+def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> EvaluationResult:
+    """Roll the policy of a run (or of one checkpoint) out; the recording and metrics.json stay in the run."""
+    run = run_folder(path)
+    experiment = Experiment.load(run)
+    result = evaluate(
+        path,
+        options.task or experiment.task,
+        options.episodes,
+        controller=options.controller(experiment.controller),
+        workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),
+        record=options.record,
+        progress=progress,
+    )
+    save_result(recording_path(run, result.task), result, overwrite=True)
+    write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
+    return result
