@@ -1,0 +1,1 @@
+"""One training loop, its schedule, its logs, and checkpoints that survive a crash."""

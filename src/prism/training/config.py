@@ -1,0 +1,92 @@
+"""Every setting of the training loop, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from prism import jsonconfig
+from prism.errors import PrismError
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+# These do not enter the mathematics of the run, so a resumed run may change them.
+FREE_ON_RESUME = frozenset(
+    {"workers", "threads", "log_every", "checkpoint_every", "checkpoint_minutes", "keep_last", "val_every"}
+)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Budget, optimiser and housekeeping of one run.
+
+    A run ends after `steps` steps or `minutes` minutes, whichever comes first; 0 means no such limit. The cosine
+    follows the budget: the fraction done is max(step / steps, seconds / (60 minutes)). With a step budget alone
+    a run is reproduced bit for bit, also through a resume; with a time budget the learning rate depends on the
+    clock, so no two runs are equal to the last bit.
+    """
+
+    batch_size: int = 64
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    warmup_steps: int = 100
+    steps: int = 0
+    minutes: float = 0.0
+    grad_clip: float = 1.0  # largest global norm of the gradient; 0: no clipping
+    ema_power: float = 0.75  # decay at step t is min(ema_max_decay, 1 - (1 + t)^-power); 0: plain weights
+    ema_max_decay: float = 0.9999
+    seed: int = 0
+    precision: Precision = "auto"  # auto: half precision on a GPU, float32 on a CPU
+    val_fraction: float = 0.05  # of the episodes, split off by the caller with prism.data
+    val_every: int = 500  # steps; 0: only when a checkpoint is due
+    val_batches: int = 8  # batches of held-out windows, the same ones every time
+    checkpoint_every: int = 0  # steps; 0: by the clock alone
+    checkpoint_minutes: float = 5.0  # 0: by steps alone. The last step is always saved
+    keep_last: int = 2  # newest checkpoints kept; the one with the lowest validation loss is kept as well
+    max_skipped_steps: int = 10  # consecutive steps with a loss or gradient that is not finite, before giving up
+    log_every: int = 50
+    workers: int = 0  # threads that prepare batches ahead; 0: in the loop itself (fastest for vectors)
+    threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
+
+    def __post_init__(self) -> None:
+        at_least_one = ("batch_size", "val_batches", "keep_last", "max_skipped_steps", "log_every")
+        not_negative = (
+            *("weight_decay", "warmup_steps", "steps", "minutes", "grad_clip", "ema_power", "seed", "val_every"),
+            *("checkpoint_every", "checkpoint_minutes", "workers", "threads"),
+        )
+        for name in at_least_one:
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in not_negative:
+            value = getattr(self, name)
+            _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
+        rate = self.learning_rate
+        _require(math.isfinite(rate) and rate > 0, "learning_rate", rate, "above 0")
+        _require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two in [0, 1)"
+        )
+        _require(0 <= self.ema_max_decay < 1, "ema_max_decay", self.ema_max_decay, "in [0, 1)")
+        _require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "in [0, 1)")
+        kinds = get_args(Precision)
+        _require(self.precision in kinds, "precision", self.precision, f"one of {', '.join(kinds)}")
+        if self.steps == 0 and self.minutes == 0:
+            raise PrismError("training config: no budget; set steps or minutes (--steps, --minutes)")
+
+    def fraction(self, step: int, seconds: float) -> float:
+        """How much of the budget is used, in [0, 1]."""
+        by_steps = step / self.steps if self.steps else 0.0
+        by_time = seconds / (60 * self.minutes) if self.minutes else 0.0
+        return min(1.0, max(by_steps, by_time))
+
+    def to_json(self) -> dict[str, Any]:
+        return jsonconfig.to_json(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> TrainConfig:
+        return jsonconfig.from_json(TrainConfig, data, "training config")
+
+
+def _require(condition: bool, name: str, value: object, needed: str) -> None:
+    if not condition:
+        raise PrismError(f"training config: {name} = {value!r}, but it has to be {needed}")

@@ -1,0 +1,149 @@
+"""Folders that appear whole or not at all: written under a hidden name, flushed to disk, checksummed, renamed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from prism.errors import PrismError
+
+CHECKSUMS = "checksums.json"
+_HIDDEN = ".tmp-"
+_BLOCK = 1 << 24
+
+
+class DamagedError(PrismError):
+    """A file is missing, cut short or altered: an older copy may still do."""
+
+
+def encode_json(data: object) -> bytes:
+    return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename or a new name in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file and wait until it is on the disk. Not atomic: call it inside a hidden folder."""
+    with open(path, "xb") as file:
+        view = memoryview(data)
+        for start in range(0, len(view), _BLOCK):
+            file.write(view[start : start + _BLOCK])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write or replace one file atomically."""
+    hidden = path.with_name(f"{_HIDDEN}{uuid4().hex}-{path.name}")
+    try:
+        write_file(hidden, data)
+        os.replace(hidden, path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Create `folder` with these files and their checksums, atomically. It must not exist.
+
+    The sums are of the bytes in memory, so they also catch what the disk altered on the way.
+    """
+    hidden = folder.with_name(f"{_HIDDEN}{uuid4().hex}-{folder.name}")
+    sums = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    try:
+        hidden.mkdir(parents=True)
+        for name, data in files.items():
+            write_file(hidden / name, data)
+        write_file(hidden / CHECKSUMS, encode_json(sums))
+        sync_folder(hidden)
+        os.rename(hidden, folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder. It loses its name first, so a kill in between leaves no half-empty folder behind that name."""
+    hidden = folder.with_name(f"{_HIDDEN}{uuid4().hex}-{folder.name}")
+    os.rename(folder, hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half-written in `folder`."""
+    for path in folder.glob(f"{_HIDDEN}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is missing: use another checkpoint, or copy the whole folder again") from None
+    except OSError as error:
+        raise PrismError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(read_bytes(path))
+    except ValueError:  # also a UnicodeDecodeError
+        raise DamagedError(f"{path} is not JSON: it was cut short or altered; use another checkpoint") from None
+    if not isinstance(data, dict):
+        raise DamagedError(f"{path} does not hold a JSON object; use another checkpoint")
+    return data
+
+
+def read_sums(folder: Path) -> dict[str, dict[str, Any]]:
+    return read_json(folder / CHECKSUMS)
+
+
+def read_verified(folder: Path, name: str, sums: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The bytes of one file, after its size and its sum were compared with checksums.json."""
+    data = read_bytes(folder / name)
+    expected = sums.get(name)
+    if not isinstance(expected, Mapping) or not {"bytes", "sha256"} <= set(expected):
+        raise DamagedError(f"{folder / CHECKSUMS} has no entry '{name}': use another checkpoint")
+    if len(data) != expected["bytes"]:
+        raise DamagedError(
+            f"{folder / name} has {len(data)} bytes instead of {expected['bytes']}: it was cut short or altered; "
+            "use another checkpoint, or copy it again"
+        )
+    if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise DamagedError(f"{folder / name} is altered (its sha256 differs); use another checkpoint, or copy it again")
+    return data
+
+
+@contextmanager
+def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
+    """Turn an OSError into one line: what could not be written, why, what is still there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason, remedy = "the disk is full", "free some space"
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            reason, remedy = "the folder is read-only", "allow writing to it"
+        else:
+            reason, remedy = error.strerror or str(error), "mend that"
+        raise PrismError(f"{path} could not be written: {reason}. {intact}; {remedy}, then use --resume") from error

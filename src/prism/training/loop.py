@@ -1,0 +1,247 @@
+"""The training loop, top to bottom: batch, gradient, AdamW, average, validate, log, save.
+
+Everything that a step needs is a function of its number: the windows (BatchOrder), the random numbers (a generator
+seeded from (seed, step)), the learning rate (with a step budget). So a checkpoint holds no generator and no iterator,
+and a resumed run goes on bit for bit as if it had never stopped, on the same machine with the same thread count.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from rich.console import Console
+
+from prism.data.loader import BatchOrder, Loader
+from prism.data.windows import Windows
+from prism.errors import PrismError
+from prism.policy import Policy, PolicySpec
+from prism.training import checkpoint, files
+from prism.training.batches import (
+    dump_batch,
+    fingerprint,
+    non_finite_names,
+    validation_indices,
+)
+from prism.training.checkpoint import TrainingState
+from prism.training.config import FREE_ON_RESUME, TrainConfig
+from prism.training.learner import Learner
+from prism.training.monitor import Monitor
+from prism.training.optim import derive_seed, ema_decay, learning_rate
+from prism.training.signals import StopRequest, exclusive
+from prism.types import Batch
+
+_TRAINING, _VALIDATION = 1, 2  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    policy: Policy  # averaged weights, evaluation mode: what load_policy(run_dir) gives
+    checkpoint: Path
+    step: int
+    seconds: float  # in the loop, over all sittings
+    loss: float | None  # of the last step
+    val_loss: float | None  # the last one measured
+    best_val_loss: float | None
+    skipped_steps: int
+    stopped_by: str  # the signal's name; "" when the budget was used up
+
+
+def train(
+    policy: Policy,
+    windows_train: Windows,
+    windows_val: Windows | None,
+    config: TrainConfig,
+    run_dir: Path,
+    resume: bool = False,
+    console: Console | None = None,
+    title: str = "train",
+) -> TrainResult:
+    """Train `policy` in place, on the device it is on; checkpoints and logs go to `run_dir`.
+
+    `run_dir` must not hold a run yet, unless `resume`: then its newest intact checkpoint is continued, and policy,
+    data and config have to be those it was started with (config.FREE_ON_RESUME may differ). SIGTERM and Ctrl-C
+    finish the step, save and return. What is deployed is the average: result.policy, or load_policy(run_dir).
+    """
+    _check_folder(run_dir, resume)
+    if len(windows_train) == 0:
+        raise PrismError("there is nothing to train on: the dataset has no training window")
+
+    with exclusive(run_dir), StopRequest() as stop, _threads(config.threads):
+        files.remove_leftovers(run_dir)
+        learner = Learner(policy, config)
+        data = fingerprint(windows_train)
+        step, seconds, skipped, skipped_total = 0, 0.0, 0, 0
+        loss: float | None = None
+        val_loss: float | None = None
+        best_val_loss: float | None = None
+        saved: Path | None = None
+        notes: list[str] = []
+
+        if resume:
+            saved = checkpoint.latest_checkpoint(run_dir, notes.append)
+            notes.append(f"resuming {saved}" if saved else f"{run_dir} has no checkpoint yet: starting at step 0")
+        if saved is not None:
+            state = checkpoint.load_training_state(saved)
+            _check_same_run(saved, policy, config, data, state)
+            model = checkpoint.load_model_tensors(saved)
+            learner.restore(saved, model, state.weights, state.optimizer, state.scaler)
+            checkpoint.set_aside_newer(saved)
+            step, seconds, skipped, skipped_total = state.step, state.seconds, state.skipped, state.skipped_total
+            best_val_loss = state.best_val_loss
+
+        order = BatchOrder(len(windows_train), config.batch_size, config.seed)
+        rng = torch.Generator()  # on the CPU, whatever the device: a seed means the same everywhere
+        suspect: tuple[int, Batch] | None = None  # the first of a row of batches that gave no finite gradient
+        with (
+            Monitor(run_dir, config, step, console, title) as monitor,
+            Loader(windows_train, order, step, config.workers) as loader,
+        ):
+            for note in notes:
+                monitor.say(note)
+            policy.train()
+            started = time.perf_counter() - seconds
+            last_save = time.perf_counter()
+
+            while (fraction := config.fraction(step, seconds)) < 1.0 and not stop:
+                batch = next(loader).to(learner.device)
+                rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
+                rate = learning_rate(config, step, fraction)
+
+                output = learner.gradient(batch, rng)
+                if output.finite:
+                    learner.apply(rate, ema_decay(config, step))
+                    monitor.record(output)
+                    loss, skipped, suspect = output.loss, 0, None
+                else:
+                    learner.undo()
+                    suspect = suspect or (step, batch)
+                    skipped, skipped_total = skipped + 1, skipped_total + 1
+                    if skipped >= config.max_skipped_steps:
+                        _give_up(run_dir, skipped, suspect, config)
+                step += 1
+                now = time.perf_counter()
+                seconds = now - started
+
+                done = config.fraction(step, seconds) >= 1.0
+                save_due = done or _every(config.checkpoint_every, step)
+                save_due |= 0 < 60 * config.checkpoint_minutes <= now - last_save
+                measured = None
+                if windows_val is not None and (save_due or _every(config.val_every, step)):
+                    measured = _validate(learner, windows_val, config)
+                    val_loss = measured if measured is not None else val_loss
+                    best_val_loss = min((x for x in (measured, best_val_loss) if x is not None), default=None)
+                if done or stop or measured is not None or step % config.log_every == 0:
+                    monitor.write(step, seconds, rate, measured, skipped_total)
+                if save_due or stop:
+                    state = TrainingState(
+                        step=step,
+                        seconds=seconds,
+                        train_config=config.to_json(),
+                        data=data,
+                        val_loss=measured,
+                        best_val_loss=best_val_loss,
+                        skipped=skipped,
+                        skipped_total=skipped_total,
+                        scaler=learner.scaler.state_dict(),
+                        weights=learner.weight_tensors(),
+                        optimizer=learner.optimizer_tensors(),
+                    )
+                    saved = checkpoint.save_checkpoint(
+                        run_dir, policy.spec, learner.model_tensors(), state, config.keep_last
+                    )
+                    last_save = time.perf_counter()
+                monitor.show(step, seconds, last=done)
+
+            if saved is None:
+                raise PrismError(f"stopped by {stop.name} before the first step was done: start again")
+            if stop:
+                monitor.say(f"stopped by {stop.name} at step {step}, all saved in {saved}; continue with --resume")
+        learner.synchronise_buffers()
+    return TrainResult(
+        policy=learner.average,
+        checkpoint=saved,
+        step=step,
+        seconds=seconds,
+        loss=loss,
+        val_loss=val_loss,
+        best_val_loss=best_val_loss,
+        skipped_steps=skipped_total,
+        stopped_by=stop.name,
+    )
+
+
+def _validate(learner: Learner, windows: Windows, config: TrainConfig) -> float | None:
+    """The same held-out windows and the same random numbers every time; training does not notice it."""
+    indices = validation_indices(len(windows), config.batch_size, config.val_batches)
+    seeds = [derive_seed(config.seed, _VALIDATION, index) for index in range(len(indices))]
+    return learner.validation_loss((windows.batch(chosen) for chosen in indices), seeds)
+
+
+def _every(period: int, step: int) -> bool:
+    return period > 0 and step % period == 0
+
+
+def _check_folder(run_dir: Path, resume: bool) -> None:
+    occupied = any((run_dir / name).exists() for name in ("checkpoints", "log.jsonl", "tensorboard"))
+    if occupied and not resume:
+        raise PrismError(f"{run_dir} holds a run already: continue it with --resume, or choose another folder")
+    if resume and not run_dir.is_dir():
+        raise PrismError(f"{run_dir} does not exist, so there is nothing to resume: check the name, or drop --resume")
+    with files.explain_write_errors(run_dir, "Nothing was trained"):
+        run_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
+    """A resumed run is the same run: same policy, same data, same mathematics."""
+    if _plain(checkpoint.read_spec(folder)) != _plain(policy.spec):
+        remedy = "resume with the options the run was started with, or start a new run"
+        raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")
+    stored, asked = state.train_config, config.to_json()
+    different = sorted(
+        key for key in stored.keys() | asked.keys() if key not in FREE_ON_RESUME and stored.get(key) != asked.get(key)
+    )
+    if different:
+        changes = ", ".join(f"{key} = {stored.get(key)} there, {asked.get(key)} now" for key in different)
+        raise PrismError(
+            f"{folder / 'training.json'}: the run was started with other settings ({changes}): "
+            "resume with the stored ones, or start a new run"
+        )
+    if data != state.data:
+        raise PrismError(
+            f"{folder / 'training.json'}: the run was started with other data: resume with the same --data"
+        )
+
+
+def _plain(spec: PolicySpec) -> str:
+    return json.dumps(spec.to_json(), sort_keys=True)  # tuples and lists are the same there
+
+
+def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
+    step, batch = suspect
+    path = run_dir / f"bad-batch-step-{step:08d}.safetensors"
+    seed = derive_seed(config.seed, _TRAINING, step)
+    dump_batch(path, batch, {"step": str(step), "generator_seed": str(seed)})
+    broken = non_finite_names(batch)
+    cause = f"{', '.join(broken)} of the data not finite" if broken else "the data are finite: lower the learning rate"
+    raise PrismError(
+        f"{skipped} steps in a row, from step {step} on, had a loss or gradient that is not finite "
+        f"({cause}); the first of these batches is in {path}"
+    )
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,180 @@
+"""What a run tells: log.jsonl (one JSON object a line), TensorBoard, and a progress bar or plain lines.
+
+Every metric of a line is the mean over the steps since the line before:
+
+    step, seconds     steps done; time in the loop, over all sittings
+    loss              training loss, raw weights
+    val_loss          loss of the averaged weights on held-out windows; null when not measured at this step
+    learning_rate     of the last step
+    gradient_norm     before clipping
+    steps_per_second  since the line before
+    skipped_steps     in total: loss or gradient was not finite
+    ...               the policy's own logs (prism.objective: rejection_rate, fallback_rate, threshold, ...)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from prism.training import files
+from prism.training.config import TrainConfig
+from prism.training.learner import StepOutput
+
+_BAR_SECONDS = 0.5  # between updates of the bar
+_LINE_SECONDS = 15.0  # between lines where there is no terminal
+_SHOWN = (("rejection_rate", "rejected", "{:.0%}"), ("fallback_rate", "fallback", "{:.0%}"))
+
+
+class Monitor:
+    """Collects the logs of each step without touching the device, and writes them when asked."""
+
+    def __init__(
+        self, run_dir: Path, config: TrainConfig, step: int, console: Console | None = None, title: str = "train"
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self._config = config
+        self._path = run_dir / "log.jsonl"
+        self._pending: list[StepOutput] = []
+        self._last_write = (step, time.perf_counter())
+        self._last_shown = 0.0
+        self._text = ""
+        self._val_loss: float | None = None
+        if resumed := self._path.exists():
+            _truncate_log(self._path, step)
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed in __exit__
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1 if resumed else None)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:3.0f}% {task.fields[text]}"),
+            console=self.console,
+            refresh_per_second=2,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=1.0, text="")
+
+    def __enter__(self) -> Monitor:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+        self._file.close()
+        self._board.close()
+
+    def say(self, message: str) -> None:
+        self.console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    def record(self, output: StepOutput) -> None:
+        """Remember one step; nothing is copied from the device before `write`."""
+        self._pending.append(output)
+
+    def write(self, step: int, seconds: float, learning_rate: float, val_loss: float | None, skipped: int) -> None:
+        """One line of log.jsonl with the means since the last one."""
+        now = time.perf_counter()
+        record: dict[str, float | int | None] = {"step": step, "seconds": round(seconds, 3)}
+        means = _means(self._pending)
+        record["loss"] = means.pop("loss", None)
+        record["val_loss"] = val_loss
+        record["learning_rate"] = learning_rate
+        record |= means
+        steps, since = step - self._last_write[0], now - self._last_write[1]
+        record["steps_per_second"] = round(steps / since, 3) if steps and since > 0 else None
+        record["skipped_steps"] = skipped
+        with files.explain_write_errors(self._path, "The checkpoints are intact"):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+            for name, value in record.items():
+                if value is not None and name not in ("step", "seconds"):
+                    self._board.add_scalar(name, value, step)
+        self._pending.clear()
+        self._last_write = (step, now)
+        self._val_loss = val_loss if val_loss is not None else self._val_loss
+        self._text = _describe(record, self._val_loss)
+
+    def show(self, step: int, seconds: float, last: bool = False) -> None:
+        """Move the bar; where there is no terminal, print a line now and then."""
+        now = time.perf_counter()
+        terminal = not self._bar.disable
+        if not last and now - self._last_shown < (_BAR_SECONDS if terminal else _LINE_SECONDS):
+            return
+        self._last_shown = now
+        fraction = self._config.fraction(step, seconds)
+        left = f"{_clock(seconds * (1 - fraction) / fraction)} left" if fraction > 0 else ""
+        text = f"step {step}  {self._text}  {_clock(seconds)} {left}"
+        if terminal:
+            self._bar.update(self._task, completed=fraction, text=text)
+        else:
+            self.say(f"{fraction:4.0%}  {text}")
+
+
+def _means(pending: list[StepOutput]) -> dict[str, float | None]:
+    """Mean of each metric over the pending steps; None where it is not finite (JSON has no NaN)."""
+    if not pending:
+        return {}
+    values: dict[str, float] = {
+        "loss": math.fsum(output.loss for output in pending) / len(pending),
+        "gradient_norm": math.fsum(output.gradient_norm for output in pending) / len(pending),
+    }
+    names = sorted({name for output in pending for name in output.logs})
+    for name in names:
+        stacked = torch.stack([output.logs[name].detach().float() for output in pending if name in output.logs])
+        values[name] = float(stacked.mean())
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _describe(record: dict[str, float | int | None], val_loss: float | None) -> str:
+    parts = []
+    if (loss := record["loss"]) is not None:
+        parts.append(f"loss {loss:.4f}")
+    if val_loss is not None:
+        parts.append(f"val {val_loss:.4f}")
+    parts += [f"{label} {form.format(value)}" for key, label, form in _SHOWN if (value := record.get(key)) is not None]
+    if (threshold := record.get("threshold")) is not None:
+        parts.append(f"threshold {threshold:.4f}")
+    if (speed := record["steps_per_second"]) is not None:
+        parts.append(f"{speed:.1f} steps/s")
+    if skipped := record["skipped_steps"]:
+        parts.append(f"{skipped} skipped")
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def read_log(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of log.jsonl; a line cut short by a kill ends the reading."""
+    path = run_dir / "log.jsonl"
+    records: list[dict[str, Any]] = []
+    if not path.exists():
+        return records
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict):
+            break
+        records.append(record)
+    return records
+
+
+def _truncate_log(path: Path, step: int) -> None:
+    """Forget what was logged after the checkpoint: the resumed run logs it again."""
+    kept = [record for record in read_log(path.parent) if record.get("step", 0) <= step]
+    text = "".join(json.dumps(record) + "\n" for record in kept)
+    with files.explain_write_errors(path, "The checkpoints are intact"):
+        files.replace_file(path, text.encode())

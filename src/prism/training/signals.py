@@ -1,0 +1,55 @@
+"""SIGTERM and Ctrl-C end a run politely: the step is finished and saved. And one run folder has one trainer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from prism.errors import PrismError
+
+
+class StopRequest:
+    """Inside `with`, the first SIGTERM or SIGINT sets `.name`; a second Ctrl-C interrupts at once, as usual."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.name)
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; it goes with the process, however that ends, so a killed run leaves none behind."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: no advisory locks; the user sees to it
+        yield
+        return
+    with open(folder / ".lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PrismError(f"{folder} is in use by another training process: wait for it, or stop it first") from None
+        yield
