@@ -45,7 +45,8 @@ _TWO_OBJECTS = ("hammer", "stick-pull", "stick-push")
 _HAND, _FIRST, _SECOND = slice(0, 3), slice(4, 7), slice(11, 14)  # in MetaWorld's observation
 _MODEL_ARRAYS = ("body_pos", "body_quat", "site_pos", "site_quat", "geom_pos", "geom_quat")  # what resets move
 _PICTURE = (240, 320)
-_CAMERA = "corner3"
+# MetaWorld's own corner cameras hang upside down
+_VIEW = offscreen.View(lookat=(0.0, 0.68, 0.1), distance=1.1, azimuth=145.0, elevation=-38.0)
 
 
 def object_state(observation: NDArray[np.float64], goal: NDArray[np.float64], objects: int) -> NDArray[np.float32]:
@@ -90,7 +91,7 @@ class MetaWorldEnv:
         self.task = task
         self.name = f"metaworld-{task}"
         self._objects = 2 if task in _TWO_OBJECTS else 1
-        self.sensors = (
+        self.sensors: tuple[SensorSpec, ...] = (
             SensorSpec("proprio", "vector", (4,)),
             SensorSpec("object_state", "vector", (27 if self._objects == 2 else 15,)),
         )
@@ -153,7 +154,7 @@ class MetaWorldEnv:
         if offscreen.backend() is None:
             return None
         if self._renderer is None:
-            self._renderer = offscreen.OffscreenRenderer(self._env.model, *_PICTURE, _CAMERA)
+            self._renderer = offscreen.OffscreenRenderer(self._env.model, *_PICTURE, _VIEW)
         return self._renderer.render(self._env.data)
 
     def close(self) -> None:

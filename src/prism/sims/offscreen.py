@@ -11,6 +11,7 @@ import importlib
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -69,14 +70,24 @@ def rendering_hint() -> str | None:
     return f"no pictures of MuJoCo scenes on this machine; to get them: {INSTALL_LINE}"
 
 
+@dataclass(frozen=True)
+class View:
+    """A free camera: the point it looks at, metres from it, degrees round it and above it (below 0: from above)."""
+
+    lookat: tuple[float, float, float]
+    distance: float
+    azimuth: float
+    elevation: float
+
+
 class OffscreenRenderer:
-    """Draws one camera of a MuJoCo model at (height, width); quality settings chosen for speed.
+    """Draws one camera, named or free, of a MuJoCo model at (height, width); quality settings chosen for speed.
 
     No multisampling, shadows, reflections or sky box: about ten times faster in software. The settings are made on
     the model before the GL context exists, because MuJoCo reads them only then.
     """
 
-    def __init__(self, model: Any, height: int, width: int, camera: str) -> None:
+    def __init__(self, model: Any, height: int, width: int, camera: str | View) -> None:
         import mujoco
 
         self._gl: Any = None
@@ -97,9 +108,16 @@ class OffscreenRenderer:
             self._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = False
         self._option = mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
-        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self._camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
-        assert self._camera.fixedcamid >= 0, camera
+        if isinstance(camera, View):
+            self._camera.type = mujoco.mjtCamera.mjCAMERA_FREE
+            self._camera.lookat[:] = camera.lookat
+            self._camera.distance = camera.distance
+            self._camera.azimuth = camera.azimuth
+            self._camera.elevation = camera.elevation
+        else:
+            self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+            self._camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+            assert self._camera.fixedcamid >= 0, camera
         self._rectangle = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), dtype=np.uint8)
 

@@ -1,0 +1,166 @@
+"""One suite for every environment: specs, determinism, limits, clipping, bad actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("metaworld")
+pytest.importorskip("gym_pusht")
+
+from prism.errors import PrismError
+from prism.sims.base import Array, Env, StepResult
+from prism.sims.tasks import make_env, make_expert, task_names
+
+TASKS = (
+    "pusht",
+    "pusht-keypoints",
+    "pusht-pixels",
+    "metaworld-button-press-topdown",
+    "metaworld-pick-place",
+    "metaworld-drawer-open",
+    "metaworld-window-open",  # its first observation and its layout depend on history in plain MetaWorld
+    "metaworld-stick-pull",  # two objects
+)
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def env(request: pytest.FixtureRequest) -> Iterator[Env]:
+    made = make_env(request.param)
+    yield made
+    made.close()
+
+
+def check(env: Env, observation: dict[str, Array]) -> None:
+    assert set(observation) == {sensor.name for sensor in env.sensors}
+    for sensor in env.sensors:
+        value = observation[sensor.name]
+        assert value.shape == sensor.shape
+        assert value.dtype == (np.uint8 if sensor.kind == "rgb" else np.float32)
+        assert np.isfinite(value).all()
+
+
+def rollout(env: Env, seed: int, steps: int) -> list[StepResult]:
+    env.reset(seed)
+    rng = np.random.default_rng(seed)
+    results: list[StepResult] = []
+    for _ in range(steps):
+        action = rng.uniform(env.action_low, env.action_high).astype(np.float32)
+        results.append(env.step(action))
+        if results[-1].done:
+            break
+    return results
+
+
+def test_specs_hold(env: Env) -> None:
+    assert env.name in task_names()
+    assert env.action_low.shape == env.action_high.shape == (env.action_dim,)
+    assert env.action_low.dtype == env.action_high.dtype == np.float32
+    check(env, env.reset(3))
+    for result in rollout(env, 3, 5):
+        check(env, result.observation)
+        assert type(result.success) is bool
+        assert type(result.done) is bool
+        assert type(result.score) is float
+        assert 0.0 <= result.score <= 1.0
+    assert env.state().dtype == np.float64
+
+
+def test_same_seed_gives_bit_identical_episodes_whatever_came_before(env: Env) -> None:
+    first_start = env.reset(7)
+    first = rollout(env, 7, 25)
+    rollout(env, 8, 25)
+    again_start = env.reset(7)
+    again = rollout(env, 7, 25)
+    fresh_env = make_env(env.name)
+    fresh_start = fresh_env.reset(7)
+    fresh = rollout(fresh_env, 7, 25)
+    fresh_env.close()
+    for name in first_start:
+        assert np.array_equal(first_start[name], again_start[name])
+        assert np.array_equal(first_start[name], fresh_start[name])
+    for a, b, c in zip(first, again, fresh, strict=True):
+        assert (a.score, a.success, a.done) == (b.score, b.success, b.done) == (c.score, c.success, c.done)
+        for name in a.observation:
+            assert np.array_equal(a.observation[name], b.observation[name])
+            assert np.array_equal(a.observation[name], c.observation[name])
+
+
+def test_other_seeds_give_other_starts(env: Env) -> None:
+    name = "object_state" if any(s.name == "object_state" for s in env.sensors) else "rgb_static"
+    starts = [env.reset(seed)[name] for seed in range(4)]
+    assert all(not np.array_equal(starts[0], other) for other in starts[1:])
+
+
+def test_observations_are_the_callers_to_keep(env: Env) -> None:
+    start = env.reset(5)
+    kept = {name: value.copy() for name, value in start.items()}
+    rollout(env, 6, 3)
+    for name, value in start.items():
+        assert np.array_equal(value, kept[name])
+
+
+def test_actions_are_clipped(env: Env) -> None:
+    env.reset(2)
+    inside = [env.step(env.action_high).observation for _ in range(3)]
+    env.reset(2)
+    beyond = [env.step(env.action_high * 9 + 9).observation for _ in range(3)]
+    for a, b in zip(inside, beyond, strict=True):
+        for name in a:
+            assert np.array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_action_that_is_not_a_number_is_refused(env: Env, value: float) -> None:
+    env.reset(2)
+    bad = env.action_low.copy()
+    bad[0] = value
+    with pytest.raises(PrismError, match="finite"):
+        env.step(bad)
+    with pytest.raises(PrismError, match="finite"):
+        env.step(np.zeros(env.action_dim + 1, dtype=np.float32))
+
+
+def test_step_limit(env: Env) -> None:
+    assert env.max_steps == (300 if env.name.startswith("pusht") else 200)
+    if env.name == "pusht-pixels":
+        pytest.skip("the same code as pusht, and drawing is slow")
+    env.reset(4)
+    middle = (env.action_low + env.action_high) / 2
+    result = None
+    for step in range(env.max_steps):
+        result = env.step(middle)
+        assert result.done == (result.success or step == env.max_steps - 1)
+        assert not result.success, "doing nothing does not solve a task"
+    with pytest.raises(PrismError, match="reset"):
+        env.step(middle)
+
+
+def test_stepping_before_a_reset_is_refused() -> None:
+    for name in ("pusht", "metaworld-reach"):
+        fresh = make_env(name)
+        with pytest.raises(PrismError, match="reset"):
+            fresh.step(np.zeros(fresh.action_dim, dtype=np.float32))
+        fresh.close()
+
+
+def test_unknown_names_get_the_nearest_ones() -> None:
+    with pytest.raises(PrismError, match="metaworld-button-press-topdown"):
+        make_env("metaworld-buton-press-topdown")
+    with pytest.raises(PrismError, match="metaworld-drawer-open"):
+        make_env("drawer-open")
+    with pytest.raises(PrismError, match="pusht"):
+        make_env("push-t")
+    env = make_env("pusht")
+    with pytest.raises(PrismError, match="unknown task"):
+        make_expert("pushd", env)
+    with pytest.raises(PrismError, match="cannot act"):
+        make_expert("metaworld-reach", env)
+    env.close()
+
+
+def test_names_are_unique_and_complete() -> None:
+    names = task_names()
+    assert len(names) == len(set(names)) == 53

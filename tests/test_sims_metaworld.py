@@ -1,0 +1,146 @@
+"""MetaWorld: the sensors make sense, the experts solve the tasks, pictures are optional."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("metaworld")
+
+from prism.errors import PrismError
+from prism.sims import offscreen
+from prism.sims.metaworld import SPLITS, TASKS, MetaWorldEnv, MetaWorldExpert
+
+
+def test_splits_are_the_benchmarks() -> None:
+    from metaworld.env_dict import ENV_CLS_MAP
+
+    assert [len(SPLITS[name]) for name in ("easy", "medium", "hard", "very-hard")] == [28, 11, 6, 5]
+    assert {f"{task}-v3" for task in TASKS} == set(ENV_CLS_MAP)
+
+
+@pytest.mark.parametrize("task", ["button-press-topdown", "pick-place", "drawer-open", "hammer"])
+def test_expert_solves(task: str) -> None:
+    env = MetaWorldEnv(task)
+    expert = MetaWorldExpert(env)
+    solved = 0
+    for seed in range(3):
+        env.reset(seed)
+        expert.reset(seed)
+        done = False
+        while not done:
+            action = expert.act()
+            assert action.shape == (4,)
+            assert action.dtype == np.float32
+            assert np.abs(action).max() <= 1.0
+            result = env.step(action)
+            done = result.done
+        solved += result.success
+    env.close()
+    assert solved == 3
+
+
+def test_object_state_shows_goal_and_differences() -> None:
+    env = MetaWorldEnv("pick-place")
+    for seed in (0, 1):
+        observation = env.reset(seed)
+        for _ in range(5):
+            hand = observation["proprio"][:3]
+            thing, goal, to_thing, thing_to_goal, to_goal = observation["object_state"].reshape(5, 3)
+            assert np.allclose(goal, env.state()[36:39], atol=1e-4)
+            assert np.abs(goal).max() > 0.05, "the goal must not be hidden"
+            assert np.allclose(to_thing, thing - hand, atol=2e-4)
+            assert np.allclose(thing_to_goal, goal - thing, atol=2e-4)
+            assert np.allclose(to_goal, goal - hand, atol=2e-4)
+            observation = env.step(np.array([0.3, 0.3, 0.1, 0.0], dtype=np.float32)).observation
+    env.close()
+
+
+def test_first_observation_agrees_with_the_next_when_nothing_moves() -> None:
+    # in plain MetaWorld the first observation of window-open shows where the window was before it was placed
+    env = MetaWorldEnv("window-open")
+    for seed in range(3):
+        first = env.reset(seed)["object_state"]
+        second = env.step(np.zeros(4, dtype=np.float32)).observation["object_state"]
+        assert np.abs(first - second).max() < 0.01
+    env.close()
+
+
+def test_numpys_global_state_is_neither_read_nor_written() -> None:
+    env = MetaWorldEnv("reach")
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    a = env.reset(1)["object_state"]
+    assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002
+    assert np.array_equal(a, env.reset(1)["object_state"])
+    env.close()
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(PrismError, match="no task"):
+        MetaWorldEnv("open-sesame")
+    with pytest.raises(PrismError, match="out of range"):
+        MetaWorldEnv("reach", max_steps=501)
+
+
+def test_picture_or_a_hint() -> None:
+    env = MetaWorldEnv("drawer-open")
+    env.reset(0)
+    picture = env.render()
+    if offscreen.backend() is None:
+        assert picture is None
+        assert "apt-get install libosmesa6" in (offscreen.rendering_hint() or "")
+    else:
+        assert offscreen.rendering_hint() is None
+        assert picture is not None
+        assert picture.shape == (240, 320, 3)
+        assert picture.dtype == np.uint8
+        assert picture.std() > 20
+        other = MetaWorldEnv("reach")  # a second picture maker in one process must not disturb the first
+        other.reset(0)
+        assert not np.array_equal(picture, other.render())
+        other.close()
+        assert np.array_equal(picture, env.render())
+    env.close()
+
+
+@pytest.fixture
+def fresh_backend() -> None:
+    offscreen.backend.cache_clear()
+    yield
+    offscreen.backend.cache_clear()
+
+
+def test_without_a_gl_library(monkeypatch: pytest.MonkeyPatch, fresh_backend: None) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(offscreen, "_PROBE", "import sys; sys.exit(1)")
+    assert offscreen.backend() is None
+    assert "apt-get install libosmesa6" in (offscreen.rendering_hint() or "")
+    env = MetaWorldEnv("reach")
+    env.reset(0)
+    assert env.render() is None
+    env.close()
+
+
+def test_a_driver_that_kills_the_process_does_not_kill_ours(
+    monkeypatch: pytest.MonkeyPatch, fresh_backend: None
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(offscreen, "_PROBE", "import os; os.abort()")
+    assert offscreen.backend() is None
+
+
+def test_switched_off_by_the_user(monkeypatch: pytest.MonkeyPatch, fresh_backend: None) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    assert offscreen.backend() is None
+    assert "MUJOCO_GL" in (offscreen.rendering_hint() or "")
+
+
+def test_names_need_no_simulator() -> None:
+    code = "import sys; from prism.sims.tasks import task_names; task_names(); print('mujoco' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
