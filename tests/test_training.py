@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import signal
 import subprocess
@@ -18,7 +19,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
 from prism.errors import PrismError
 from prism.policy import LossOutput
@@ -29,6 +29,7 @@ from prism.training.monitor import read_log
 from prism.training.optim import derive_seed, ema_decay, learning_rate, parameter_groups
 from prism.training.signals import exclusive
 from prism.types import Batch
+from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
 CONFIG = TrainConfig(
     batch_size=16, steps=10, warmup_steps=3, log_every=1, val_every=4, val_batches=2, checkpoint_minutes=0, threads=1
@@ -241,6 +242,18 @@ def test_ten_bad_steps_in_a_row_stop_the_run_and_dump_the_batch(tmp_path: Path) 
     assert torch.equal(dump["actions"], expected.actions)
     assert torch.equal(dump["streams.proprio"], expected.observation.streams["proprio"])
     assert checkpoint.latest_checkpoint(tmp_path) is not None  # good ones are still there
+
+
+def test_a_full_disk_under_the_log_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    monkeypatch.setattr("builtins.open", _open_log_on_a_full_disk)
+    with pytest.raises(PrismError, match=r"log\.jsonl could not be written: the disk is full"):
+        run(tmp_path)
+
+
+def _open_log_on_a_full_disk(path: Any, *arguments: Any, **options: Any) -> Any:
+    return io.open("/dev/full" if str(path).endswith("log.jsonl") else path, *arguments, **options)  # noqa: UP020
 
 
 def test_two_trainers_cannot_share_a_folder(tmp_path: Path) -> None:

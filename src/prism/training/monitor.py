@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,12 @@ class Monitor:
         self._bar.start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._bar.stop()
-        self._file.close()
-        self._board.close()
+        # Both write what they still hold: on a full disk that fails again, and must not hide the error on its way.
+        for close in (self._file.close, self._board.close):
+            with suppress(OSError) if kind else files.explain_write_errors(self._path, "The checkpoints are intact"):
+                close()
 
     def say(self, message: str) -> None:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
