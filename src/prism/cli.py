@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -61,6 +63,8 @@ def main(args: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if args is None else args)
     if os.environ.get("PRISM_DEBUG", "") not in ("", "0"):
         return _dispatch(words)
+    if threading.current_thread() is threading.main_thread():  # SIGTERM ends like Ctrl-C: clean up, tell the children
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _dispatch(words)
     except KeyboardInterrupt:

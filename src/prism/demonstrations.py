@@ -71,14 +71,20 @@ def _locate(config: Demonstrations, task: str, console: Console) -> Path:
         return find_dataset("pusht-expert")
     if config.path is not None:
         return Path(config.path)
-    path = COLLECTED / task
-    if path.exists():
-        console.print(f"using the demonstrations in {path}", highlight=False)
-    else:
-        from prism.sims.collect import collect
+    return record_if_missing(config, task, console)
 
-        console.print(f"no data given: recording {config.episodes} demonstrations of {task} in {path}", highlight=False)
-        collect(task, config.episodes, path, console=console)
+
+def record_if_missing(config: Demonstrations, task: str, console: Console) -> Path:
+    """The folder with demonstrations of the task's expert, recorded now if it is not there."""
+    path = COLLECTED / task if config.path is None else Path(config.path)
+    if path.exists():
+        console.print(f"using the demonstrations in {path}", highlight=False, soft_wrap=True)
+        return path
+    from prism.sims.collect import collect
+
+    words = f"recording {config.episodes} demonstrations of {task} in {path}"
+    console.print(words, highlight=False, soft_wrap=True)
+    collect(task, config.episodes, path, console=console)
     return path
 
 

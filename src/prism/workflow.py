@@ -108,3 +108,9 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     save_result(recording_path(run, result.task), result, overwrite=True)
     write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
     return result
+
+
+def write_run_report(run: Path) -> Path:
+    """report.html of a run from its recordings; it can be made again at any time."""
+
+    raise NotImplementedError

@@ -7,39 +7,64 @@ from pathlib import Path
 from typing import Annotated
 
 from prism.commands.style import option
-from prism.errors import PrismError
 
-JsonPath = Annotated[Path | None, option("FILE")]
+OutputFile = Annotated[Path | None, option("FILE")]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """FAVOR+ against exact softmax: error by number of features, time by length, and the rule behind `auto`."""
+    """Exact softmax against FAVOR+: error by number of features, time by length, and the rule behind `auto`.
 
-    json: JsonPath = None
-    """Write the figures to this file too."""
+    Try:
+        prism bench attention --json attention.json --plot attention.png
+    """
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    plot: OutputFile = None
+    """Draw them into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
 
     def run(self) -> None:
-        raise PrismError("prism bench attention is not wired up yet")
+        from prism.bench.attention import AttentionBenchConfig, main
+
+        main(AttentionBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """What it brings to back-propagate the chosen candidates only: time and memory against all K."""
+    """What back-propagating only the chosen candidates brings: time and memory against all K.
 
-    json: JsonPath = None
-    """Write the figures to this file too."""
+    Try:
+        prism bench train-step --json train-step.json
+    """
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
 
     def run(self) -> None:
-        raise PrismError("prism bench train-step is not wired up yet")
+        from prism.bench.train_step import TrainStepBenchConfig, main
+
+        main(TrainStepBenchConfig(json=self.json, overwrite=self.overwrite))
 
 
 @dataclass(frozen=True)
 class Allocator:
-    """What keeping freed memory in the process brings to a training step on this CPU."""
+    """What keeping freed memory in the process brings to a training step on this CPU.
 
-    json: JsonPath = None
-    """Write the figures to this file too."""
+    Try:
+        prism bench allocator --json allocator.json
+    """
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
 
     def run(self) -> None:
-        raise PrismError("prism bench allocator is not wired up yet")
+        from prism.bench.allocator import AllocatorBenchConfig, main
+
+        main(AllocatorBenchConfig(json=self.json, overwrite=self.overwrite))

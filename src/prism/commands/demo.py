@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from prism.commands.style import option
+from prism.commands.summary import print_summary
 from prism.errors import PrismError
 
 
@@ -27,10 +28,24 @@ class Demo:
     """Where everything goes."""
     minutes: Annotated[float | None, option("M")] = None
     """Minutes of training for each task; the demo's own unless told."""
+    fresh: bool = False
+    """Start over; what is there is moved aside, not deleted."""
 
     def __post_init__(self) -> None:
         if self.minutes is not None and self.minutes <= 0:
             raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
 
     def run(self) -> None:
-        raise PrismError("prism demo is not wired up yet")
+        import time
+
+        from rich.console import Console
+
+        from prism.demo import default_config, run_demo
+        from prism.workflow import write_run_report
+
+        started = time.monotonic()
+        results = run_demo(self.out, default_config(self.minutes), Console(stderr=True), self.fresh)
+        report = write_run_report(self.out)
+        print_summary(results)
+        print(f"{(time.monotonic() - started) / 60:.1f} minutes; numbers in {self.out / 'metrics.json'}")
+        print(f"open {report.resolve()} in a browser")

@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from prism.commands.style import option
+from prism.commands.summary import print_summary
 from prism.errors import PrismError
 
 
@@ -32,12 +33,14 @@ class Eval:
     """How many episodes, each with a seed of its own."""
     json: Annotated[Path | None, option("FILE")] = None
     """Write the metrics to this file too."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
     report: bool = False
     """Write report.html into the run: curves, candidate fans, a table of episodes, videos."""
     candidates: Annotated[int | None, option("K")] = None
     """Action sequences to draw at each replanning; the recipe's own unless told."""
     selection: Annotated[str | None, option("RULE")] = None
-    """Which of them to execute: overlap, committed, last_action or proxy; the recipe's own unless told."""
+    """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first; as the recipe unless told."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
 
@@ -47,4 +50,23 @@ class Eval:
                 raise PrismError(f"--{name} {value} is out of range: use 1 or more")
 
     def run(self) -> None:
-        raise PrismError("prism eval is not wired up yet")
+        from prism.evaluation.results import flat_json, write_json
+        from prism.evaluation.rollout import RecordConfig
+        from prism.workflow import EvalOptions, evaluate_run, run_folder, write_run_report
+
+        if self.json is not None and self.json.exists() and not self.overwrite:  # now, not after minutes of rollouts
+            raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
+        options = EvalOptions(
+            task=self.task,
+            episodes=self.episodes,
+            candidates=self.candidates,
+            selection=self.selection,
+            workers=self.workers,
+            record=RecordConfig() if self.report else None,
+        )
+        result = evaluate_run(self.run_folder, options)
+        if self.json is not None:
+            write_json(self.json, flat_json(result), self.overwrite)
+        print_summary([result])
+        if self.report:
+            print(f"report: {write_run_report(run_folder(self.run_folder))}")

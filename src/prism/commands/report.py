@@ -8,8 +8,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.errors import PrismError
-
 
 @dataclass(frozen=True)
 class Report:
@@ -23,4 +21,6 @@ class Report:
     """A run that has been evaluated (prism eval RUN)."""
 
     def run(self) -> None:
-        raise PrismError("prism report is not wired up yet")
+        from prism.workflow import run_folder, write_run_report
+
+        print(write_run_report(run_folder(self.run_folder)))
