@@ -156,15 +156,16 @@ def overlap(candidates: FloatArray, remainder: FloatArray, scale: FloatArray, di
 def medoid(candidates: FloatArray, scale: FloatArray, radius: float) -> FloatArray:
     """(K,) mean distance to the members of its own mode; infinite outside the mode with most candidates.
 
-    Its minimum is the most typical candidate of the most probable mode. Of two modes of equal size the
-    tighter one (smaller mean distance within) wins, so that the order of candidates does not matter.
+    Its minimum is the most typical candidate of the most probable mode. Of modes of equal size the tighter
+    one wins, then the more central one, so that the order of candidates does not matter.
     """
     distance = pairwise_distance(candidates, scale)
     labels = mode_labels(distance, radius)
     within = _mean_within(distance, labels)
     sizes = np.bincount(labels)
     tightness = np.bincount(labels, weights=within) / sizes
-    best = min(range(len(sizes)), key=lambda mode: (-sizes[mode], tightness[mode]))
+    remoteness = np.bincount(labels, weights=distance.mean(axis=1)) / sizes
+    best = min(range(len(sizes)), key=lambda mode: (-sizes[mode], tightness[mode], remoteness[mode]))
     return np.where(labels == best, within, np.inf)
 
 
@@ -199,7 +200,7 @@ def commit(
     kept = int(labels[nearest])
     rivals = [m for m in range(len(sizes)) if m != kept and sizes[m] >= config.min_share * len(candidates)]
     if rivals:
-        rival = max(rivals, key=lambda mode: int(sizes[mode]))
+        rival = max(rivals, key=lambda mode: (sizes[mode], -old[labels == mode].min()))
         doubt += float(sizes[rival] / (sizes[rival] + sizes[kept]))
         if doubt > config.patience:
             kept, doubt = rival, 0.0

@@ -38,7 +38,8 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     rate, z2 = successes / trials, _Z95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return max(0.0, centre - half), min(1.0, centre + half)
+    low = 0.0 if successes == 0 else centre - half  # exactly 0 and 1 there; rounding would miss them
+    return low, 1.0 if successes == trials else centre + half
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float]:

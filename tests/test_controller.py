@@ -1,0 +1,164 @@
+"""The controller: windows, replanning, presence, repeatability, what it records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prism.controller import Controller, ControllerConfig, action_scale
+from prism.errors import PrismError
+from prism.selection import SelectionConfig
+from prism.types import Observation
+from tests.evaluation_fakes import PointPolicy
+
+
+class IndexPolicy(PointPolicy):
+    """Candidate k of the n-th call is n, n + .01, n + .02, ... shifted by k: easy to recognise."""
+
+    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        self.seen.append(observation)
+        steps = torch.arange(self.spec.pred_horizon) * 0.01 + len(self.seen)
+        return (steps[None, None, :, None] + torch.arange(candidates)[None, :, None, None]).expand(1, -1, -1, 2).clone()
+
+
+def see(t: float) -> dict[str, np.ndarray]:
+    return {"proprio": np.array([t, t], dtype=np.float32), "goal": np.array([1.0, 1.0], dtype=np.float32)}
+
+
+FIRST = SelectionConfig(rule="first")
+
+
+def test_executes_the_first_actions_of_each_plan_and_then_replans() -> None:
+    policy = IndexPolicy(pred_horizon=8)
+    controller = Controller(policy, ControllerConfig(exec_horizon=3, candidates=2, selection=FIRST))
+    actions = [float(controller.act(see(t))[0]) for t in range(7)]
+    np.testing.assert_allclose(actions, [1.0, 1.01, 1.02, 2.0, 2.01, 2.02, 3.0], rtol=1e-6)
+    assert [replan.step for replan in controller.replans] == [0, 3, 6]
+    assert controller.last_plan is not None
+    assert controller.last_plan.candidates.shape == (2, 8, 2)
+    np.testing.assert_allclose(
+        controller.last_plan.remainder, np.repeat([[2.03], [2.04], [2.05], [2.06], [2.07]], 2, axis=1), rtol=1e-6
+    )
+
+
+def test_window_is_edge_padded_and_then_slides() -> None:
+    policy = IndexPolicy(obs_horizon=3)
+    controller = Controller(policy, ControllerConfig(exec_horizon=1, candidates=1, selection=FIRST))
+    for t in range(4):
+        controller.act(see(t))
+    windows = [seen.streams["proprio"][0, :, 0].tolist() for seen in policy.seen]
+    assert windows == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+    assert policy.seen[0].present["proprio"].shape == (1, 3)
+
+
+def test_missing_and_nan_sensors_are_absent_and_come_back() -> None:
+    policy = IndexPolicy(obs_horizon=2)
+    controller = Controller(policy, ControllerConfig(exec_horizon=1, candidates=1, selection=FIRST))
+    controller.act(see(1))
+    broken = see(2)
+    broken["goal"] = np.array([np.nan, 0.0], dtype=np.float32)
+    controller.act(broken)
+    controller.act({"proprio": see(3)["proprio"], "unknown": np.zeros(3)})
+    controller.act(see(4))
+    present = [seen.present["goal"][0].tolist() for seen in policy.seen]
+    assert present == [[True, True], [True, False], [False, False], [False, True]]
+    assert all(bool(seen.present["proprio"].all()) for seen in policy.seen)
+    assert policy.seen[1].streams["goal"][0, 1].tolist() == [0.0, 0.0]
+    assert all(bool(torch.isfinite(seen.streams["goal"]).all()) for seen in policy.seen)
+
+
+def test_no_sensor_at_all_is_an_error() -> None:
+    controller = Controller(IndexPolicy(), ControllerConfig(candidates=1, exec_horizon=2))
+    with pytest.raises(PrismError, match="none of the policy's sensors"):
+        controller.act({"camera": np.zeros(2)})
+    with pytest.raises(PrismError, match="none of the policy's sensors"):
+        controller.act({"proprio": np.full(2, np.nan), "goal": np.full(2, np.inf)})
+
+
+def test_wrong_shape_is_named() -> None:
+    controller = Controller(IndexPolicy(), ControllerConfig(candidates=1, exec_horizon=2))
+    with pytest.raises(PrismError, match=r"sensor 'goal'.*\(2,\).*\(3,\)"):
+        controller.act({"proprio": np.zeros(2, dtype=np.float32), "goal": np.zeros(3, dtype=np.float32)})
+
+
+def test_same_seed_same_actions() -> None:
+    controller = Controller(PointPolicy(noise=0.5), ControllerConfig(exec_horizon=2, candidates=4), seed=7)
+
+    def episode() -> list[list[float]]:
+        return [controller.act(see(0.1 * t)).tolist() for t in range(9)]
+
+    first = episode()
+    controller.reset(7)
+    assert controller.replans == []
+    assert episode() == first
+    controller.reset(8)
+    assert episode() != first
+
+
+def test_records_switches_and_modes() -> None:
+    class Flipping(PointPolicy):
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+            self.seen.append(observation)
+            side = torch.tensor([1.0, -1.0]) * (-1) ** len(self.seen)  # the first candidate changes sides
+            return side[None, :, None, None].expand(1, 2, self.spec.pred_horizon, 2).clone()
+
+    flickers = Controller(Flipping(), ControllerConfig(exec_horizon=2, candidates=2, selection=FIRST))
+    stays = Controller(Flipping(), ControllerConfig(exec_horizon=2, candidates=2))
+    for t in range(8):
+        flickers.act(see(t))
+        stays.act(see(t))
+    assert [replan.mode_switch for replan in flickers.replans] == [False, True, True, True]
+    assert [replan.avoidable_switch for replan in flickers.replans] == [False, True, True, True]
+    assert not any(replan.mode_switch for replan in stays.replans)
+    assert {replan.modes for replan in stays.replans} == {2}
+    assert stays.replans[0].spread == pytest.approx(2.0)
+    assert stays.replans[0].overlap_distance is None
+    assert flickers.replans[1].overlap_distance == pytest.approx(2.0)
+    assert all(replan.latency_ms > 0 for replan in stays.replans)
+
+
+def test_smoothing_fades_from_the_old_plan_within_a_mode_only() -> None:
+    class Stepping(PointPolicy):
+        jump = 0.2
+
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+            self.seen.append(observation)
+            return torch.full((1, candidates, self.spec.pred_horizon, 2), self.jump * len(self.seen))
+
+    policy = Stepping()
+    config = ControllerConfig(exec_horizon=4, candidates=1, smoothing=3)
+    controller = Controller(policy, config)
+    actions = [float(controller.act(see(t))[0]) for t in range(8)]
+    np.testing.assert_allclose(actions, [0.2] * 4 + [0.25, 0.3, 0.35, 0.4], rtol=1e-6)
+    policy = Stepping()
+    policy.jump = 1.0
+    controller = Controller(policy, config)
+    assert [float(controller.act(see(t))[0]) for t in range(5)][-1] == 2.0
+
+
+def test_scale_comes_from_the_normaliser() -> None:
+    policy = PointPolicy()
+    np.testing.assert_allclose(action_scale(policy), [1.0, 1.0])
+
+
+def test_impossible_configurations_are_refused() -> None:
+    with pytest.raises(PrismError, match="exceeds the policy's pred_horizon"):
+        Controller(PointPolicy(pred_horizon=4), ControllerConfig(exec_horizon=5))
+    with pytest.raises(PrismError, match="exec_horizon < 4"):
+        Controller(PointPolicy(pred_horizon=4), ControllerConfig(exec_horizon=4))
+    Controller(PointPolicy(pred_horizon=4), ControllerConfig(exec_horizon=4, selection=FIRST))
+    for bad in ({"exec_horizon": 0}, {"candidates": 0}, {"smoothing": -1}):
+        with pytest.raises(PrismError, match=next(iter(bad))):
+            ControllerConfig(**bad)
+
+
+def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
+    class Broken(PointPolicy):
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+            return torch.full((1, candidates, self.spec.pred_horizon, 2), torch.nan)
+
+    with pytest.raises(PrismError, match="not finite"):
+        Controller(Broken(), ControllerConfig(exec_horizon=2)).act(see(0))
