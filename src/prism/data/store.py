@@ -100,6 +100,8 @@ def _map(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray
         raise PrismError(
             f"{file}: truncated or not a .npy file ({reason(error)}); collect or convert the dataset again"
         ) from None
+    if not isinstance(array, np.ndarray):
+        array.close()  # numpy opens a zip archive by its first bytes, whatever its name
     if not isinstance(array, np.memmap) or array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
         found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else "an archive"
         raise PrismError(

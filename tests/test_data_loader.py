@@ -1,0 +1,120 @@
+"""The order of batches is a function of the step, and the loader keeps it."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.data import open_dataset
+from prism.data.loader import BatchOrder, Loader
+from prism.data.store import DatasetWriter
+from prism.data.windows import Windows
+from prism.errors import PrismError
+from prism.types import Batch
+from tests.data_fakes import counting_source
+
+
+@given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 3))
+def test_an_epoch_never_repeats_a_window_and_drops_only_the_ragged_end(windows: int, batch: int, seed: int) -> None:
+    order = BatchOrder(windows, batch, seed)
+    for epoch in range(2):
+        steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+        seen = np.concatenate([order.indices(step) for step in steps])
+        assert len(set(seen.tolist())) == len(seen) == (windows // batch * batch if windows >= batch else windows)
+        assert seen.min() >= 0
+        assert seen.max() < windows
+
+
+@given(st.integers(1, 500))
+def test_a_step_can_be_asked_for_at_any_time(step: int) -> None:
+    straight = BatchOrder(50, 8, seed=3)
+    for earlier in range(step):
+        straight.indices(earlier)
+    assert straight.indices(step).tolist() == BatchOrder(50, 8, seed=3).indices(step).tolist()
+
+
+def test_epochs_and_seeds_differ() -> None:
+    order = BatchOrder(100, 100, seed=0)
+    assert order.indices(0).tolist() != order.indices(1).tolist()
+    assert order.indices(0).tolist() != BatchOrder(100, 100, seed=1).indices(0).tolist()
+    assert order.indices(0).tolist() != list(range(100))
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(4, 60), st.integers(0, 20))
+def test_ranks_share_the_global_batch(world: int, windows: int, step: int) -> None:
+    whole = BatchOrder(windows, 8, seed=1).indices(step)
+    parts = [BatchOrder(windows, 8, seed=1, rank=rank, world_size=world).indices(step) for rank in range(world)]
+    assert len({len(part) for part in parts}) == 1
+    together = np.concatenate(parts)
+    assert together.tolist() == whole[: len(together)].tolist()
+    assert len(together) > len(whole) - world
+
+
+@pytest.mark.parametrize("bad", [(0, 4, 0), (4, 0, 0), (4, 4, -1), (9, 4, 0, 2, 2), (9, 5, 0, 0, 2), (1, 4, 0, 0, 2)])
+def test_orders_out_of_range(bad: tuple[int, ...]) -> None:
+    with pytest.raises(PrismError):
+        BatchOrder(*bad)
+
+
+def equal(a: Batch, b: Batch) -> bool:
+    streams = [(a.observation.streams[k], b.observation.streams[k]) for k in a.observation.streams]
+    return all(torch.equal(x, y) for x, y in [*streams, (a.actions, b.actions), (a.action_valid, b.action_valid)])
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_loader_gives_the_steps_in_order_from_any_start(images: bool) -> None:
+    windows = Windows(counting_source([9, 14], images=images), 2, 4)
+    order = BatchOrder(len(windows), 4, seed=5)
+    with Loader(windows, order, start_step=7) as loader:
+        for step, batch in zip(range(7, 25), loader, strict=False):
+            assert equal(batch, windows.batch(order.indices(step)))
+
+
+def test_worker_processes_give_the_same(tmp_path: Path) -> None:
+    memory = counting_source([9, 14], images=True)
+    with DatasetWriter(tmp_path / "set", memory.sensors, 2, 10.0, "toy") as writer:
+        for episode in memory.episodes:
+            writer.add(episode.streams, episode.actions)
+    windows = Windows(open_dataset(tmp_path / "set"), 2, 4)
+    order = BatchOrder(len(windows), 4, seed=5)
+    with Loader(windows, order, start_step=2, workers=1) as loader:
+        for step, batch in zip(range(2, 12), loader, strict=False):
+            assert equal(batch, windows.batch(order.indices(step)))
+
+
+def test_an_error_in_the_background_reaches_the_caller_and_threads_end() -> None:
+    source = counting_source([9, 14], images=True)
+    windows = Windows(source, 2, 4)
+    real, calls = source.read, []
+
+    def read(*args: object, **options: object) -> object:
+        calls.append(args)
+        if len(calls) > 10:
+            raise PrismError("memory: broken frame")
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    source.read = read  # type: ignore[assignment, method-assign]
+    with Loader(windows, BatchOrder(len(windows), 4, 0)) as loader, pytest.raises(PrismError, match="broken frame"):
+        list(islice(loader, 20))
+    assert not [thread for thread in threading.enumerate() if thread.name == "prism-loader"]
+
+
+def test_closing_early_ends_the_thread() -> None:
+    windows = Windows(counting_source([9, 14], images=True), 2, 4)
+    loader = Loader(windows, BatchOrder(len(windows), 4, 0))
+    next(loader)
+    loader.close()
+    assert list(loader) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "prism-loader"]
+
+
+def test_order_of_another_dataset() -> None:
+    with pytest.raises(PrismError, match="23"):
+        Loader(Windows(counting_source([9, 14]), 2, 4), BatchOrder(5, 2, 0))
