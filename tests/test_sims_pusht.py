@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sims import pusht_physics
 from prism.sims.pusht import PushTEnv, render_state
-from prism.sims.pusht_features import GOAL, mirror_action, mirror_state
+from prism.sims.pusht_features import GOAL, keypoints, mirror_action, mirror_state
 
 Array = NDArray[np.float64]
 
@@ -90,20 +90,23 @@ def test_reset_to_state_is_exact() -> None:
 
 def test_mirrored_start_and_actions_give_the_mirrored_trajectory() -> None:
     env, other = PushTEnv("state"), PushTEnv("state")
-    moved = 0.0
-    for seed in range(4):
+    errors: list[float] = []
+    for seed in range(12):
         env.reset(seed)
-        start = env.state()
-        env.reset_to_state(start)
-        other.reset_to_state(mirror_state(start))
-        for action in busy_actions(seed, 40):
-            a = env.step(action)
-            b = other.step(mirror_action(action).astype(np.float32))
+        for step, action in enumerate(busy_actions(seed, 60)):
+            state, velocity = env.state(), env.physics.velocity
+            if step % 5 == 0:  # compare over half a second; contacts are chaotic beyond
+                env.physics.set_state(state, velocity)
+                other.reset_to_state(mirror_state(env.state()))
+                other.physics.set_state(mirror_state(state), (-velocity[1], -velocity[0]))
+            a, b = env.step(action), other.step(mirror_action(action).astype(np.float32))
             expected, got = mirror_state(env.state()), other.state()
-            turn = (expected[4] - got[4] + np.pi) % (2 * np.pi) - np.pi
-            # the solver takes its contacts in another order: small differences grow with every push
-            assert np.abs(expected[:4] - got[:4]).max() < 1.0
-            assert abs(turn) < 0.02
-            assert abs(a.score - b.score) < 0.02
-        moved += float(np.abs(env.state()[2:4] - start[2:4]).max())
-    assert moved > 20, "the block must have been pushed, or the test says nothing"
+            corners = keypoints(got[2:])
+            pushed = np.abs(env.state()[2:4] - state[2:4]).max() > 0.5
+            if pushed and corners.min() > 15 and corners.max() < 497:  # the walls are one pixel off the symmetry
+                turn = (expected[4] - got[4] + np.pi) % (2 * np.pi) - np.pi
+                errors.append(max(float(np.abs(expected[:4] - got[:4]).max()), 60 * abs(turn)))
+                assert abs(a.score - b.score) < 0.02
+    assert len(errors) > 40, "the block must have been pushed, or the test says nothing"
+    assert np.median(errors) < 1e-4
+    assert max(errors) < 1.0

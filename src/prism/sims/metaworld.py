@@ -12,6 +12,7 @@ same numbers from a generator of their own, and the first observation is taken a
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,7 @@ class MetaWorldExpert:
         from metaworld.policies import ENV_POLICY_MAP
 
         self._env = env
-        self._make = ENV_POLICY_MAP[f"{env.task}-v3"]
+        self._make: Callable[[], Any] = ENV_POLICY_MAP[f"{env.task}-v3"]
         self._policy = self._make()
 
     def reset(self, seed: int) -> None:
