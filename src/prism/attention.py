@@ -228,6 +228,22 @@ def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) ->
     return "softmax" if exact_entries <= (1.4 + 14.0 / head_dim) * linear_entries else "favor"
 
 
+def attention(
+    kind: Kind,
+    q_BHTD: Float[Tensor, "B H T D"],
+    k_BHSD: Float[Tensor, "B H S D"],
+    v_BHSD: Float[Tensor, "B H S D"],
+    w_MD: Float[Tensor, "M D"],
+    mask_BS: Bool[Tensor, "B S"] | None = None,
+) -> Float[Tensor, "B H T D"]:
+    """Any kind by name; `softmax` ignores the random features."""
+    resolved = choose(kind, q_BHTD.shape[2], k_BHSD.shape[2], *w_MD.shape)
+    if resolved == "softmax":
+        return softmax_attention(q_BHTD, k_BHSD, v_BHSD, mask_BS)
+    linear = favor_attention if resolved == "favor" else favor_paper_attention
+    return linear(q_BHTD, k_BHSD, v_BHSD, w_MD, mask_BS)
+
+
 # --------------------------------------------------------------------------- module
 
 

@@ -1,0 +1,232 @@
+"""`prism bench attention`: is FAVOR+ right, what does it cost, and does `auto` pick the faster kernel? (Eq. 3, Alg. 3)
+
+Error: relative error in the Frobenius norm against exact softmax, median over random inputs and features, for the
+correct FAVOR+ and for the paper's literal form, by number of features. Inputs are Gaussian; their scale sets how
+peaked the attention is, and the variance of any random-feature estimate grows exponentially with its square.
+
+Time: one sequence of T queries and T keys, heads and head width as in the `paper` preset, forward (and forward
+plus backward), all variants in turn within every round. `auto_worst_ratio` is the largest, over T, of the time of
+`auto` against the faster of softmax and favor in the same rounds, forward, CPU time of the process (the same in wall
+clock is beside it). Where `auto` runs the very kernel that it is compared with, what differs from 1 is noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from prism.attention import (
+    Kind,
+    attention,
+    choose,
+    favor_attention,
+    favor_paper_attention,
+    gaussian_features,
+    orthogonal_features,
+    softmax_attention,
+)
+from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+
+KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto")
+
+
+@dataclass(frozen=True)
+class AttentionBenchConfig:
+    json: Path | None = None  # write the figures to this file
+    plot: Path | None = None  # and a picture of them to this one (.svg, .png, .pdf)
+    overwrite: bool = False
+    lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    heads: int = 8  # paper preset
+    head_dim: int = 64  # paper preset: 512 / 8
+    features: int = 256
+    error_features: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384, 65536)
+    error_seeds: int = 9
+    error_head_dim: int = 16  # tiny preset: 64 / 4
+    error_scale: float = 0.5  # of the entries of queries and keys
+    backward: bool = True  # time forward plus backward too
+    seconds: float = 4.0  # a length; the longest takes what its least number of rounds takes
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths or min(self.lengths) < 1:
+            raise PrismError(f"lengths is {self.lengths}; name at least one length, each at least 1")
+        if not self.error_features or min(self.error_features) < 1:
+            raise PrismError(f"error-features is {self.error_features}; name at least one number, each at least 1")
+        for name in ("heads", "head_dim", "features", "error_seeds", "error_head_dim", "threads"):
+            if getattr(self, name) < 1:
+                raise PrismError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+        if self.seconds < 0 or self.error_scale <= 0:
+            raise PrismError("seconds must be at least 0 and error-scale above 0")
+
+
+def measure_errors(
+    config: AttentionBenchConfig, scale: float, advance: Callable[[], None]
+) -> dict[str, dict[str, float]]:
+    """{"favor": {"16": error, ...}, "favor_paper": {...}}: 2 heads, 64 queries, 64 keys."""
+    head_dim = config.error_head_dim
+    errors: dict[str, dict[str, float]] = {"favor": {}, "favor_paper": {}}
+    for m in config.error_features:
+        samples: dict[str, list[float]] = {"favor": [], "favor_paper": []}
+        for i in range(config.error_seeds):
+            rng = torch.Generator().manual_seed(config.seed + i)  # the same inputs for every m
+            q, k = (scale * torch.randn(1, 2, 64, head_dim, generator=rng) for _ in range(2))
+            v = torch.randn(1, 2, 64, head_dim, generator=rng)
+            exact = softmax_attention(q, k, v)
+            estimates = {
+                "favor": favor_attention(q, k, v, orthogonal_features(m, head_dim, rng)),
+                "favor_paper": favor_paper_attention(q, k, v, gaussian_features(m, head_dim, rng)),
+            }
+            for name, estimate in estimates.items():
+                samples[name].append(float((estimate - exact).norm() / exact.norm()))
+            advance()
+        for name, values in samples.items():
+            errors[name][str(m)] = float(np.median(values))
+    return errors
+
+
+def measure_times(config: AttentionBenchConfig, length: int, backward: bool) -> dict[str, Times]:
+    rng = torch.Generator().manual_seed(config.seed)
+    shape = (1, length, config.heads, config.head_dim)  # as the projections leave it
+    q, k, v = (0.5 * torch.randn(shape, generator=rng).transpose(1, 2) for _ in range(3))
+    w = orthogonal_features(config.features, config.head_dim, rng)
+    inputs = [x.requires_grad_(backward) for x in (q, k, v)]
+
+    def call(kind: Kind) -> Tensor | None:
+        out = attention(kind, inputs[0], inputs[1], inputs[2], w)
+        if not backward:
+            return out
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+        return None
+
+    calls: dict[str, Callable[[], object]] = {kind: partial(call, kind) for kind in KINDS}
+    least = 9 if backward else 15
+    with torch.set_grad_enabled(backward):
+        return interleave(calls, np.random.default_rng(config.seed), config.seconds, min_rounds=least)
+
+
+def compare_auto(times: dict[str, Times], resolved: str, rng: np.random.Generator) -> dict[str, Any]:
+    """`auto` against the faster of exact and linear, both found and compared within the same rounds."""
+    best_cpu = min(("softmax", "favor"), key=lambda name: float(np.median(times[name].cpu)))
+    best_wall = min(("softmax", "favor"), key=lambda name: float(np.median(times[name].wall)))
+    return {
+        "resolved": resolved,
+        "fastest": best_cpu,
+        "ratio": paired_ratio(times["auto"].cpu, times[best_cpu].cpu),
+        "ratio_interval": ratio_interval(times["auto"].cpu, times[best_cpu].cpu, rng),
+        "ratio_wall": paired_ratio(times["auto"].wall, times[best_wall].wall),
+        "rounds": len(times["auto"].cpu),
+    }
+
+
+def run(config: AttentionBenchConfig) -> dict[str, Any]:
+    """All figures as JSON values; see the module's docstring for what they mean."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    modes = ("forward", "forward_backward") if config.backward else ("forward",)
+    scales = (config.error_scale, 2.0 * config.error_scale)
+    steps = len(scales) * len(config.error_features) * config.error_seeds
+    rng = np.random.default_rng(config.seed)
+    time_ms: dict[str, dict[str, dict[str, dict[str, float]]]] = {mode: {kind: {} for kind in KINDS} for mode in modes}
+    auto: dict[str, dict[str, dict[str, Any]]] = {mode: {} for mode in modes}
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("error against exact softmax", total=steps)
+            error, peaked = (measure_errors(config, scale, lambda: progress.advance(bar)) for scale in scales)
+            bar = progress.add_task("time", total=len(modes) * len(config.lengths))
+            for mode in modes:
+                for length in config.lengths:
+                    progress.update(bar, description=f"time, {mode.replace('_', ' + ')}, T = {length}")
+                    times = measure_times(config, length, backward=mode == "forward_backward")
+                    for kind in KINDS:
+                        time_ms[mode][kind][str(length)] = times[kind].summary()
+                    resolved = choose("auto", length, length, config.features, config.head_dim)
+                    auto[mode][str(length)] = compare_auto(times, resolved, rng)
+                    progress.advance(bar)
+    finally:
+        torch.set_num_threads(threads)
+    result: dict[str, Any] = {
+        "error": error,
+        "error_at_twice_the_scale": peaked,
+        "auto_worst_ratio": max(entry["ratio"] for entry in auto["forward"].values()),
+        "auto_worst_ratio_wall": max(entry["ratio_wall"] for entry in auto["forward"].values()),
+    }
+    if config.backward:
+        result["auto_worst_ratio_training"] = max(entry["ratio"] for entry in auto["forward_backward"].values())
+    names = ("heads", "head_dim", "features", "error_head_dim", "error_scale", "error_seeds", "threads")
+    settings = {name: getattr(config, name) for name in names}
+    return {**result, "auto": auto, "time_ms": time_ms, "settings": settings, **provenance(config.seed)}
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    errors = Table(title="Relative error against exact softmax (median)")
+    errors.add_column("features m", justify="right")
+    errors.add_column("favor", justify="right")
+    errors.add_column("favor_paper (literal)", justify="right")
+    for m, value in result["error"]["favor"].items():
+        errors.add_row(m, f"{value:.4f}", f"{result['error']['favor_paper'][m]:.4f}")
+    console.print(errors)
+    for mode, by_kind in result["time_ms"].items():
+        table = Table(title=f"Milliseconds, {mode.replace('_', ' + ')} (median)")
+        for column in ("T", *by_kind, "auto is", "auto / fastest"):
+            table.add_column(column, justify="right")
+        for length, entry in result["auto"][mode].items():
+            cells = [f"{by_kind[kind][length]['median']:.3g}" for kind in by_kind]
+            table.add_row(length, *cells, entry["resolved"], f"{entry['ratio']:.2f}")
+        console.print(table)
+    console.print(f"auto against the fastest, worst length: {result['auto_worst_ratio']:.3f} (forward)")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Error by m and time by T, side by side."""
+    import io
+
+    from matplotlib.figure import Figure
+
+    from prism.evaluation.results import write_atomic
+
+    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    colors = {"softmax": "#333333", "favor": "#0072b2", "favor_paper": "#d55e00", "auto": "#009e73"}
+    for kind, by_m in result["error"].items():
+        left.loglog([int(m) for m in by_m], list(by_m.values()), "o-", color=colors[kind], label=kind)
+    left.set(xlabel="random features m", ylabel="relative error against softmax")
+    for kind, by_length in result["time_ms"]["forward"].items():
+        values = [entry["median"] for entry in by_length.values()]
+        style = {"linestyle": "--", "linewidth": 2.5} if kind == "auto" else {"marker": "o", "markersize": 3}
+        right.loglog([int(t) for t in by_length], values, color=colors[kind], label=kind, **style)
+    right.set(xlabel="queries and keys T", ylabel="ms, forward")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    picture = io.BytesIO()
+    try:
+        figure.savefig(picture, format=path.suffix.lstrip(".") or "svg")
+    except ValueError as error:
+        raise PrismError(f"{path}: cannot draw a '{path.suffix}' file; use .svg, .png or .pdf") from error
+    write_atomic(path, picture.getvalue(), overwrite=True)
+
+
+def main(config: AttentionBenchConfig) -> None:
+    refuse_existing(config.json, config.plot, overwrite=config.overwrite)
+    if config.plot is not None and config.plot.suffix not in (".svg", ".png", ".pdf"):
+        raise PrismError(f"{config.plot}: cannot draw a '{config.plot.suffix}' file; use .svg, .png or .pdf")
+    result = run(config)
+    show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, overwrite=config.overwrite)
+    if config.plot is not None:
+        draw(result, config.plot)

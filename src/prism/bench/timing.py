@@ -1,0 +1,105 @@
+"""Timing on a machine that does other things too: contestants take turns, and ratios are of neighbours in time."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.evaluation.results import run_info
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call, one entry a round. `cpu` does not count the time that other processes held the core."""
+
+    wall: FloatArray
+    cpu: FloatArray
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds of wall clock, and the median of CPU time."""
+        return {
+            "median": 1e3 * float(np.median(self.wall)),
+            "p99": 1e3 * float(np.quantile(self.wall, 0.99)),
+            "cpu_median": 1e3 * float(np.median(self.cpu)),
+        }
+
+
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    rng: np.random.Generator,
+    seconds: float,
+    min_rounds: int = 9,
+    max_rounds: int = 300,
+    min_sample_seconds: float = 1e-3,
+) -> dict[str, Times]:
+    """Time every call once a round, in a new random order each round, for about `seconds` and at least `min_rounds`.
+
+    Short calls are repeated within a sample until it lasts `min_sample_seconds` (the clock ticks). The CPU time is
+    the whole process's, so that it covers torch's worker threads.
+    """
+    repeats = {}
+    for name, call in calls.items():
+        call()  # the first one allocates and warms the caches
+        begin = time.perf_counter()
+        call()
+        repeats[name] = max(1, round(min_sample_seconds / max(time.perf_counter() - begin, 1e-7)))
+    wall: dict[str, list[float]] = {name: [] for name in calls}
+    cpu: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    start = time.perf_counter()
+    for done in range(max_rounds):
+        if done >= min_rounds and time.perf_counter() - start > seconds:
+            break
+        for i in rng.permutation(len(names)):
+            name = names[i]
+            call, count = calls[name], repeats[name]
+            cpu_begin, begin = time.process_time(), time.perf_counter()
+            for _ in range(count):
+                call()
+            wall[name].append((time.perf_counter() - begin) / count)
+            cpu[name].append((time.process_time() - cpu_begin) / count)
+    return {name: Times(np.array(wall[name]), np.array(cpu[name])) for name in names}
+
+
+def paired_ratio(numerator: FloatArray, denominator: FloatArray) -> float:
+    """Median over rounds of the ratio within a round: slow spells of the machine hit both and cancel."""
+    return float(np.median(numerator / denominator))
+
+
+def ratio_interval(
+    numerator: FloatArray, denominator: FloatArray, rng: np.random.Generator, draws: int = 1000
+) -> list[float]:
+    """95 % bootstrap interval of `paired_ratio`."""
+    ratios = numerator / denominator
+    medians = np.median(ratios[rng.integers(len(ratios), size=(draws, len(ratios)))], axis=1)
+    return [float(x) for x in np.quantile(medians, [0.025, 0.975])]
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """Command, date, versions, machine, and the commit when this is a git checkout."""
+    info = run_info(seed)
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return info
+    return {**info, "commit": done.stdout.strip()} if done.returncode == 0 else info
+
+
+def refuse_existing(*paths: Path | None, overwrite: bool) -> None:
+    """Before minutes of measuring, not after."""
+    for path in paths:
+        if path is not None and path.exists() and not overwrite:
+            raise PrismError(f"{path} exists already: remove it, choose another name, or pass --overwrite")
