@@ -10,20 +10,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
-from prism.data import Episode, EpisodeSource, open_dataset, with_sensors
-from prism.data.episodes import check_slice, wanted_sensors
+from prism.data import EpisodeSource, open_dataset
 from prism.data.locate import find_dataset
 from prism.errors import PrismError
-from prism.sims import pusht_features as pusht
+from prism.sims.pusht_data import PushTDemonstrations
+from prism.sims.pusht_features import Variant
 
 Kind = Literal["expert", "shipped", "human", "path"]
 COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
@@ -52,15 +49,15 @@ def open_demonstrations(
     path filled in. Copy c of episode e is number c * originals + e."""
     path = _locate(config, task, console)
     source = open_dataset(path)
-    for note in source.notes:
-        console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     copies = 1
     if task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
-        variant: pusht.Variant = "state" if task == "pusht" else task.removeprefix("pusht-")  # type: ignore[assignment]
+        variant: Variant = "state" if task == "pusht" else task.removeprefix("pusht-")  # type: ignore[assignment]
         source = PushTDemonstrations(source, variant, config.mirror)
         copies = source.copies
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
+    for note in source.notes:
+        console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     return replace(config, path=str(path)), source, copies
 
 
@@ -86,39 +83,3 @@ def record_if_missing(config: Demonstrations, task: str, console: Console) -> Pa
     console.print(words, highlight=False, soft_wrap=True)
     collect(task, config.episodes, path, console=console)
     return path
-
-
-class PushTDemonstrations:
-    """Push-T episodes with a raw `state`, shown through the environment's own features, once or with mirror images."""
-
-    def __init__(self, source: EpisodeSource, variant: pusht.Variant, mirror: bool) -> None:
-        names = {sensor.name: sensor for sensor in source.sensors}
-        if names["state"].shape != (5,):
-            raise PrismError(f"{source.path}: 'state' has shape {names['state'].shape}; Push-T's is (5,)")
-        if variant == "pixels" and "img" not in names:
-            raise PrismError(f"{source.path}: has no 'img'; use the task pusht or pusht-keypoints, or other data")
-        self._source = with_sensors(source, ("state", "img") if variant == "pixels" else ("state",))
-        self._variant: pusht.Variant = variant
-        self.copies = 2 if mirror else 1
-        self.sensors = pusht.sensor_specs(variant)
-        self.path, self.action_dim, self.fps, self.notes = source.path, source.action_dim, source.fps, source.notes
-        self.lengths = np.tile(source.lengths, self.copies)
-
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
-        start, stop = check_slice(self, episode, start, stop)
-        wanted = {sensor.name for sensor in wanted_sensors(self, streams)}
-        copy, original = divmod(episode, len(self._source.lengths))
-        raw = ["state"] + ["img"] * ("rgb_static" in wanted)
-        part = self._source.read(original, start, stop, raw)
-        state: NDArray[np.floating] = np.asarray(part.streams["state"], dtype=np.float64)
-        actions: NDArray[np.float32] = part.actions
-        if copy:
-            state = pusht.mirror_state(state)
-            actions = np.ascontiguousarray(pusht.mirror_action(actions), dtype=np.float32)
-        shown: dict[str, NDArray[np.generic]] = dict(pusht.features(state, self._variant))
-        if "rgb_static" in wanted:
-            pixels = part.streams["img"]
-            shown["rgb_static"] = pixels.swapaxes(1, 2)[:, ::-1, ::-1] if copy else pixels
-        return Episode({name: stream for name, stream in shown.items() if name in wanted}, actions)
