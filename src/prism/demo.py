@@ -148,7 +148,7 @@ def _record_and_train(experiment: Experiment, run: Path) -> None:
     with open(run / _LOG, "a", encoding="utf-8", buffering=1) as file:
         console = Console(file=file, width=200)
         try:
-            record_if_missing(experiment.demonstrations, experiment.task, console)
+            record_if_missing(experiment.demonstrations, experiment.task, console, workers=1)
             resume = (run / "checkpoints").exists()
             result = train_experiment(experiment, run, resume, console, title=experiment.name)
         except PrismError as error:

@@ -30,6 +30,7 @@ COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
 class Demonstrations:
     kind: Kind
     episodes: int = 20  # expert: how many to record
+    noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
     mirror: bool = False  # Push-T: each demonstration and its mirror image (see sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
 
@@ -38,6 +39,8 @@ class Demonstrations:
             raise PrismError(f"demonstrations.kind is '{self.kind}'; use one of {', '.join(get_args(Kind))}")
         if self.episodes < 1:
             raise PrismError(f"demonstrations.episodes is {self.episodes}; it must be at least 1")
+        if self.noise < 0:
+            raise PrismError(f"demonstrations.noise is {self.noise}; it must be 0 or more")
         if self.kind == "path" and self.path is None:
             raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
 
@@ -71,7 +74,7 @@ def _locate(config: Demonstrations, task: str, console: Console) -> Path:
     return record_if_missing(config, task, console)
 
 
-def record_if_missing(config: Demonstrations, task: str, console: Console) -> Path:
+def record_if_missing(config: Demonstrations, task: str, console: Console, workers: int | None = None) -> Path:
     """The folder with demonstrations of the task's expert, recorded now if it is not there."""
     path = COLLECTED / task if config.path is None else Path(config.path)
     if path.exists():
@@ -81,5 +84,5 @@ def record_if_missing(config: Demonstrations, task: str, console: Console) -> Pa
 
     words = f"recording {config.episodes} demonstrations of {task} in {path}"
     console.print(words, highlight=False, soft_wrap=True)
-    collect(task, config.episodes, path, console=console)
+    collect(task, config.episodes, path, console=console, workers=workers, noise=config.noise)
     return path

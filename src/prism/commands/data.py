@@ -31,6 +31,10 @@ class Collect:
     """Where the dataset goes; data/TASK unless told."""
     seed: int = 0
     """Of the first episode; each one has its own."""
+    noise: float = 0.0
+    """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
+    workers: Annotated[int | None, option("N")] = None
+    """Processes that record in parallel; one a core unless told."""
     overwrite: bool = False
     """Replace what is there."""
 
@@ -39,9 +43,31 @@ class Collect:
             raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
         if self.seed < 0:
             raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
+        if self.noise < 0:
+            raise PrismError(f"--noise {self.noise:g} is out of range: use 0 or more")
+        if self.workers is not None and self.workers < 1:
+            raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
 
     def run(self) -> None:
-        raise PrismError("prism data collect is not wired up yet")
+        from rich.console import Console
+
+        from prism.demonstrations import COLLECTED
+        from prism.sims.collect import collect
+
+        collected = collect(
+            self.task,
+            self.episodes,
+            self.out or COLLECTED / self.task,
+            seed=self.seed,
+            console=Console(stderr=True),
+            overwrite=self.overwrite,
+            workers=self.workers,
+            noise=self.noise,
+        )
+        print(
+            f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; "
+            f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +99,24 @@ class Download:
     name: Positional[str]
     """Name of the dataset."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where it goes; the folder that PRISM_DATA names, or data/, unless told."""
+    """Where it goes; the folder that PRISM_DATA names, or the user's cache, unless told."""
+    overwrite: bool = False
+    """Fetch it again if it is there."""
 
     def run(self) -> None:
-        raise PrismError("prism data download is not wired up yet")
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        from prism.data.locate import download
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            row = bar.add_task(self.name, total=None)
+            path = download(
+                self.name,
+                self.out,
+                self.overwrite,
+                progress=lambda done, total: bar.update(row, completed=done, total=total),
+            )
+        print(path)
