@@ -12,7 +12,6 @@ same numbers from a generator of their own, and the first observation is taken a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -171,8 +170,9 @@ class MetaWorldExpert:
     def __init__(self, env: MetaWorldEnv) -> None:
         from metaworld.policies import ENV_POLICY_MAP
 
+        policies: dict[str, Any] = ENV_POLICY_MAP
         self._env = env
-        self._make: Callable[[], Any] = ENV_POLICY_MAP[f"{env.task}-v3"]
+        self._make = policies[f"{env.task}-v3"]
         self._policy = self._make()
 
     def reset(self, seed: int) -> None:
@@ -181,5 +181,5 @@ class MetaWorldExpert:
     def act(self) -> NDArray[np.float32]:
         with warnings.catch_warnings():  # the experts warn about their own gains; their actions are clipped here
             warnings.simplefilter("ignore")
-            action = self._policy.get_action(self._env.state())
-        return np.clip(np.asarray(action), -1.0, 1.0).astype(np.float32)
+            action = np.asarray(self._policy.get_action(self._env.state()), dtype=np.float32)
+        return np.clip(action, np.float32(-1), np.float32(1))
