@@ -169,4 +169,6 @@ def _fetch(url: str, path: Path, max_bytes: int, progress: Progress | None) -> N
                 raise PrismError(f"{url}: broke off after {done} of {total} bytes; {elsewhere}")
             sync(file)
     except (urllib.error.URLError, HTTPException, OSError, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
         raise PrismError(f"{url}: download failed ({reason(error)}); {elsewhere}") from None

@@ -25,18 +25,16 @@ from prism.data.episodes import (
     FloatArray,
     IntArray,
     check_slice,
-    checked_ends,
     wanted_sensors,
 )
 from prism.data.files import reason
+from prism.data.zarr_store import AGAIN, ENDS, open_arrays
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
 DEFAULT_CACHE_BYTES = 128 * 2**20
-_ENDS = "meta/episode_ends"
 _MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a time
-_AGAIN = "copy or download it again"
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class ZarrSource:
         self._cached_bytes = 0
         self._lock = threading.Lock()
         notes = [f"the format stores no rate: {fps:g} steps a second are assumed"]
-        arrays, ends = _open(path)
+        arrays, ends = open_arrays(path, notes)
         self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         self.lengths: IntArray = ends - self._starts
         rows = {key: int(array.shape[0]) if array.shape else 0 for key, array in arrays.items()}
@@ -69,9 +67,9 @@ class ZarrSource:
             raise PrismError(f"{path}: key 'data/action' is missing; found {', '.join(sorted(arrays)) or 'nothing'}")
         for key, count in rows.items():
             if count != rows["action"]:
-                raise PrismError(f"{path}: 'data/{key}' has {count} steps, 'data/action' {rows['action']}; {_AGAIN}")
+                raise PrismError(f"{path}: 'data/{key}' has {count} steps, 'data/action' {rows['action']}; {AGAIN}")
         if ends[-1] > rows["action"]:
-            raise PrismError(f"{path}: '{_ENDS}' goes to {ends[-1]}, the data to {rows['action']}; {_AGAIN}")
+            raise PrismError(f"{path}: '{ENDS}' goes to {ends[-1]}, the data to {rows['action']}; {AGAIN}")
         if ends[-1] < rows["action"]:
             notes.append(f"the last {rows['action'] - int(ends[-1])} steps belong to no episode and are left out")
         self._streams: dict[str, _Stream] = {}
@@ -114,7 +112,7 @@ class ZarrSource:
         block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
         missing = int(array.nchunks) - int(array.nchunks_initialized)
         if missing and (image or key == "action"):
-            raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {_AGAIN}")
+            raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {AGAIN}")
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
             notes.append(f"'{key}' lacks {missing} of its chunks: they read as {array.fill_value}")
         scale = 1.0
@@ -129,7 +127,7 @@ class ZarrSource:
             values: Array = array[start:stop]
         except Exception as error:  # each codec and store fails with exceptions of its own
             raise PrismError(
-                f"{self.path}: 'data/{key}' cannot be decoded near step {start} ({reason(error)}); {_AGAIN}"
+                f"{self.path}: 'data/{key}' cannot be decoded near step {start} ({reason(error)}); {AGAIN}"
             ) from None
         return values
 
@@ -188,47 +186,6 @@ def is_zarr(path: Path) -> bool:
     if path.is_dir():
         return any((path / name).exists() for name in (".zgroup", "zarr.json", "meta/episode_ends", "data/action"))
     return path.suffix == ".zip" or zipfile.is_zipfile(path)
-
-
-def _open(path: Path) -> tuple[dict[str, Any], IntArray]:
-    """The arrays under `data` and the episode ends."""
-    import zarr
-    from zarr.storage import LocalStore, ZipStore
-
-    try:
-        if path.is_dir():
-            group = zarr.open_group(LocalStore(path, read_only=True), mode="r")
-        else:
-            root = _root_in_zip(path)
-            group = zarr.open_group(ZipStore(path, mode="r", read_only=True), path=root, mode="r")
-        if _ENDS not in group:
-            raise PrismError(f"{path}: key '{_ENDS}' is missing; this is not Diffusion Policy's layout")
-        if "data" not in group:
-            raise PrismError(f"{path}: key 'data' is missing; this is not Diffusion Policy's layout")
-        data, ends = group["data"], group[_ENDS]
-        if not isinstance(data, zarr.Group) or not isinstance(ends, zarr.Array):
-            raise PrismError(f"{path}: 'data' must be a group and '{_ENDS}' an array; this is another layout")
-        return dict(data.arrays()), checked_ends(np.asarray(ends[...]), f"{path}: '{_ENDS}'")
-    except PrismError:
-        raise
-    except Exception as error:  # damaged metadata surfaces as KeyError, JSON errors, zip errors, ...
-        raise PrismError(f"{path}: not readable as zarr ({reason(error)}); {_AGAIN}") from None
-
-
-def _root_in_zip(path: Path) -> str:
-    """Where in the archive the dataset is: people zip the folder's content, or the folder."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise PrismError(f"{path}: truncated or not a zip archive ({error}); {_AGAIN}") from None
-    ends = [f"{_ENDS}/{meta}" for meta in (".zarray", "zarr.json")]
-    roots = {name[: -len(end)].strip("/") for name in names for end in ends if ("/" + name).endswith("/" + end)}
-    if not roots:
-        raise PrismError(f"{path}: key '{_ENDS}' is missing from the archive; this is not Diffusion Policy's layout")
-    if len(roots) > 1:
-        raise PrismError(f"{path}: holds {len(roots)} datasets ({', '.join(sorted(roots))}); unpack it and choose one")
-    return roots.pop()
 
 
 def _sensor(key: str, array: Any, notes: list[str]) -> SensorSpec | None:
