@@ -207,7 +207,10 @@ def draw(result: dict[str, Any], path: Path) -> None:
         values = [entry["median"] for entry in by_length.values()]
         style = {"linestyle": "--", "linewidth": 2.5} if kind == "auto" else {"marker": "o", "markersize": 3}
         right.loglog([int(t) for t in by_length], values, color=colors[kind], label=kind, **style)
+    lengths = [int(t) for t in result["time_ms"]["forward"]["auto"]]
     right.set(xlabel="queries and keys T", ylabel="ms, forward")
+    right.set_xticks(lengths[::2], [str(t) for t in lengths[::2]])
+    right.set_xticks([], minor=True)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)

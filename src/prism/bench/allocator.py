@@ -1,0 +1,168 @@
+"""`prism bench allocator`: what prism.allocator brings to a training step on this machine.
+
+The allocator is set once a process, on import, so each setting gets a process of its own; both stay alive and take
+turns, one training step (loss, backward, AdamW) at a time. speedup is the median over rounds of
+time(system) / time(default).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from prism.bench.timing import Times, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+
+SETTINGS = {"system": {"PRISM_ALLOCATOR": "system"}, "default": {}}
+
+
+@dataclass(frozen=True)
+class AllocatorBenchConfig:
+    json: Path | None = None  # write the figures to this file
+    overwrite: bool = False
+    preset: str = "tiny"
+    batch: int = 64
+    rounds: int = 60
+    warmup: int = 5
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.rounds, self.threads) < 1 or self.warmup < 0:
+            raise PrismError("batch, rounds and threads must be at least 1, warmup at least 0")
+
+
+class Worker:
+    """A process that runs one training step when asked and answers with its wall and CPU seconds."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._ask: IO[str] = process.stdin
+        self._answer: IO[str] = process.stdout
+
+    def step(self) -> tuple[float, float]:
+        try:
+            self._ask.write("step\n")
+            self._ask.flush()
+            line = self._answer.readline()
+        except OSError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            raise PrismError(f"the measuring process ended by itself (status {status}); its own message is above")
+        wall, cpu = json.loads(line)
+        return float(wall), float(cpu)
+
+
+@contextmanager
+def worker(config: AllocatorBenchConfig, changes: dict[str, str]) -> Iterator[Worker]:
+    environment = {name: value for name, value in os.environ.items() if name != "PRISM_ALLOCATOR"} | changes
+    settings = json.dumps({name: getattr(config, name) for name in ("preset", "batch", "threads", "seed")})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "prism.bench.allocator", settings],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield Worker(process)
+    finally:
+        process.kill()
+        process.communicate()  # closes the pipes and waits
+
+
+def run(config: AllocatorBenchConfig) -> dict[str, Any]:
+    rng = np.random.default_rng(config.seed)
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in SETTINGS}
+    with ExitStack() as stack, Progress(console=Console(stderr=True), transient=True) as progress:
+        workers = {name: stack.enter_context(worker(config, changes)) for name, changes in SETTINGS.items()}
+        bar = progress.add_task("training steps, with and without the allocator's settings", total=config.rounds)
+        for one in workers.values():
+            for _ in range(config.warmup + 1):
+                one.step()
+        for _ in range(config.rounds):
+            for i in rng.permutation(len(workers)):
+                name = list(workers)[i]
+                samples[name].append(workers[name].step())
+            progress.advance(bar)
+    times = {name: Times(*np.array(values).T) for name, values in samples.items()}
+    ratio = (times["system"].wall, times["default"].wall)
+    settings = dataclasses.asdict(config)
+    for name in ("json", "overwrite"):
+        del settings[name]
+    return {
+        "speedup": paired_ratio(*ratio),
+        "speedup_interval": ratio_interval(*ratio, rng),
+        "speedup_cpu_time": paired_ratio(times["system"].cpu, times["default"].cpu),
+        "ms_system": times["system"].summary()["median"],
+        "ms_default": times["default"].summary()["median"],
+        "step_ms": {name: value.summary() for name, value in times.items()},
+        "settings": settings,
+        **provenance(config.seed),
+    }
+
+
+def serve(settings: dict[str, Any]) -> None:
+    """The measuring process: a step for every line on standard input."""
+    import torch
+
+    from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch, make_policy
+    from prism.presets import preset
+
+    torch.set_num_threads(settings["threads"])
+    candidates = preset(settings["preset"]).objective.candidates
+    config = TrainStepBenchConfig(
+        preset=settings["preset"], batch=settings["batch"], candidates=candidates, seed=settings["seed"]
+    )
+    policy = make_policy(config, soft=False)
+    batch = make_batch(config, policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4)
+    for count, _ in enumerate(sys.stdin):
+        cpu, wall = time.process_time(), time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(chosen_loss(policy, batch, seed=count))
+        optimizer.step()
+        print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    settings = result["settings"]
+    table = Table(title=f"Training step, {settings['preset']} preset, batch {settings['batch']}")
+    for column in ("allocator", "median ms", "p99 ms"):
+        table.add_column(column, justify="left" if column == "allocator" else "right")
+    for name, label in (("system", "as the C library has it"), ("default", "keeping freed memory")):
+        entry = result["step_ms"][name]
+        table.add_row(label, f"{entry['median']:.1f}", f"{entry['p99']:.1f}")
+    console.print(table)
+    low, high = result["speedup_interval"]
+    console.print(f"speed-up {result['speedup']:.2f}x (95 % interval {low:.2f} to {high:.2f})")
+
+
+def main(config: AllocatorBenchConfig) -> None:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = run(config)
+    show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, overwrite=config.overwrite)
+
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,213 @@
+"""`prism bench train-step`: what it brings to back-propagate only the chosen candidates (Alg. 1).
+
+Two ways to the same gradient, in turn within every round, on the same batch and latents:
+  chosen  draw K candidates without gradient, choose, draw the chosen ones again with gradient (ours)
+  all     draw K candidates with gradient, choose, back-propagate through all K (the literal Alg. 1)
+A step is the loss and its backward pass, encoder included; the optimiser's step is the same for both and left out.
+
+speedup_hard, speedup_soft: median over rounds of time(all) / time(chosen), with the hard term alone and with the soft
+term at K'. memory_ratio: peak bytes of live tensors during the step, ours / all, the larger of the two objectives.
+gradient_difference: largest |difference| over largest |gradient|, a check that the two are the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from prism.bench.memory import peak_bytes, saved_bytes
+from prism.bench.timing import interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+from prism.normalize import Normalizer
+from prism.presets import PRESETS, preset
+from prism.prism_policy import PrismPolicy
+from prism.sensors import SensorSpec
+from prism.types import Batch, Observation
+
+_MIB = 1024.0 * 1024.0
+
+
+@dataclass(frozen=True)
+class TrainStepBenchConfig:
+    json: Path | None = None  # write the figures to this file
+    overwrite: bool = False
+    preset: str = "base"
+    candidates: int = 16  # K
+    soft_candidates: int = 3  # K'
+    batch: int = 16
+    state_dim: int = 16
+    action_dim: int = 7
+    seconds: float = 30.0  # for each of the two objectives
+    threads: int = 0  # 0: as many as torch takes by itself
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise PrismError(f"preset is '{self.preset}'; use one of {', '.join(PRESETS)}")
+        if not 1 <= self.soft_candidates <= self.candidates:
+            raise PrismError(f"soft-candidates is {self.soft_candidates}; it must lie in 1..{self.candidates}")
+        if min(self.batch, self.state_dim, self.action_dim) < 1:
+            raise PrismError("batch, state-dim and action-dim must be at least 1")
+        if self.seconds < 0 or self.threads < 0:
+            raise PrismError("seconds and threads must be at least 0")
+
+
+def make_policy(config: TrainStepBenchConfig, soft: bool) -> PrismPolicy:
+    base = preset(config.preset)
+    objective = dataclasses.replace(
+        base.objective,
+        candidates=config.candidates,
+        soft_weight=0.02 if soft else 0.0,  # paper
+        soft_candidates=config.soft_candidates,
+    )
+    sensors = (SensorSpec("state", "vector", (config.state_dim,)),)
+    spec = dataclasses.replace(base, objective=objective).spec(sensors, config.action_dim, fps=10.0)
+    return PrismPolicy(spec, Normalizer.empty(sensors, config.action_dim), config.seed)
+
+
+def make_batch(config: TrainStepBenchConfig, policy: PrismPolicy) -> Batch:
+    rng = torch.Generator().manual_seed(config.seed)
+    spec = policy.spec
+    state = torch.randn(config.batch, spec.obs_horizon, config.state_dim, generator=rng)
+    present = torch.ones(config.batch, spec.obs_horizon, dtype=torch.bool)
+    actions = torch.rand(config.batch, spec.pred_horizon, spec.action_dim, generator=rng) * 2 - 1
+    valid = torch.ones(config.batch, spec.pred_horizon, dtype=torch.bool)
+    return Batch(Observation({"state": state}, {"state": present}), actions, valid)
+
+
+def chosen_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
+    return policy.loss(batch, torch.Generator().manual_seed(seed)).loss
+
+
+def all_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
+    """`PrismPolicy.loss` with one change: the candidates are drawn once, with gradient, all K of them."""
+    rng = torch.Generator().manual_seed(seed)
+    target = policy.normalizer.normalize_actions(batch.actions)
+    context = policy.encoder(batch.observation, rng if policy.training else None)
+    latent = policy.latents(target.shape[0], policy.config.objective.candidates, rng)
+    candidates = policy.generator(policy.generator.prepare(context), latent)
+    choice = policy.objective.choose(candidates.detach(), target, batch.action_valid, update=policy.training)
+    index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
+    loss, _ = policy.objective.loss(candidates.gather(1, index), choice, target, batch.action_valid)
+    return loss
+
+
+def gradients(loss: Callable[[], Tensor], policy: PrismPolicy) -> list[Tensor]:
+    used = [p for p in policy.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss(), used, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(used, found, strict=True)]
+
+
+def gradient_difference(first: list[Tensor], second: list[Tensor]) -> float:
+    scale = max(float(g.abs().max()) for g in first)
+    return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True)) / scale
+
+
+def measure(config: TrainStepBenchConfig, soft: bool) -> dict[str, Any]:
+    """One objective: times, ratio, memory and the check that both ways give the same gradient."""
+    policy = make_policy(config, soft)
+    batch = make_batch(config, policy)
+    chosen_loss(policy, batch, config.seed)  # sets the threshold, which a first batch does outright
+    losses = {
+        "chosen": partial(chosen_loss, policy, batch, config.seed),
+        "all": partial(all_loss, policy, batch, config.seed),
+    }
+    policy.eval()  # the threshold stays put: both must reject the same candidates
+    difference = gradient_difference(gradients(losses["chosen"], policy), gradients(losses["all"], policy))
+    policy.train()
+
+    for parameter in policy.parameters():  # standing gradients are the optimiser's memory, not the step's
+        parameter.grad = torch.zeros_like(parameter)
+
+    def step(loss: Callable[[], Tensor]) -> None:
+        torch.autograd.backward(loss())
+
+    grads = [p.grad for p in policy.parameters() if p.grad is not None]
+    existing = [*policy.parameters(), *policy.buffers(), *grads, batch.actions, *batch.observation.streams.values()]
+    peak = {name: peak_bytes(partial(step, loss), existing) for name, loss in losses.items()}
+    saved = {name: saved_bytes(loss, existing) for name, loss in losses.items()}
+    calls: dict[str, Callable[[], object]] = {name: partial(step, loss) for name, loss in losses.items()}
+    times = interleave(calls, np.random.default_rng(config.seed), config.seconds, min_rounds=7)
+    ratio = (times["all"].wall, times["chosen"].wall)
+    return {
+        "speedup": paired_ratio(*ratio),
+        "speedup_interval": ratio_interval(*ratio, np.random.default_rng(config.seed)),
+        "speedup_cpu_time": paired_ratio(times["all"].cpu, times["chosen"].cpu),
+        "memory_ratio": peak["chosen"] / peak["all"],
+        "saved_ratio": saved["chosen"] / saved["all"],
+        "peak_mib": {name: value / _MIB for name, value in peak.items()},
+        "saved_mib": {name: value / _MIB for name, value in saved.items()},
+        "step_ms": {name: value.summary() for name, value in times.items()},
+        "rounds": len(ratio[0]),
+        "gradient_difference": difference,
+    }
+
+
+def run(config: TrainStepBenchConfig) -> dict[str, Any]:
+    threads = torch.get_num_threads()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    try:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("hard term", total=2)
+            hard = measure(config, soft=False)
+            progress.update(bar, advance=1, description=f"hard and soft term, K' = {config.soft_candidates}")
+            soft = measure(config, soft=True)
+            progress.advance(bar)
+        used = torch.get_num_threads()
+    finally:
+        torch.set_num_threads(threads)
+    settings = {**dataclasses.asdict(config), "threads": used}
+    for name in ("json", "overwrite"):
+        del settings[name]
+    return {
+        "speedup_hard": hard["speedup"],
+        "speedup_soft": soft["speedup"],
+        "memory_ratio": max(hard["memory_ratio"], soft["memory_ratio"]),
+        "gradient_difference": max(hard["gradient_difference"], soft["gradient_difference"]),
+        "hard": hard,
+        "soft": soft,
+        "settings": settings,
+        **provenance(config.seed),
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    settings = result["settings"]
+    table = Table(
+        title=f"Training step, {settings['preset']} preset, K = {settings['candidates']}, "
+        f"batch {settings['batch']}, {settings['threads']} thread(s)"
+    )
+    for column in ("objective", "all ms", "chosen ms", "speed-up", "all MiB", "chosen MiB", "memory"):
+        table.add_column(column, justify="left" if column == "objective" else "right")
+    for name, label in (("hard", "hard"), ("soft", f"+ soft, {settings['soft_candidates']}")):
+        entry = result[name]
+        table.add_row(
+            label,
+            *(f"{entry['step_ms'][way]['median']:.0f}" for way in ("all", "chosen")),
+            f"{entry['speedup']:.2f}x",
+            *(f"{entry['peak_mib'][way]:.0f}" for way in ("all", "chosen")),
+            f"{entry['memory_ratio']:.2f}",
+        )
+    console.print(table)
+    console.print(f"same gradient to {result['gradient_difference']:.1e} of its largest entry")
+
+
+def main(config: TrainStepBenchConfig) -> None:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = run(config)
+    show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, overwrite=config.overwrite)
