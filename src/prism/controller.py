@@ -18,6 +18,7 @@ from prism.errors import PrismError
 from prism.policy import Policy
 from prism.selection import (
     FloatArray,
+    IntArray,
     SelectionConfig,
     SelectionState,
     mode_labels,
@@ -66,6 +67,7 @@ class Plan:
     step: int
     candidates: NDArray[np.float32]  # (K, Tp, Da)
     scores: FloatArray  # (K,) lower is better
+    modes: IntArray  # (K,) which mode each belongs to
     index: int
     actions: NDArray[np.float32]  # (Tp, Da) what is executed: the chosen candidate, smoothed if so configured
     remainder: NDArray[np.float32] | None  # (R, Da) of the plan before
@@ -167,6 +169,7 @@ class Controller:
 
         radius = self.config.selection.mode_radius
         distance = pairwise_distance(plans, self.scale)
+        modes = mode_labels(distance, radius)
         stay = None if remainder is None else overlap(plans, remainder, self.scale)
         moved = None if stay is None else float(stay[selection.index])
         switched = moved is not None and moved > radius
@@ -176,7 +179,7 @@ class Controller:
                 latency_ms=latency,
                 index=selection.index,
                 spread=float(distance.sum() / max(1, len(plans) * (len(plans) - 1))),
-                modes=int(mode_labels(distance, radius).max()) + 1,
+                modes=int(modes.max()) + 1,
                 overlap_distance=moved,
                 mode_switch=switched,
                 avoidable_switch=switched and stay is not None and bool(stay.min() <= radius),
@@ -192,6 +195,7 @@ class Controller:
             step=self._step,
             candidates=candidates,
             scores=selection.scores,
+            modes=modes,
             index=selection.index,
             actions=chosen.astype(np.float32),
             remainder=None if remainder is None else remainder.astype(np.float32),

@@ -86,6 +86,7 @@ def _episode_arrays(episode: EpisodeResult) -> _Arrays:
     }
     if episode.fans:
         arrays["fan_steps"] = np.array([[fan.step, fan.index] for fan in episode.fans], dtype=np.int64)
+        arrays["fan_modes"] = np.stack([fan.modes for fan in episode.fans])
         arrays["fans"] = np.stack([fan.candidates for fan in episode.fans])
     if episode.frames:
         arrays["frames"] = np.frombuffer(b"".join(episode.frames), dtype=np.uint8)
@@ -98,8 +99,10 @@ def _episode(row: Mapping[str, Any], arrays: _Arrays, i: int) -> EpisodeResult:
     fans: list[Fan] = []
     if f"{i}/fans" in arrays:
         fans = [
-            Fan(int(step), int(index), candidates)
-            for (step, index), candidates in zip(arrays[f"{i}/fan_steps"], arrays[f"{i}/fans"], strict=True)
+            Fan(int(step), int(index), candidates, modes)
+            for (step, index), candidates, modes in zip(
+                arrays[f"{i}/fan_steps"], arrays[f"{i}/fans"], arrays[f"{i}/fan_modes"], strict=True
+            )
         ]
     frames: list[bytes] = []
     steps: list[int] = []

@@ -32,6 +32,7 @@ class Fan:
     step: int
     index: int
     candidates: NDArray[np.float32]  # (K, Tp, Da)
+    modes: NDArray[np.int64]  # (K,) which mode each belongs to
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def run_episode(
         action = np.clip(controller.act(observation), env.action_low, env.action_high).astype(np.float32)
         if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
             plan = controller.last_plan
-            fans.append(Fan(len(actions), plan.index, plan.candidates))
+            fans.append(Fan(len(actions), plan.index, plan.candidates, plan.modes))
         result = env.step(action)
         actions.append(action)
         observation = result.observation

@@ -1,0 +1,183 @@
+"""Charts as inline SVG: no library, no script; colours come from the page's style sheet, so dark mode works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+
+_WIDTH, _HEIGHT = 360, 216
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 34
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    css: str  # class of the line: s0, s1, ...
+
+
+def line_chart(series: Sequence[Series], label: str, x_label: str, log_y: bool = False, percent: bool = False) -> str:
+    """Curves over a common axis. Points that are not finite, or not positive on a log axis, are left out."""
+    kept = [_clean(one, log_y) for one in series]
+    kept = [one for one in kept if len(one.x)]
+    if not kept:
+        return ""
+    x_low, x_high = min(min(one.x) for one in kept), max(max(one.x) for one in kept)
+    y_low, y_high = min(min(one.y) for one in kept), max(max(one.y) for one in kept)
+    if percent:
+        y_low, y_high = 0.0, max(0.05, y_high)
+    elif not log_y:
+        y_low = min(0.0, y_low)
+    if x_high <= x_low:
+        x_high = x_low + 1.0
+    if y_high <= y_low:
+        y_high = y_low * 1.5 if y_low > 0 else y_low + 1.0
+    ticks = log_ticks(y_low, y_high) if log_y else linear_ticks(y_low, y_high)
+    if not log_y:
+        y_high = max(y_high, ticks[-1])
+
+    def at_x(value: float) -> float:
+        return _LEFT + (value - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def at_y(value: float) -> float:
+        low, high, here = (math.log(v) for v in (y_low, y_high, value)) if log_y else (y_low, y_high, value)
+        return _HEIGHT - _BOTTOM - (here - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    parts = [_grid(at_y, ticks, percent), _x_axis(at_x, linear_ticks(x_low, x_high), x_high, x_label)]
+    for one in kept:
+        points = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in zip(one.x, one.y, strict=True))
+        parts.append(f'<polyline class="curve {one.css}" points="{points}"/>')
+        parts.append(f'<circle class="end {one.css}" cx="{at_x(one.x[-1]):.1f}" cy="{at_y(one.y[-1]):.1f}" r="3"/>')
+    last = ", ".join(f"{one.name} {number(one.y[-1], percent)}" for one in kept)
+    legend = "".join(
+        f'<span class="key {one.css}">{escape(one.name)} <b>{number(one.y[-1], percent)}</b></span>' for one in kept
+    )
+    return f'{_svg(parts, f"{label}; at the end: {last}")}<p class="legend">{legend}</p>'
+
+
+def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence[tuple[str, float]]) -> str:
+    """Counts in about 30 bins up to a little above the largest mark; the last bin holds everything beyond."""
+    if not len(values):
+        return ""
+    data = np.asarray(values, dtype=np.float64)
+    high = min(float(data.max()), 1.15 * max(value for _, value in marks)) * 1.0001
+    low = max(0.0, float(data.min()) - 0.05 * high)
+    edges = np.linspace(low, high, 31)
+    counts, _ = np.histogram(np.minimum(data, high * 0.9999), bins=edges)
+    top = float(counts.max())
+
+    def at_x(value: float) -> float:
+        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def at_y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM - 14)
+
+    parts = [_grid(at_y, linear_ticks(0, top), False), _x_axis(at_x, linear_ticks(low, high), high, x_label)]
+    for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
+        if count:
+            x, y = at_x(left), at_y(count)
+            width, height = at_x(right) - x - 1.2, _HEIGHT - _BOTTOM - y
+            parts.append(
+                f'<rect class="bar" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="1.5">'
+                f"<title>{left:.2f} to {right:.2f}: {count}</title></rect>"
+            )
+    for name, value in marks:
+        x = at_x(value)
+        anchor = "end" if x > _WIDTH * 0.7 else "start"
+        shift = -4 if anchor == "end" else 4
+        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(
+            f'<text class="strong" x="{x + shift:.1f}" y="{_TOP + 9}" text-anchor="{anchor}">{escape(name)}</text>'
+        )
+    return _svg(parts, label)
+
+
+def interval_bar(value: float, low: float, high: float, label: str) -> str:
+    """A proportion with its interval on a line from 0 to 1."""
+    x, a, b = (4 + 192 * v for v in (value, low, high))
+    return (
+        f'<svg class="interval" viewBox="0 0 200 14" role="img" aria-label="{escape(label)}">'
+        f'<line class="rail" x1="4" x2="196" y1="7" y2="7"/>'
+        f'<line class="range" x1="{a:.1f}" x2="{b:.1f}" y1="7" y2="7"/>'
+        f'<circle class="point" cx="{x:.1f}" cy="7" r="4.5"/></svg>'
+    )
+
+
+def linear_ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round values (1, 2, 2.5, 5 times a power of ten) that cover low..high from inside, at least two."""
+    span = high - low
+    power = 10.0 ** math.floor(math.log10(span / count))
+    step = next((m * power for m in (1.0, 2.0, 2.5, 5.0, 10.0) if span / (m * power) <= count + 0.5), 10 * power)
+    first = math.ceil(low / step - 1e-9)
+    ticks = [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    return ticks if len(ticks) > 1 else [low, high]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten within low..high; sparser for many decades; the ends if there are none."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if len(decades) <= 3 else (1,)
+    ticks = [d * 10.0**e for e in decades for d in digits if low * 0.999 <= d * 10.0**e <= high * 1.001]
+    return ticks if len(ticks) > 1 else [low, high]
+
+
+def number(value: float, percent: bool = False) -> str:
+    """As few digits as tell it apart."""
+    if percent:
+        return f"{100 * value:.0f} %"
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if abs(value) < 1000 else 0
+    text = f"{value:.{min(digits, 6)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def thin(values: Sequence[float], limit: int = 240) -> list[int]:
+    """Indices of at most `limit` values, evenly, first and last included."""
+    count = len(values)
+    return list(range(count)) if count <= limit else [round(i * (count - 1) / (limit - 1)) for i in range(limit)]
+
+
+def _clean(one: Series, log_y: bool) -> Series:
+    pairs = [
+        (x, y)
+        for x, y in zip(one.x, one.y, strict=True)
+        if math.isfinite(x) and math.isfinite(y) and (y > 0 or not log_y)
+    ]
+    pairs = [pairs[i] for i in thin([x for x, _ in pairs])]
+    return Series(one.name, [x for x, _ in pairs], [y for _, y in pairs], one.css)
+
+
+def _grid(at_y: Callable[[float], float], ticks: Sequence[float], percent: bool) -> str:
+    rows = []
+    for tick in ticks:
+        y = at_y(tick)
+        rows.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        rows.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick, percent)}</text>')
+    return "".join(rows)
+
+
+def _x_axis(at_x: Callable[[float], float], ticks: Sequence[float], end: float, label: str) -> str:
+    base = _HEIGHT - _BOTTOM
+    rows = [f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>']
+    rows += [
+        f'<text x="{at_x(tick):.1f}" y="{base + 14}" text-anchor="middle">{number(tick)}</text>'
+        for tick in ticks
+        if tick <= end * 1.0001
+    ]
+    rows.append(
+        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(label)}</text>'
+    )
+    return "".join(rows)
+
+
+def _svg(parts: Sequence[str], label: str) -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f"{''.join(parts)}</svg>"
+    )
