@@ -231,7 +231,7 @@ def test_every_broken_checkpoint_is_one_line(tmp_path: Path, damage: Callable[[P
 
 
 def test_random_damage_is_always_a_prism_error(tmp_path: Path) -> None:
-    """A bit flipped or a tail cut anywhere, in any file: refused, or (checksums.json's own white space) no difference."""
+    """A bit flipped or a tail cut anywhere, in any file: refused, or (white space of checksums.json) no difference."""
     folder = save(tmp_path, 1)
     rng = torch.Generator().manual_seed(0)
     originals = {path: path.read_bytes() for path in folder.iterdir()}

@@ -62,9 +62,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
         self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._weights, self.config.grad_clip or math.inf)
-        loss, gradient_norm = torch.stack([output.loss.detach().float(), norm.float()]).tolist()
-        return StepOutput(loss, gradient_norm, output.logs)
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        total = torch.nn.utils.get_total_norm(gradients)
+        loss, norm = torch.stack([output.loss.detach().float(), total.float()]).tolist()
+        if 0 < self.config.grad_clip < norm:  # only then: scaling is one more pass over all the memory
+            torch._foreach_mul_(gradients, self.config.grad_clip / norm)
+        return StepOutput(loss, norm, output.logs)
 
     def apply(self, learning_rate: float, decay: float) -> None:
         """AdamW on the gradient, then the average."""
