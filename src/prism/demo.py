@@ -49,6 +49,8 @@ class DemoConfig:
     def __post_init__(self) -> None:
         if self.episodes < 1:
             raise PrismError(f"demo.episodes is {self.episodes}; it must be at least 1")
+        if any(experiment.task != experiment.name for experiment in self.experiments):
+            raise PrismError("a demo shows tasks: each experiment must have the name of its task")
 
 
 def default_config(minutes: float | None = None) -> DemoConfig:
@@ -62,16 +64,16 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     """All of it; the results, one a task. The report is written by the caller's last step."""
     _prepare(out, config, console, fresh)
     config = replace(config, experiments=tuple(_inside(out, e) for e in config.experiments))
-    pending = [e for e in config.experiments if not recording_path(out, e.task).exists()]
+    pending = [e for e in config.experiments if not recording_path(out, e.name).exists()]
     if pending:
         _train_all(out, pending, console)
     results = []
     for experiment in config.experiments:
-        path = recording_path(out, experiment.task)
+        path = recording_path(out, experiment.name)
         if not path.exists():
             result = evaluate(
                 out / experiment.name,
-                experiment.task,
+                experiment.name,
                 config.episodes,
                 controller=experiment.controller,
                 workers=max(1, min(os.cpu_count() or 1, config.episodes)),
@@ -104,7 +106,7 @@ def _prepare(out: Path, config: DemoConfig, console: Console, fresh: bool) -> No
 
 def _inside(out: Path, experiment: Experiment) -> Experiment:
     """Demonstrations of the demo are kept in its folder, so that it neither finds nor leaves any elsewhere."""
-    path = str(out / "data" / experiment.task)
+    path = str(out / "data" / experiment.name)
     return replace(experiment, demonstrations=replace(experiment.demonstrations, path=path))
 
 
@@ -148,7 +150,7 @@ def _record_and_train(experiment: Experiment, run: Path) -> None:
     with open(run / _LOG, "a", encoding="utf-8", buffering=1) as file:
         console = Console(file=file, width=200)
         try:
-            record_if_missing(experiment.demonstrations, experiment.task, console, workers=1)
+            record_if_missing(experiment.demonstrations, experiment.name, console, workers=1)
             resume = (run / "checkpoints").exists()
             result = train_experiment(experiment, run, resume, console, title=experiment.name)
         except PrismError as error:
@@ -171,7 +173,7 @@ class _Watch:
             console=console,
             disable=not console.is_terminal,
         )
-        self._rows: list[TaskID] = [self.bar.add_task(e.task, total=1.0, text="starting") for e in experiments]
+        self._rows: list[TaskID] = [self.bar.add_task(e.name, total=1.0, text="starting") for e in experiments]
         self._last_line = time.monotonic()
 
     def update(self, workers: Sequence[BaseProcess]) -> None:
@@ -181,14 +183,14 @@ class _Watch:
             if not worker.is_alive():
                 text = "trained" if worker.exitcode == 0 else "stopped"
             self.bar.update(row, completed=fraction, text=text)
-            lines.append(f"{experiment.task} {fraction:4.0%} {text}")
+            lines.append(f"{experiment.name} {fraction:4.0%} {text}")
         if self.bar.disable and time.monotonic() - self._last_line > _LINE_SECONDS:
             self._last_line = time.monotonic()
             for line in lines:
                 self.console.print(line, highlight=False, soft_wrap=True)
 
     def _state(self, experiment: Experiment) -> tuple[float, str]:
-        if not (self.out / "data" / experiment.task).exists():
+        if not (self.out / "data" / experiment.name).exists():
             return 0.0, f"recording {experiment.demonstrations.episodes} demonstrations"
         log = read_log(self.out / experiment.name)
         if not log:

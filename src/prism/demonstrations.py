@@ -16,11 +16,12 @@ from typing import Literal, get_args
 
 from rich.console import Console
 
-from prism.data import EpisodeSource, open_dataset
+from prism.data import EpisodeSource, open_dataset, with_sensors
 from prism.data.locate import find_dataset
 from prism.errors import PrismError
 from prism.sims.pusht_data import PushTDemonstrations
 from prism.sims.pusht_features import Variant
+from prism.sims.tasks import make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]
 COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
@@ -46,31 +47,58 @@ class Demonstrations:
 
 
 def open_demonstrations(
-    config: Demonstrations, task: str, console: Console
+    config: Demonstrations, task: str | None, console: Console
 ) -> tuple[Demonstrations, EpisodeSource, int]:
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
-    path filled in. Copy c of episode e is number c * originals + e."""
+    path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
     path = _locate(config, task, console)
     source = open_dataset(path)
     copies = 1
-    if task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
+    if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
         variant: Variant = "state" if task == "pusht" else task.removeprefix("pusht-")  # type: ignore[assignment]
         source = PushTDemonstrations(source, variant, config.mirror)
         copies = source.copies
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
+    elif task is not None and config.kind == "path":
+        source = _as_task_shows(source, task, console)
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     return replace(config, path=str(path)), source, copies
 
 
-def _locate(config: Demonstrations, task: str, console: Console) -> Path:
+def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> EpisodeSource:
+    """Only the sensors that the task's environment has too: a policy should not learn to rely on others."""
+    env = make_env(task)
+    shown = {sensor.name: sensor.shape for sensor in env.sensors}
+    action_dim = env.action_dim
+    env.close()
+    if source.action_dim != action_dim:
+        raise PrismError(f"{source.path}: actions have {source.action_dim} dimensions, those of {task} {action_dim}")
+    stored = {sensor.name: sensor.shape for sensor in source.sensors}
+    common = [name for name in stored if name in shown]
+    for name in common:
+        if stored[name] != shown[name]:
+            raise PrismError(f"{source.path}: '{name}' has shape {stored[name]}, in {task} it has {shown[name]}")
+    if not common:
+        raise PrismError(
+            f"{source.path}: has the sensors {', '.join(stored)}, {task} has {', '.join(shown)}: none in common; "
+            "use data of this task, or train on the dataset alone: prism train PATH"
+        )
+    if left_out := [name for name in stored if name not in shown]:
+        console.print(f"{source.path}: {', '.join(left_out)} left out, {task} has no such sensor", highlight=False)
+    return with_sensors(source, common)
+
+
+def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:
     if config.kind == "human":
         return find_dataset("pusht-human", None if config.path is None else Path(config.path))
     if config.kind == "shipped" and config.path is None:
         return find_dataset("pusht-expert")
     if config.path is not None:
         return Path(config.path)
+    if task is None:
+        raise PrismError("there is no task to record demonstrations of: give a dataset")
     return record_if_missing(config, task, console)
 
 

@@ -31,7 +31,7 @@ class Experiment:
     """Everything that determines a run; stored in it as experiment.json, so that a run explains itself."""
 
     name: str
-    task: str  # where it is rolled out
+    task: str | None  # where it is rolled out; None: no simulator, a dataset alone
     demonstrations: Demonstrations
     policy: PrismConfig = field(default_factory=presets.tiny)
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
@@ -61,7 +61,7 @@ def metaworld(task: str) -> Experiment:
         name=task,
         task=task,
         demonstrations=Demonstrations("expert", episodes=20),
-        train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1),
+        train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
         controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
     )
 
@@ -94,6 +94,20 @@ def pusht(task: str = "pusht") -> Experiment:
     )
 
 
+def own_data(path: Path) -> Experiment:
+    """A dataset of your own, all its sensors, no simulator.
+
+    Command: prism train my.zarr.zip --minutes 30
+    """
+    name = path.name.removesuffix(".zip").removesuffix(".zarr") or "own-data"
+    return Experiment(
+        name=name,
+        task=None,
+        demonstrations=Demonstrations("path", path=str(path)),
+        train=TrainConfig(minutes=15.0),
+    )
+
+
 def demo_tasks() -> tuple[Experiment, ...]:
     """What `prism demo` shows: one task of contact, one of grasping and pulling."""
     return metaworld("metaworld-button-press-topdown"), metaworld("metaworld-drawer-open")
@@ -105,14 +119,17 @@ def names() -> tuple[str, ...]:
 
 
 def recipe(name: str) -> Experiment:
+    """By the name of a recipe or of a task, or by the path of a dataset."""
     if name == "pusht-human":
         return pusht_human()
     if name in task_names():
         return pusht(name) if name.startswith("pusht") else metaworld(name)
+    if Path(name).exists():
+        return own_data(Path(name))
     close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
     close = close or difflib.get_close_matches(f"metaworld-{name}", names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(names()[:4])}"
-    raise PrismError(f"unknown recipe or task '{name}': {hint}")
+    raise PrismError(f"'{name}' is no recipe, task or dataset: {hint}")
 
 
 def with_preset(experiment: Experiment, name: str) -> Experiment:

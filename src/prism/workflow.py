@@ -96,9 +96,12 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     """Roll the policy of a run (or of one checkpoint) out; the recording and metrics.json stay in the run."""
     run = run_folder(path)
     experiment = Experiment.load(run)
+    task = options.task or experiment.task
+    if task is None:
+        raise PrismError(f"{run} was trained on a dataset alone: say where to roll it out with --task")
     result = evaluate(
         path,
-        options.task or experiment.task,
+        task,
         options.episodes,
         controller=options.controller(experiment.controller),
         workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),

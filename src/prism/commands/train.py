@@ -16,13 +16,14 @@ Preset = Literal["tiny", "base", "paper"]
 
 @dataclass(frozen=True)
 class Train:
-    """Train a policy on a task or a recipe.
+    """Train a policy: on a recipe, a task, or a dataset of yours.
 
     Try:
         prism train pusht-human --minutes 15        human demonstrations of Push-T
         prism train pusht                           the demonstrations that ship with prism
         prism train metaworld-drawer-open           records demonstrations first, then trains
         prism train pusht --data my.zarr.zip --out runs/mine
+        prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
 
     A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
@@ -30,7 +31,7 @@ class Train:
     """
 
     recipe: Positional[str]
-    """A recipe (pusht-human, pusht, ...) or the name of a task (metaworld-drawer-open, ...)."""
+    """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset."""
     data: Annotated[Path | None, option("PATH")] = None
     """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
     minutes: Annotated[float | None, option("M")] = None

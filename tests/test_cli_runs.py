@@ -1,0 +1,110 @@
+"""From demonstrations to a measured run through the command line, on a dataset small enough for seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism import cli
+from prism.data.store import DatasetWriter
+from prism.sensors import SensorSpec
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, where nothing of this machine is found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PRISM_DATA", str(tmp_path / "no-data"))
+    monkeypatch.delenv("PRISM_DEBUG", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def pushes(workplace: Path) -> Path:
+    """Four short wanderings in Push-T's raw state, enough to train on and to hold one out."""
+    path = workplace / "pushes"
+    rng = np.random.default_rng(0)
+    with DatasetWriter(path, (SensorSpec("state", "vector", (5,)),), action_dim=2, fps=10.0, task="pusht") as writer:
+        for _ in range(4):
+            state = np.cumsum(rng.normal(0, 3, (30, 5)), axis=0) + np.array([256, 256, 200, 300, 1])
+            writer.add({"state": state.astype(np.float32)}, (state[:, :2] + 5).astype(np.float32))
+    return path
+
+
+def last_step(run: Path) -> int:
+    return max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
+
+
+def test_train_resume_and_evaluate(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = Path("runs/pusht")
+    train = ["train", "pusht", "--data", str(pushes), "--seed", "3"]
+    assert cli.main([*train, "--steps", "3"]) == 0
+    assert "prism eval runs/pusht" in capfd.readouterr().out
+    assert last_step(run) == 3
+    experiment = json.loads((run / "experiment.json").read_text())
+    assert experiment["demonstrations"]["path"] == str(pushes)
+    assert experiment["train"]["seed"] == 3
+    assert experiment["train"]["steps"] == 3
+
+    # Never silently over an existing run; --resume needs none of the options again.
+    assert cli.main([*train, "--steps", "3"]) == cli.EXIT_USER
+    assert "--resume" in capfd.readouterr().err
+    assert cli.main(["train", "pusht", "--resume"]) == 0
+    assert last_step(run) == 3
+    assert cli.main(["train", "pusht", "--resume", "--steps", "9"]) == cli.EXIT_USER
+    assert "steps = 3 there, 9 now" in capfd.readouterr().err
+
+    evaluate = ["eval", str(run), "--episodes", "1", "--workers", "1", "--candidates", "2", "--json", "result.json"]
+    assert cli.main(evaluate) == 0
+    result = json.loads(Path("result.json").read_text())
+    assert result["task"] == "pusht"
+    assert result["episodes"] == 1
+    assert result["controller"]["candidates"] == 2
+    for key in ("score", "success", "jerk"):
+        assert isinstance(result[key], float)
+    capfd.readouterr()
+    assert cli.main(evaluate) == cli.EXIT_USER
+    assert capfd.readouterr().err == (
+        "prism: error: result.json exists already: remove it, choose another name, or pass --overwrite\n"
+    )
+    assert cli.main(["eval", str(run), "--selection", "best"]) == cli.EXIT_USER
+    assert "selection.rule = 'best' is unknown" in capfd.readouterr().err
+
+
+def test_human_data_that_is_not_there(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "pusht-human", "--steps", "3"]) == cli.EXIT_USER
+    error = capfd.readouterr().err
+    assert "prism data download pusht" in error
+    assert error.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_damaged_data_leaves_no_run_behind(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    actions = np.load(pushes / "actions.npy")
+    actions[7, 1] = np.nan
+    np.save(pushes / "actions.npy", actions)
+    assert cli.main(["train", "pusht", "--data", str(pushes), "--steps", "3"]) == cli.EXIT_USER
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert "actions.npy" in error
+    assert "NaN" in error
+    assert not Path("runs").exists()
+
+
+def test_data_of_another_task(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """MetaWorld has no such sensors: said when training starts, not when the first rollout fails."""
+    status = cli.main(["train", "metaworld-drawer-open", "--data", str(pushes), "--steps", "3"])
+    assert status == cli.EXIT_USER
+    assert "metaworld-drawer-open" in capfd.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_dataset_alone(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", str(pushes), "--steps", "2"]) == 0
+    assert json.loads(Path("runs/pushes/experiment.json").read_text())["task"] is None
+    capfd.readouterr()
+    assert cli.main(["eval", "runs/pushes"]) == cli.EXIT_USER
+    assert "--task" in capfd.readouterr().err
