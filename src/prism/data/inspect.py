@@ -1,0 +1,258 @@
+"""What is in a dataset: episodes, lengths, sensors, ranges, and what looks wrong. Any format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from prism.data import format_name, open_dataset
+from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, stream_dtype
+from prism.normalize import RunningStatistics, VectorStatistics
+from prism.sensors import SensorSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_CHUNK = 8192  # steps held in memory at a time
+_SAMPLED_FRAMES = 12  # pixels are too many to read them all
+_FAR = 30.0  # standard deviations: a value this far out is rarely meant
+
+
+@dataclass(frozen=True)
+class StreamSummary:
+    """One sensor, or the actions. Pixels have a range from a few frames and no statistics."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    low: float
+    high: float
+    present: float  # share of the steps at which it was there
+    statistics: VectorStatistics | None
+
+    @property
+    def constant_dims(self) -> list[int]:
+        return [] if self.statistics is None else np.flatnonzero(self.statistics.constant).tolist()
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "low": self.low,
+            "high": self.high,
+            "present": self.present,
+        }
+        if self.statistics is not None:
+            for key in ("min", "max", "mean", "std"):
+                data[key] = getattr(self.statistics, key).tolist()
+            data["constant_dims"] = self.constant_dims
+        return data
+
+
+@dataclass(frozen=True)
+class Summary:
+    path: Path
+    format: str
+    task: str  # "" where the format does not say
+    fps: float
+    lengths: IntArray  # (E,)
+    bytes_on_disk: int
+    actions: StreamSummary
+    sensors: tuple[StreamSummary, ...]
+    notes: tuple[str, ...]  # what the reader guessed or left out
+    warnings: tuple[str, ...]  # what looks wrong
+
+    @property
+    def steps(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def seconds(self) -> float:
+        return self.steps / self.fps
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "task": self.task,
+            "fps": self.fps,
+            "episodes": len(self.lengths),
+            "steps": self.steps,
+            "seconds": self.seconds,
+            "length": {
+                "min": int(self.lengths.min()),
+                "median": float(np.median(self.lengths)),
+                "max": int(self.lengths.max()),
+            },
+            "bytes_on_disk": self.bytes_on_disk,
+            "actions": self.actions.to_json(),
+            "sensors": [sensor.to_json() for sensor in self.sensors],
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def inspect(path: Path, fps: float | None = None) -> Summary:
+    """Opens the dataset (which checks it) and looks at all numbers once and at a few frames."""
+    return summarise(open_dataset(path, fps), format_name(Path(path)))
+
+
+def summarise(source: EpisodeSource, format: str) -> Summary:
+    actions = RunningStatistics(source.action_dim)
+    vectors = {s.name: RunningStatistics(s.shape[0]) for s in source.sensors if s.kind == "vector"}
+    for part in numbers(source):
+        actions.add(part.actions)
+        for name, running in vectors.items():
+            rows = part.streams[name]
+            running.add(rows[part.present[name]] if name in part.present else rows)
+    steps = int(source.lengths.sum())
+    command = _vector_summary("actions", "action", actions, steps)
+    assert command is not None
+    sensors, warnings = [], _warnings(command)
+    for sensor in source.sensors:
+        if sensor.name in vectors:
+            summary = _vector_summary(sensor.name, sensor.kind, vectors[sensor.name], steps)
+            if summary is None:
+                warnings.append(f"'{sensor.name}' is absent from every step: leave it out")
+                continue
+            warnings += _warnings(summary)
+        else:
+            summary = _image_summary(source, sensor)
+        sensors.append(summary)
+    if (short := int((source.lengths < 8).sum())) > 0:
+        warnings.append(f"{short} episodes have fewer than 8 steps: recordings broken off?")
+    return Summary(
+        path=source.path,
+        format=format,
+        task=str(getattr(source, "task", "")),
+        fps=source.fps,
+        lengths=source.lengths,
+        bytes_on_disk=_size(source.path),
+        actions=command,
+        sensors=tuple(sensors),
+        notes=(*source.notes, *_range_note(command)),
+        warnings=tuple(warnings),
+    )
+
+
+def numbers(source: EpisodeSource) -> Iterator[Episode]:
+    """All actions and vectors, in bounded pieces; no pixels."""
+    names = [sensor.name for sensor in source.sensors if sensor.kind == "vector"]
+    for episode, length in enumerate(source.lengths.tolist()):
+        for start in range(0, length, _CHUNK):
+            yield source.read(episode, start, min(start + _CHUNK, length), streams=names)
+
+
+def sample_frames(source: EpisodeSource, sensor: SensorSpec, episodes: int, each: int) -> list[tuple[int, int, Array]]:
+    """(episode, step, frame) from a few episodes spread over the dataset, each at evenly spread steps."""
+    frames = []
+    for episode in np.unique(np.linspace(0, len(source.lengths) - 1, episodes).round().astype(int)).tolist():
+        for step in np.unique(np.linspace(0, source.lengths[episode] - 1, each).round().astype(int)).tolist():
+            part = source.read(episode, step, step + 1, streams=[sensor.name])
+            frames.append((episode, step, part.streams[sensor.name][0]))
+    return frames
+
+
+def _vector_summary(name: str, kind: str, running: RunningStatistics, steps: int) -> StreamSummary | None:
+    if running.count == 0:
+        return None
+    stats = running.result(name)
+    low, high = float(stats.min.min()), float(stats.max.max())
+    return StreamSummary(name, kind, stats.mean.shape, "float32", low, high, running.count / steps, stats)
+
+
+def _image_summary(source: EpisodeSource, sensor: SensorSpec) -> StreamSummary:
+    frames = np.stack([frame for *_, frame in sample_frames(source, sensor, _SAMPLED_FRAMES, 1)])
+    low, high = float(frames.min()), float(frames.max())
+    return StreamSummary(sensor.name, sensor.kind, sensor.shape, str(stream_dtype(sensor)), low, high, 1.0, None)
+
+
+def _warnings(stream: StreamSummary) -> list[str]:
+    found = []
+    if dims := stream.constant_dims:
+        which = "all dimensions are" if len(dims) == stream.shape[0] else f"dimensions {_listed(dims)} are"
+        found.append(f"'{stream.name}': {which} constant; they carry no information")
+    if stream.present < 1:
+        found.append(f"'{stream.name}' is absent from {1 - stream.present:.1%} of the steps")
+    stats = stream.statistics
+    if stats is not None:
+        far = np.maximum(stats.max - stats.mean, stats.mean - stats.min) / np.where(stats.constant, np.inf, stats.std)
+        if (outliers := np.flatnonzero(far > _FAR)).size:
+            found.append(
+                f"'{stream.name}': dimensions {_listed(outliers.tolist())} have values more than {_FAR:g} standard "
+                "deviations from the mean: a glitch of the sensor?"
+            )
+    return found
+
+
+def _range_note(actions: StreamSummary) -> list[str]:
+    if actions.low >= -1 and actions.high <= 1:
+        return []
+    return [f"actions go from {actions.low:.4g} to {actions.high:.4g}; training maps them to [-1, 1] by their range"]
+
+
+def _listed(dims: list[int]) -> str:
+    return ", ".join(map(str, dims[:8])) + (f" and {len(dims) - 8} more" if len(dims) > 8 else "")
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def duration(seconds: float) -> str:
+    """3725 -> '1 h 2 min', 95 -> '1 min 35 s', 4.2 -> '4.2 s'"""
+    if seconds >= 3600:
+        return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s" if seconds >= 60 else f"{seconds:.1f} s"
+
+
+def size(count: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """The summary as tables, for a terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    lengths = summary.lengths
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column(overflow="fold")
+    for key, value in {
+        "dataset": str(summary.path),
+        "format": f"{summary.format}, {size(summary.bytes_on_disk)}",
+        "task": summary.task,
+        "episodes": f"{len(lengths)}, of {lengths.min()} to {lengths.max()} steps (median {np.median(lengths):g})",
+        "in all": f"{summary.steps:,} steps at {summary.fps:g} a second: {duration(summary.seconds)}",
+    }.items():
+        if value:
+            facts.add_row(key, escape(value))
+    console.print(facts)
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in ("stream", "kind", "shape", "type"):
+        table.add_column(column, no_wrap=column != "stream", overflow="fold")
+    table.add_column("range", justify="right")
+    for stream in (summary.actions, *summary.sensors):
+        shape = " x ".join(map(str, stream.shape))
+        table.add_row(escape(stream.name), stream.kind, shape, stream.dtype, f"{stream.low:.4g} .. {stream.high:.4g}")
+    console.print()
+    console.print(table)
+    if summary.notes or summary.warnings:
+        console.print()
+    for note in summary.notes:
+        console.print(f"[dim]note[/dim]     {escape(note)}", highlight=False)
+    for warning in summary.warnings:
+        console.print(f"[yellow]warning[/yellow]  {escape(warning)}", highlight=False)
