@@ -1,0 +1,121 @@
+"""The policies that are pinned, and what is pinned of each: small enough to read as a diff of numbers.
+
+Inputs come from numpy with a fixed seed, weights from the policy's own seed. Equal to the last bit on one machine;
+across machines and PyTorch versions only to rounding, so the test allows for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prism.attention import AttentionConfig
+from prism.encoder import EncoderConfig
+from prism.generator import GeneratorConfig
+from prism.normalize import Normalizer, RunningStatistics, Statistics
+from prism.objective import ObjectiveConfig
+from prism.policy import Policy
+from prism.presets import build_policy
+from prism.prism_policy import PrismConfig
+from prism.sensors import SensorSpec
+from prism.training.config import TrainConfig
+from prism.training.learner import Learner
+from prism.training.optim import derive_seed, ema_decay
+from prism.types import Batch, Observation
+
+FOLDER = Path(__file__).parent
+SENSORS = (SensorSpec("proprio", "vector", (5,)), SensorSpec("state", "vector", (7,)))
+CAMERA = SensorSpec("rgb_wrist", "rgb", (24, 24, 3), random_shift=2)
+BATCH, ACTION_DIM, STEPS = 12, 3, 4
+_WHOLE, _SAMPLE = 64, 32  # entries of a gradient that are pinned: all of a small one, some of a large one
+
+SMALL = PrismConfig(
+    obs_horizon=2,
+    pred_horizon=8,
+    encoder=EncoderConfig(
+        vector_widths=(16, 8), rgb="small", rgb_features=16, fusion_width=16, mix_blocks=1, mix_width=16
+    ),
+    generator=GeneratorConfig(
+        width=16, blocks=2, attention=AttentionConfig(kind="softmax", heads=2, features=16), latent=4,
+        actions_per_query=2,
+    ),
+    objective=ObjectiveConfig(candidates=4),
+)  # fmt: skip
+
+
+def _attention(kind: str) -> PrismConfig:
+    attention = replace(SMALL.generator.attention, kind=kind)  # type: ignore[arg-type]
+    return replace(SMALL, generator=replace(SMALL.generator, attention=attention))
+
+
+def _prism(config: PrismConfig, sensors: tuple[SensorSpec, ...] = SENSORS) -> Policy:
+    return build_policy(config.spec(sensors, ACTION_DIM, 10.0), 3, _normalizer())
+
+
+CASES: dict[str, Callable[[], Policy]] = {
+    "prism": lambda: _prism(SMALL),
+    "prism-batch-soft": lambda: _prism(
+        replace(SMALL, objective=replace(SMALL.objective, scope="batch", soft_weight=0.1, soft_candidates=2))
+    ),
+    "prism-paper": lambda: _prism(replace(SMALL, objective=replace(SMALL.objective, rule="paper", soft_weight=0.02))),
+    "prism-favor": lambda: _prism(_attention("favor")),
+    "prism-favor-paper": lambda: _prism(_attention("favor_paper")),
+    "prism-rgb": lambda: _prism(SMALL, (*SENSORS, CAMERA)),
+}
+
+
+def make_batch(seed: int = 0) -> Batch:
+    rng = np.random.default_rng(seed)
+    streams = {s.name: torch.from_numpy(rng.normal(size=(BATCH, 2, *s.shape)).astype(np.float32)) for s in SENSORS}
+    streams[CAMERA.name] = torch.from_numpy(rng.integers(0, 256, (BATCH, 2, *CAMERA.shape), dtype=np.uint8))
+    present = {name: torch.ones(BATCH, 2, dtype=torch.bool) for name in streams}
+    present["state"][0, 0] = False  # a sensor that was missing once
+    actions = torch.from_numpy(rng.normal(size=(BATCH, 8, ACTION_DIM)).astype(np.float32))
+    valid = torch.from_numpy(np.arange(8) < rng.integers(2, 9, BATCH)[:, None])
+    return Batch(Observation(streams, present), actions, valid)
+
+
+def _normalizer() -> Normalizer:
+    rng = np.random.default_rng(1)
+    summaries = {}
+    for name, size in (("proprio", 5), ("state", 7), ("actions", ACTION_DIM)):
+        running = RunningStatistics(size)
+        running.add(rng.normal(size=(200, size)).astype(np.float32))
+        summaries[name] = running.result(name)
+    return Normalizer.from_statistics(Statistics(actions=summaries.pop("actions"), vectors=summaries))
+
+
+def compute(name: str) -> dict[str, Tensor]:
+    """Losses of a few training steps, the gradient of the first, logs of the last, actions of the average."""
+    policy = CASES[name]()
+    learner = Learner(policy, TrainConfig(steps=STEPS, learning_rate=1e-2))
+    rng = torch.Generator()
+    losses: list[float] = []
+    pinned: dict[str, Tensor] = {}
+    policy.train()
+    for step in range(STEPS):
+        output = learner.gradient(make_batch(step), rng.manual_seed(derive_seed(0, 1, step)))
+        losses += [output.loss, output.gradient_norm]
+        if step == 0:
+            for key, parameter in policy.named_parameters():
+                if parameter.grad is not None:
+                    pinned[f"gradient.{key}"] = _some(parameter.grad)
+        learner.apply(1e-2, ema_decay(learner.config, step))
+    learner.synchronise_buffers()
+    pinned["losses_and_norms"] = torch.tensor(losses)
+    pinned |= {f"logs.{key}": value.detach().float().reshape(1) for key, value in output.logs.items()}
+    actions = learner.average.sample(make_batch(9).observation, 3, rng.manual_seed(5))
+    pinned["actions"] = actions[:4].clone()
+    return pinned
+
+
+def _some(gradient: Tensor) -> Tensor:
+    flat = gradient.flatten()
+    if len(flat) <= _WHOLE:
+        return flat.clone()
+    return flat[torch.linspace(0, len(flat) - 1, _SAMPLE).long()].clone()
