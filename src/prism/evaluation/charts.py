@@ -29,7 +29,7 @@ def line_chart(series: Sequence[Series], label: str, x_label: str, log_y: bool =
         return ""
     x_low, x_high = min(min(one.x) for one in kept), max(max(one.x) for one in kept)
     y_low, y_high = min(min(one.y) for one in kept), max(max(one.y) for one in kept)
-    if percent:
+    if percent and not log_y:
         y_low, y_high = 0.0, max(0.05, y_high)
     elif not log_y:
         y_low = min(0.0, y_low)
@@ -65,6 +65,8 @@ def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence
     if not len(values):
         return ""
     data = np.asarray(values, dtype=np.float64)
+    if data.max() - data.min() < 1e-9:
+        return f'<p class="hint">{escape(label)}: always {number(float(data[0]))}.</p>'
     high = min(float(data.max()), 1.15 * max(value for _, value in marks)) * 1.0001
     low = max(0.0, float(data.min()) - 0.05 * high)
     edges = np.linspace(low, high, 31)
@@ -77,7 +79,10 @@ def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence
     def at_y(value: float) -> float:
         return _HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM - 14)
 
-    parts = [_grid(at_y, linear_ticks(0, top), False), _x_axis(at_x, linear_ticks(low, high), high, x_label)]
+    parts = [
+        _grid(at_y, [t for t in linear_ticks(0, top, 4) if t == int(t)], False),
+        _x_axis(at_x, linear_ticks(low, high), high, x_label),
+    ]
     for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
         if count:
             x, y = at_x(left), at_y(count)
@@ -108,7 +113,7 @@ def interval_bar(value: float, low: float, high: float, label: str) -> str:
     )
 
 
-def linear_ticks(low: float, high: float, count: int = 4) -> list[float]:
+def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round values (1, 2, 2.5, 5 times a power of ten) that cover low..high from inside, at least two."""
     span = high - low
     power = 10.0 ** math.floor(math.log10(span / count))

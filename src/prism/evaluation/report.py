@@ -79,24 +79,28 @@ def _lead(results: Sequence[EvaluationResult]) -> str:
 def _card(result: EvaluationResult) -> str:
     data = result.summary()
     low, high = data["success_ci"]
-    count = f"{sum(episode.success for episode in result.episodes)} of {len(result.episodes)}"
+    wins = f"{sum(episode.success for episode in result.episodes)} of {len(result.episodes)}"
     label = f"Success {data['success']:.0%}, 95 % interval {low:.0%} to {high:.0%}"
     facts = [
         ("Score", f"{data['score']:.3f}", _range(data["score_ci"], "{:.2f}"), "best progress in an episode"),
         ("Jerk", charts.number(data["jerk"]), _range(data["jerk_ci"], "{:.3f}"), "roughness of the motion"),
         (
             "Mode switches",
-            charts.number(data["mode_switches"]),
+            f"{data['mode_switches']:.1f}",
             _range(data["mode_switches_ci"], "{:.1f}"),
-            f"per episode; {charts.number(data['avoidable_switches'])} avoidable",
+            f"an episode; {data['avoidable_switches']:.1f} avoidable",
         ),
         (
             "Time to a plan",
-            f"{charts.number(data['latency_ms']['p50'])}<small> ms</small>",
-            f"p99 {charts.number(data['latency_ms']['p99'])} ms",
-            f"{result.controller.candidates} candidates, one CPU thread",
+            f"{_ms(data['latency_ms']['p50'])}<small> ms</small>",
+            f"p99 {_ms(data['latency_ms']['p99'])} ms",
+            f"{result.controller.candidates} candidates, one thread",
         ),
     ]
+    if all(episode.score == float(episode.success) for episode in result.episodes):  # the score says nothing more
+        lengths = [float(episode.success_step) for episode in result.episodes if episode.success_step is not None]
+        count, interval = f"{metrics.mean(lengths):.0f}", _range(metrics.bootstrap_interval(lengths), "{:.0f}")
+        facts[0] = ("Steps to success", *((count, interval) if lengths else ("none", "")), "in episodes that succeed")
     tiles = "".join(
         f'<div class="fact"><dt>{name}</dt><dd><b>{value}</b> <span class="ci">{interval}</span>'
         f'<span class="note">{note}</span></dd></div>'
@@ -105,7 +109,7 @@ def _card(result: EvaluationResult) -> str:
     return f"""<article class="card">
 <h2><a href="#{_slug(result.task)}">{escape(_short(result.task))}</a></h2>
 <p class="big"><b>{100 * data["success"]:.0f}<small> %</small></b>
-<span>success<br><span class="ci">{count}, interval {100 * low:.0f} to {100 * high:.0f} %</span></span></p>
+<span>success<br><span class="ci">{wins}; {100 * low:.0f} to {100 * high:.0f} %</span></span></p>
 {charts.interval_bar(data["success"], low, high, label)}
 <dl>{tiles}</dl>
 </article>"""
@@ -177,7 +181,7 @@ def _training(log: Log) -> str:
     rates = [curve("rejection_rate", "rejected", "s0"), curve("fallback_rate", "fallback", "s1")]
     drawn = [
         ("Loss", charts.line_chart(losses, "Loss", axis, log_y=True)),
-        ("Rejected candidates, rows on the fallback", charts.line_chart(rates, "Rejection", axis, percent=True)),
+        ("Rejection", charts.line_chart(rates, "Rejection", axis, percent=True)),
         ("Rejection threshold", charts.line_chart([curve("threshold", "threshold", "s0")], "Threshold", axis)),
     ]
     cells = "".join(f'<figure class="panel"><h4>{name}</h4>{chart}</figure>' for name, chart in drawn if chart)
@@ -192,24 +196,36 @@ def _latency(result: EvaluationResult) -> str:
     if not values:
         return ""
     p50, p99 = metrics.percentile(values, 50), metrics.percentile(values, 99)
-    marks = [(f"p50 {charts.number(p50)}", p50), (f"p99 {charts.number(p99)}", p99)]
-    chart = charts.histogram(values, f"Time to a plan: median {p50:.2f} ms, p99 {p99:.2f} ms", "ms a replan", marks)
-    period = 1000 / result.fps if result.fps else 0.0
-    due = period * result.controller.exec_horizon
-    lengths = [float(episode.steps) for episode in result.episodes]
-    ends = charts.histogram(
-        lengths,
-        "Steps an episode took",
-        "steps an episode took",
-        [(f"mean {metrics.mean(lengths):.0f}", metrics.mean(lengths))],
+    label = f"Time to a plan: median {p50:.2f} ms, p99 {p99:.2f} ms"
+    marks = [(f"p50 {_ms(p50)}", p50), (f"p99 {_ms(p99)}", p99)]
+    jerks = [episode.jerk for episode in result.episodes]
+    mean_jerk = metrics.mean(jerks)
+    drawn = (
+        ("Time to a plan", charts.histogram(values, label, "ms a replan", marks)),
+        ("Success by step", _success_by_step(result)),
+        (
+            "Jerk",
+            charts.histogram(
+                jerks, "Jerk of each episode", "jerk of an episode", [(f"mean {charts.number(mean_jerk)}", mean_jerk)]
+            ),
+        ),
     )
-    text = f"{len(values):,} replans of {result.controller.candidates} candidates each. "
-    text += f"The robot needs a plan every {charts.number(due)} ms."
-    panels = "".join(
-        f'<figure class="panel"><h4>{name}</h4>{drawn}</figure>'
-        for name, drawn in (("Time to a plan", chart), ("Length of an episode", ends))
-    )
-    return f'<h3>Speed</h3><p>{text}</p><div class="charts">{panels}</div>'
+    due = 1000 / result.fps * result.controller.exec_horizon if result.fps else 0.0
+    text = f"{len(values):,} replans of {result.controller.candidates} candidates each, one due every {_ms(due)} ms."
+    panels = "".join(f'<figure class="panel"><h4>{name}</h4>{chart}</figure>' for name, chart in drawn)
+    return f'<h3>Speed and smoothness</h3><p>{text}</p><div class="charts">{panels}</div>'
+
+
+def _success_by_step(result: EvaluationResult) -> str:
+    """Share of episodes that had succeeded by each step."""
+    solved = sorted(episode.success_step for episode in result.episodes if episode.success_step is not None)
+    last = max(episode.steps for episode in result.episodes)
+    x, y = [0.0], [0.0]
+    for count, step in enumerate(solved):
+        x += [float(step), float(step)]
+        y += [count / len(result.episodes), (count + 1) / len(result.episodes)]
+    curve = Series("succeeded", [*x, float(last)], [*y, y[-1]], "s0")
+    return charts.line_chart([curve], "Share of episodes that had succeeded, by step", "control steps", percent=True)
 
 
 def _table(result: EvaluationResult) -> str:
@@ -231,7 +247,7 @@ def _row(e: EpisodeResult) -> str:
         f'<td data-v="{int(e.success)}">{_mark(e.success)}{"yes" if e.success else "no"}</td>'
         f'<td data-v="{e.score:.4f}"><span class="meter"><i style="width:{filled:.0f}%"></i></span>{e.score:.3f}</td>'
         f"<td>{e.steps}</td><td>{charts.number(e.jerk)}</td><td>{e.mode_switches}</td><td>{e.modes:.1f}</td>"
-        f"<td>{charts.number(metrics.percentile(e.latency_ms, 50))}</td></tr>"
+        f"<td>{_ms(metrics.percentile(e.latency_ms, 50))}</td></tr>"
     )
 
 
@@ -261,6 +277,10 @@ def _mark(success: bool) -> str:
     path = "M3.5 8.5l3 3 6-7" if success else "M4.5 4.5l7 7m0-7l-7 7"
     css = "mark-yes" if success else "mark-no"
     return f'<svg class="{css}" viewBox="0 0 16 16" aria-hidden="true"><path d="{path}"/></svg>'
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value < 20 else f"{value:.0f}"
 
 
 def _range(interval: Sequence[float], form: str) -> str:

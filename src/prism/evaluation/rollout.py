@@ -35,8 +35,8 @@ class RecordConfig:
 
     videos: int = 4  # failures first among them, at most half
     frames: int = 60  # a video, evenly over the episode
-    size: int = 208  # longer side of a frame in pixels
-    quality: int = 68  # JPEG
+    size: int = 256  # longer side of a frame in pixels
+    quality: int = 70  # JPEG
 
 
 @dataclass(frozen=True)

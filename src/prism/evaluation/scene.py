@@ -101,8 +101,8 @@ def _metaworld_view(title: str, axes: tuple[int, int], states: Float, frame: Flo
     if axes[1] == 2:
         low[1] = min(low[1], -0.03)  # the table, at z = 0, is part of the picture
     span = high - low
-    width = max(span[0], span[1] / 0.95)  # at most about square, at least 0.6 as high as wide
-    height = max(span[1], 0.6 * width)
+    width = max(span[0], span[1] / 0.75)  # 4:3, as the simulator's pictures
+    height = 0.75 * width
     low = (low + high) / 2 - np.array([width, height]) / 2
     if axes[1] == 2:
         low[1] = min(low[1], -0.03)
