@@ -14,13 +14,15 @@ from prism.controller import ControllerConfig
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
-from prism.evaluation.recording import recording_path, save_result
+from prism.evaluation.recording import load_results, recording_path, save_result
+from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
 from prism.evaluation.rollout import RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
 from prism.normalize import Normalizer, compute_statistics
 from prism.presets import build_policy
 from prism.training.loop import TrainResult, train
+from prism.training.monitor import read_log
 
 
 def train_experiment(
@@ -114,6 +116,8 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
 
 
 def write_run_report(run: Path) -> Path:
-    """report.html of a run from its recordings; it can be made again at any time."""
-
-    raise NotImplementedError
+    """report.html of a run or of a demo from its recordings; it can be made again at any time."""
+    results = load_results(run)
+    homes = {result.task: run / result.task if (run / result.task).is_dir() else run for result in results}
+    logs = {task: read_log(home) for task, home in homes.items()}
+    return write_report(run / "report.html", results, logs, title=f"PRISM: {run.resolve().name}")

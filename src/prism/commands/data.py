@@ -76,16 +76,35 @@ class Inspect:
 
     Try:
         prism data inspect data/metaworld-button-press-topdown
-        prism data inspect pusht_cchi_v7_replay.zarr.zip --plot ranges.png
+        prism data inspect pusht_cchi_v7_replay.zarr.zip --page pusht.html
     """
 
     path: Positional[Path]
     """The dataset: a folder or a file."""
-    plot: Annotated[Path | None, option("FILE")] = None
-    """Draw episode lengths and action ranges into this PNG."""
+    page: Annotated[Path | None, option("FILE")] = None
+    """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second, for formats that do not store it."""
+    overwrite: bool = False
+    """Replace the page if it exists."""
+
+    def __post_init__(self) -> None:
+        if self.fps is not None and self.fps <= 0:
+            raise PrismError(f"--fps {self.fps:g} is out of range: use a positive number")
 
     def run(self) -> None:
-        raise PrismError("prism data inspect is not wired up yet")
+        from rich.console import Console
+
+        from prism.data.inspect import inspect, print_summary
+        from prism.data.inspect_page import write_page
+
+        if self.page is None:
+            summary = inspect(self.path, self.fps)
+        else:
+            summary = write_page(self.path, self.page, self.fps, self.overwrite)
+        print_summary(summary, Console())
+        if self.page is not None:
+            print(f"page: {self.page}")
 
 
 @dataclass(frozen=True)

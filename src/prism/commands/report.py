@@ -8,6 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from prism.errors import PrismError
+
 
 @dataclass(frozen=True)
 class Report:
@@ -18,9 +20,11 @@ class Report:
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run that has been evaluated (prism eval RUN)."""
+    """A run that has been evaluated (prism eval RUN), or a demo."""
 
     def run(self) -> None:
-        from prism.workflow import run_folder, write_run_report
+        from prism.workflow import write_run_report
 
-        print(write_run_report(run_folder(self.run_folder)))
+        if not self.run_folder.is_dir():
+            raise PrismError(f"{self.run_folder} does not exist: give the folder of a run, or of a demo")
+        print(write_run_report(self.run_folder))

@@ -14,22 +14,21 @@ def print_summary(results: Sequence[EvaluationResult]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=None, show_edge=False, pad_edge=False)
-    table.add_column("task")
-    for name in ("success", "score", "jerk", "switches", "plan p50", "p99", "episodes"):
+    table = Table(box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    table.add_column("task", no_wrap=True)
+    for name in ("success [95 %]", "of", "score", "jerk", "plan p50, p99"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         row = result.summary()
         low, high = row["success_ci"]
+        latency = row["latency_ms"]
         table.add_row(
             result.task,
-            f"{row['success']:.0%} [{low:.0%}, {high:.0%}]",
+            f"{row['success']:.0%} [{low * 100:.0f}, {high * 100:.0f}]",
+            str(row["episodes"]),
             f"{row['score']:.3f}",
             f"{row['jerk']:.4f}",
-            f"{row['mode_switches']:.1f}",
-            f"{row['latency_ms']['p50']:.1f} ms",
-            f"{row['latency_ms']['p99']:.1f} ms",
-            str(row["episodes"]),
+            f"{latency['p50']:.1f}, {latency['p99']:.1f} ms",
         )
     console = Console()
     console.print(table)
