@@ -219,20 +219,45 @@ def test_self_attention_is_attention_to_itself(kind: Kind) -> None:
     torch.testing.assert_close(attention(x).flatten(0, 1), attention(flat, attention.keys_values(flat)))
 
 
-def test_module_matches_torch_multihead_attention() -> None:
-    attention = module("softmax")
-    peer = torch.nn.MultiheadAttention(16, 4, batch_first=True)
-    peer.load_state_dict(
-        {
-            "in_proj_weight": attention.in_proj.weight,
-            "in_proj_bias": attention.in_proj.bias,
-            "out_proj.weight": attention.out_proj.weight,
-            "out_proj.bias": attention.out_proj.bias,
-        }
-    )
-    x, context = torch.randn(3, 6, 16, generator=generator(1)), torch.randn(3, 4, 16, generator=generator(2))
-    expected, _ = peer(x, context, context, need_weights=False)
-    torch.testing.assert_close(attention(x, attention.keys_values(context)), expected)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize(("keys", "folded"), [(1, True), (4, True), (9, True), (14, False)])
+def test_module_matches_torch_multihead_attention(keys: int, folded: bool, masked: bool, bias: bool) -> None:
+    """Outputs and all gradients, with the projections folded into the context and without."""
+    attention = Attention(40, AttentionConfig("softmax", heads=2, bias=bias), generator())
+    peer = torch.nn.MultiheadAttention(40, 2, bias=bias, batch_first=True)
+    weights = attention.state_dict()
+    peer.load_state_dict({k.replace("in_proj.", "in_proj_"): v for k, v in weights.items()})
+    if bias:  # the initial biases of the peer's class are zeros, ours are not: nothing is tested by accident
+        assert attention.in_proj.bias.abs().max() > 0
+    x = torch.randn(3, 15, 40, generator=generator(1)).requires_grad_()
+    context = torch.randn(3, keys, 40, generator=generator(2)).requires_grad_()
+    mask = torch.rand(3, keys, generator=generator(3)) < 0.6 if masked else None
+    if mask is not None:
+        mask[:, 0] = True
+    kv = attention.keys_values(context, mask, queries=15)
+    assert (kv.folded is not None) == folded
+    out = attention(x, kv)
+    expected, _ = peer(x, context, context, key_padding_mask=None if mask is None else ~mask, need_weights=False)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    up = torch.randn(out.shape, generator=generator(4))
+    ours = torch.autograd.grad(out, [x, context, *attention.parameters()], up)
+    theirs = torch.autograd.grad(expected, [x, context, *peer.parameters()], up)
+    names = ["x", "context", *(name.replace("in_proj.", "in_proj_") for name, _ in attention.named_parameters())]
+    peer_names = ["x", "context", *(name for name, _ in peer.named_parameters())]
+    expected_grads = dict(zip(peer_names, theirs, strict=True))
+    for name, gradient in zip(names, ours, strict=True):
+        torch.testing.assert_close(gradient, expected_grads[name], rtol=1e-3, atol=1e-4)
+
+
+def test_folded_context_with_no_key_left_gives_the_output_bias() -> None:
+    attention = Attention(32, AttentionConfig("softmax", heads=2), generator())
+    context = torch.randn(2, 3, 32, generator=generator(1))
+    kv = attention.keys_values(context, torch.tensor([[False] * 3, [True] * 3]), queries=6)
+    assert kv.folded is not None
+    out = attention(torch.randn(2, 6, 32, generator=generator(2)), kv)
+    torch.testing.assert_close(out[0], attention.out_proj.bias.expand(6, -1))
+    assert (out[1] - attention.out_proj.bias).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
