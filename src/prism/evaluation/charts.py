@@ -21,8 +21,13 @@ class Series:
     css: str  # class of the line: s0, s1, ...
 
 
-def line_chart(series: Sequence[Series], label: str, x_label: str, log_y: bool = False, percent: bool = False) -> str:
-    """Curves over a common axis. Points that are not finite, or not positive on a log axis, are left out."""
+def line_chart(
+    series: Sequence[Series], label: str, x_label: str, log_y: bool = False, percent: bool = False, top: float = 0.05
+) -> str:
+    """Curves over a common axis; a percent axis reaches at least up to `top`.
+
+    Points that are not finite, or not positive on a log axis, are left out.
+    """
     kept = [_clean(one, log_y) for one in series]
     kept = [one for one in kept if len(one.x)]
     if not kept:
@@ -30,7 +35,7 @@ def line_chart(series: Sequence[Series], label: str, x_label: str, log_y: bool =
     x_low, x_high = min(min(one.x) for one in kept), max(max(one.x) for one in kept)
     y_low, y_high = min(min(one.y) for one in kept), max(max(one.y) for one in kept)
     if percent and not log_y:
-        y_low, y_high = 0.0, max(0.05, y_high)
+        y_low, y_high = 0.0, max(top, y_high)
     elif not log_y:
         y_low = min(0.0, y_low)
     if x_high <= x_low:

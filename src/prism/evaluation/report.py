@@ -225,7 +225,9 @@ def _success_by_step(result: EvaluationResult) -> str:
         x += [float(step), float(step)]
         y += [count / len(result.episodes), (count + 1) / len(result.episodes)]
     curve = Series("succeeded", [*x, float(last)], [*y, y[-1]], "s0")
-    return charts.line_chart([curve], "Share of episodes that had succeeded, by step", "control steps", percent=True)
+    return charts.line_chart(
+        [curve], "Share of episodes that had succeeded, by step", "control steps", percent=True, top=1.0
+    )
 
 
 def _table(result: EvaluationResult) -> str:
@@ -246,7 +248,7 @@ def _row(e: EpisodeResult) -> str:
         f'<tr><th scope="row">{e.seed}</th>'
         f'<td data-v="{int(e.success)}">{_mark(e.success)}{"yes" if e.success else "no"}</td>'
         f'<td data-v="{e.score:.4f}"><span class="meter"><i style="width:{filled:.0f}%"></i></span>{e.score:.3f}</td>'
-        f"<td>{e.steps}</td><td>{charts.number(e.jerk)}</td><td>{e.mode_switches}</td><td>{e.modes:.1f}</td>"
+        f"<td>{e.steps}</td><td>{e.jerk:.3f}</td><td>{e.mode_switches}</td><td>{e.modes:.1f}</td>"
         f"<td>{_ms(metrics.percentile(e.latency_ms, 50))}</td></tr>"
     )
 
