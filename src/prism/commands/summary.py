@@ -14,9 +14,9 @@ def print_summary(results: Sequence[EvaluationResult]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    table = Table(box=None, padding=(0, 1, 0, 0))  # fits 80 columns
     table.add_column("task", no_wrap=True)
-    for name in ("success [95 %]", "of", "score", "jerk", "plan p50, p99"):
+    for name in ("success [95 %]", "of", "score", "jerk", "p50, p99 ms"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         row = result.summary()
@@ -28,7 +28,7 @@ def print_summary(results: Sequence[EvaluationResult]) -> None:
             str(row["episodes"]),
             f"{row['score']:.3f}",
             f"{row['jerk']:.4f}",
-            f"{latency['p50']:.1f}, {latency['p99']:.1f} ms",
+            f"{latency['p50']:.1f}, {latency['p99']:.1f}",
         )
     console = Console()
     console.print(table)
