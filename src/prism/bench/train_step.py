@@ -50,7 +50,7 @@ class TrainStepBenchConfig:
     state_dim: int = 16
     action_dim: int = 7
     seconds: float = 30.0  # for each of the two objectives
-    threads: int = 0  # 0: as many as torch takes by itself
+    threads: int = 1  # 0: as many as torch takes by itself
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def measure(config: TrainStepBenchConfig, soft: bool) -> dict[str, Any]:
     peak = {name: peak_bytes(partial(step, loss), existing) for name, loss in losses.items()}
     saved = {name: saved_bytes(loss, existing) for name, loss in losses.items()}
     calls: dict[str, Callable[[], object]] = {name: partial(step, loss) for name, loss in losses.items()}
-    times = interleave(calls, np.random.default_rng(config.seed), config.seconds, min_rounds=7)
+    times = interleave(calls, np.random.default_rng(config.seed), config.seconds, min_rounds=11)
     ratio = (times["all"].wall, times["chosen"].wall)
     return {
         "speedup": paired_ratio(*ratio),
