@@ -122,7 +122,7 @@ def test_records_switches_and_modes() -> None:
 
 def test_smoothing_fades_from_the_old_plan_within_a_mode_only() -> None:
     class Stepping(PointPolicy):
-        jump = 0.2
+        jump = 0.1
 
         def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
             self.seen.append(observation)
@@ -132,7 +132,7 @@ def test_smoothing_fades_from_the_old_plan_within_a_mode_only() -> None:
     config = ControllerConfig(exec_horizon=4, candidates=1, smoothing=3)
     controller = Controller(policy, config)
     actions = [float(controller.act(see(t))[0]) for t in range(8)]
-    np.testing.assert_allclose(actions, [0.2] * 4 + [0.25, 0.3, 0.35, 0.4], rtol=1e-6)
+    np.testing.assert_allclose(actions, [0.1] * 4 + [0.125, 0.15, 0.175, 0.2], rtol=1e-6)
     policy = Stepping()
     policy.jump = 1.0
     controller = Controller(policy, config)

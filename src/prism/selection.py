@@ -34,7 +34,7 @@ ActionKind = Literal["absolute", "delta"]
 class SelectionConfig:
     rule: Rule = "commit"
     initial: InitialRule = "medoid"  # for the first plan, where there is nothing to be consistent with
-    mode_radius: float = 0.25  # scaled units; plans nearer than this are one mode (docs/metrics.md)
+    mode_radius: float = 0.15  # scaled units; plans nearer than this are one mode; chosen in docs/metrics.md
     discount: float = 1.0  # overlap, commit: weight of a step of the overlap against the step before it
     patience: float = 3.0  # commit: how much doubt (see `commit`) it takes to give up a mode
     min_share: float = 0.1  # commit: a rival mode with a smaller share of the candidates is noise
