@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from prism.errors import PrismError
@@ -370,8 +368,9 @@ def test_decay_is_for_maps_only() -> None:
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
 
 
-@given(st.lists(st.tuples(*[st.integers(0, 2**40)] * 3), min_size=2, max_size=50, unique=True))
-def test_seeds_of_different_steps_differ(keys: list[tuple[int, int, int]]) -> None:
+def test_seeds_of_different_steps_differ_also_in_the_half_that_pytorch_uses() -> None:
+    keys = [(seed, stream, step) for seed in range(3) for stream in (1, 2) for step in range(500)]
     seeds = {derive_seed(*key) for key in keys}
     assert len(seeds) == len(keys)
+    assert len({seed & 0xFFFFFFFF for seed in seeds}) > len(keys) - 5  # the CPU generator takes 32 bits
     assert all(0 <= seed < 2**64 for seed in seeds)
