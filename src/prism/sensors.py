@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prism.errors import PrismError
 
 SensorKind = Literal["vector", "rgb", "depth", "tactile", "audio", "text"]
+_SHAPES: dict[SensorKind, tuple[str, str, int]] = {
+    "vector": ("a vector", "(D,)", 1),
+    "rgb": ("an RGB image", "(H, W, 3)", 3),
+    "depth": ("a depth image", "(H, W)", 2),
+    "tactile": ("a tactile image", "(H, W, C)", 3),
+    "audio": ("audio", "(samples,)", 1),
+    "text": ("text", "(bytes,)", 1),
+}
 
 
 @dataclass(frozen=True)
 class SensorSpec:
     """One sensor: name, kind, the shape of one time step as stored, and its preprocessing.
 
-    vector  (D,) float32: proprioception, object state, force/torque
-    rgb     (H, W, 3) uint8
+    One time step as a numpy array is `shape`, `dtype`; in Observation.streams it is a torch tensor of the
+    same type, (B, To, *shape). Readers convert whatever a dataset holds to exactly this:
+
+    vector   (D,) float32, in the sensor's units: proprioception, object state, force/torque
+    rgb      (H, W, 3) uint8
+    depth    (H, W) float32, metres; 0 where the camera measured nothing (never NaN)
+    tactile  (H, W, C) uint8, the image of an optical tactile sensor, any number of channels (two DIGITs: 6);
+             a tactile sensor that gives forces is a vector
+    audio    (S,) float32 in [-1, 1]: the S = round(sample_rate / control rate) samples that end at this step
+    text     (L,) uint8: UTF-8, zeros behind its end (encode_text, decode_text); the same at every step of an
+             instruction
     """
 
     name: str
@@ -25,6 +46,8 @@ class SensorSpec:
     fps: float = 0.0  # 0: the rate of the dataset it belongs to
     resize: tuple[int, int] | None = None  # images: to (height, width), before anything else
     random_shift: int = 0  # images, training only: pad by this many pixels and crop back
+    sample_rate: int = 0  # audio: samples a second
+    clip: tuple[float, float] | None = None  # depth: nearest and farthest metres that mean something
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SensorKind):
@@ -35,10 +58,24 @@ class SensorSpec:
             raise PrismError("a sensor needs a name")
         if any(n <= 0 for n in self.shape):
             raise PrismError(f"sensor '{self.name}': shape {self.shape} has an empty dimension")
-        if self.kind == "vector" and len(self.shape) != 1:
-            raise PrismError(f"sensor '{self.name}': a vector has shape (D,), not {self.shape}")
-        if self.kind == "rgb" and (len(self.shape) != 3 or self.shape[2] != 3):
-            raise PrismError(f"sensor '{self.name}': an RGB image has shape (H, W, 3), not {self.shape}")
+        what, needed, rank = _SHAPES[self.kind]
+        if len(self.shape) != rank:
+            raise PrismError(f"sensor '{self.name}': {what} has shape {needed}, not {self.shape}")
+        if self.kind == "rgb" and self.shape[2] != 3:
+            raise PrismError(f"sensor '{self.name}': {what} has shape {needed}, not {self.shape}")
+        if (self.kind == "audio") != (self.sample_rate > 0):
+            raise PrismError(
+                f"sensor '{self.name}': audio needs a positive sample_rate and nothing else has one, not {self.sample_rate}"
+            )
+        if self.clip is not None and not (
+            self.kind == "depth" and len(self.clip) == 2 and 0 <= self.clip[0] < self.clip[1] < math.inf
+        ):
+            raise PrismError(f"sensor '{self.name}': clip is for depth, (nearest, farthest) metres, not {self.clip}")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of one time step: pixels and text are bytes, everything else is float32."""
+        return np.dtype(np.uint8 if self.kind in ("rgb", "tactile", "text") else np.float32)
 
     @property
     def is_image(self) -> bool:
@@ -52,5 +89,20 @@ class SensorSpec:
         known = {field.name for field in dataclasses.fields(SensorSpec)}
         if unknown := set(data) - known:
             raise PrismError(f"sensor spec has unknown keys {sorted(unknown)}: written by a newer version of prism?")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return SensorSpec(**values)
+
+
+def encode_text(text: str, size: int) -> NDArray[np.uint8]:
+    """One time step of a text sensor of shape (size,): UTF-8, zeros behind it."""
+    content = text.encode()
+    if len(content) > size or "\0" in text:
+        raise PrismError(
+            f"text of {len(content)} bytes does not fit the {size} of its sensor, or holds NUL: {text!r:.60}"
+        )
+    return np.frombuffer(content.ljust(size, b"\0"), np.uint8)
+
+
+def decode_text(step: NDArray[np.generic]) -> str:
+    """What `encode_text` was given; bytes that are not UTF-8 show as replacement characters."""
+    return step.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")

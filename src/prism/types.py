@@ -35,7 +35,8 @@ from torch import Tensor
 class Observation:
     """Sensor streams by sensor name, each (B, To, ...), and which of them were really there.
 
-    Vectors are float32 in sensor units, images uint8 (B, To, H, W, C). `present[name]` is (B, To):
+    Each is as its SensorSpec says: vectors float32 in sensor units, pixels uint8 (B, To, H, W, C), depth
+    float32 metres (B, To, H, W), audio float32 (B, To, S), text uint8 (B, To, L). `present[name]` is (B, To):
     False where the sensor was missing; the content of the stream there is ignored.
     """
 

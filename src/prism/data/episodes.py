@@ -74,9 +74,8 @@ class EpisodeSource(Protocol):
 
 
 def stream_dtype(sensor: SensorSpec) -> np.dtype[np.generic]:
-    """How a stream is held in memory and on disk: pixels stay uint8, everything else is float32."""
-    pixels = sensor.kind == "rgb" or (sensor.kind == "tactile" and len(sensor.shape) == 3)
-    return np.dtype(np.uint8) if pixels else np.dtype(np.float32)
+    """How a stream is held in memory and on disk: pixels and text stay uint8, everything else is float32."""
+    return sensor.dtype
 
 
 def check_slice(source: EpisodeSource, episode: int, start: int, stop: int | None) -> tuple[int, int]:
