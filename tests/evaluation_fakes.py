@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -94,17 +91,3 @@ def make_picture_env() -> PointEnv:
 
 def make_point_policy() -> PointPolicy:
     return PointPolicy()
-
-
-class DyingEnv(PointEnv):
-    """Kills its process at seed 102, as often as files are missing from the folder that counts the deaths."""
-
-    def __init__(self, counter: Path, deaths: int) -> None:
-        super().__init__()
-        self._counter, self._deaths = counter, deaths
-
-    def reset(self, seed: int) -> dict[str, NDArray[np.generic]]:
-        if seed == 102 and (count := len(list(self._counter.iterdir()))) < self._deaths:
-            (self._counter / str(count)).touch()
-            os._exit(17)
-        return super().reset(seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from pathlib import Path
 
@@ -14,9 +13,10 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.recording import load_result, load_results, recording_path, save_result
 from prism.evaluation.results import EvaluationResult, flat_json, metrics_json, write_json
-from prism.evaluation.rollout import RecordConfig, evaluate, run_episode, to_film
+from prism.evaluation.rollout import RecordConfig, _Job, _setup, evaluate, run_episode, to_film
+from prism.sensors import SensorSpec
 from tests.evaluation_fakes import (
-    DyingEnv,
+    SENSORS,
     PointEnv,
     PointPolicy,
     make_picture_env,
@@ -64,27 +64,10 @@ def test_the_camera_changes_nothing_but_adds_pictures_and_fans(filmed: Evaluatio
 
 
 def test_missing_pictures_come_with_a_hint() -> None:
-    result = evaluate(make_point_policy, "point", 1, 100, CONFIG, 1, RecordConfig(videos=1), False, make_point_env)
-    assert not result.episodes[0].frames
-    assert result.episodes[0].fans
-    assert result.rendering_hint
-
-
-def test_a_dead_worker_is_replaced_and_reported(tmp_path: Path) -> None:
-    env = functools.partial(DyingEnv, tmp_path, 1)
-    result = evaluate(make_point_policy, "point", 4, 100, CONFIG, 2, None, False, env)
-    assert [e.seed for e in result.episodes] == [100, 101, 102, 103]
-    assert len(result.crashes) == 1
-    assert "seed 102" in result.crashes[0]
-    assert "exit status 17" in result.crashes[0]
-    here = run_episode(PointEnv(), Controller(PointPolicy(), CONFIG), 102)
-    np.testing.assert_array_equal(here.actions, result.episodes[2].actions)
-
-
-def test_a_worker_that_always_dies_is_an_error(tmp_path: Path) -> None:
-    env = functools.partial(DyingEnv, tmp_path, 99)
-    with pytest.raises(PrismError, match="3 times at seed 102"):
-        evaluate(make_point_policy, "point", 3, 100, CONFIG, 1, None, False, env)
+    outcome = _setup(make_point_policy, make_point_env, CONFIG, RecordConfig(videos=1))(_Job(100, film_every=1))
+    assert not outcome.episode.frames
+    assert outcome.episode.fans
+    assert outcome.rendering_hint
 
 
 def test_a_refusal_in_a_worker_is_one_line_here() -> None:
@@ -93,6 +76,21 @@ def test_a_refusal_in_a_worker_is_one_line_here() -> None:
         evaluate(make_point_policy, "point", 2, 100, config, 1, None, False, make_point_env)
     with pytest.raises(PrismError, match="at least 1"):
         evaluate(make_point_policy, "point", 0, 100, CONFIG, 1, None, False, make_point_env)
+
+
+class OtherEnv(PointEnv):
+    def __init__(self, sensors: tuple[SensorSpec, ...], action_dim: int) -> None:
+        super().__init__()
+        self.sensors, self.action_dim = sensors, action_dim
+
+
+@pytest.mark.parametrize(
+    ("sensors", "action_dim", "message"),
+    [(SENSORS[:1], 2, "no sensor 'goal'"), (SENSORS, 3, "3 action dimensions, the policy gives 2")],
+)
+def test_a_policy_on_the_wrong_task_is_refused(sensors: tuple[SensorSpec, ...], action_dim: int, message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        _setup(make_point_policy, lambda: OtherEnv(sensors, action_dim), CONFIG, None)
 
 
 def test_filming_prefers_a_mixture(filmed: EvaluationResult) -> None:

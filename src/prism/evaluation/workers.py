@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -146,11 +147,10 @@ def _stop(slot: _Slot) -> None:
 
 def _work(connection: Connection, setup: Callable[[], Callable[[Any], Any]]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, for all of us
-    import torch
-
-    torch.set_num_threads(1)
     try:
         run = setup()
+        if (torch := sys.modules.get("torch")) is not None:  # what it was linked with may not read the variables
+            torch.set_num_threads(1)
         while True:
             try:
                 job = connection.recv()
