@@ -113,8 +113,8 @@ class Monitor:
             return
         self._last_shown = now
         fraction = self._config.fraction(step, seconds)
-        left = f"{_clock(seconds * (1 - fraction) / fraction)} left" if fraction > 0 else ""
-        text = f"step {step}  {self._text}  {_clock(seconds)} {left}"
+        left = f"{_clock(seconds * (1 - fraction) / fraction)} left  " if 0 < fraction < 1 else ""
+        text = f"{_clock(seconds)}  {left}step {step}  {self._text}"  # a narrow terminal cuts the end
         if terminal:
             self._bar.update(self._task, completed=fraction, text=text)
         else:
