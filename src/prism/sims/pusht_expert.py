@@ -1,0 +1,335 @@
+"""An expert for Push-T that knows the simulator, solves the task, and goes round the block either way.
+
+It thinks in pushes: a place on the T's outline and a depth. The disc slides on the T without friction and the T
+stops when it is not pushed, so a push obeys a small law (see `push_poses`), cheap enough to search sequences of
+three pushes over every place and depth. The first push of the best sequence, with the walk to it, is rehearsed in
+a copy of the simulator at several depths; the best rehearsal is played, then everything is planned again.
+
+Demonstrations of the same start differ: a coin, drawn from the seed, decides on which side of the T's axis the
+expert would rather push and which way round it walks, unless that costs too much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.sims import pusht_paths as paths
+from prism.sims.pusht import PushTEnv
+from prism.sims.pusht_features import CORNERS, GOAL, SIZE, keypoints
+from prism.sims.pusht_physics import SUCCESS_COVERAGE, PushTPhysics, coverage
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    walk_speed: float = 18.0  # pixels a step, of the target; people reach 20
+    push_speed: float = 9.0
+    gap: float = 6.0  # from the block, where a walk ends and a push begins
+    spacing: float = 11.0  # between the places where it considers pushing
+    depth_step: float = 1.5
+    max_depth: float = 105.0
+    beam: int = 40  # sequences kept while searching
+    pushes: int = 3  # looked ahead
+    taste: float = 8.0  # steps that it spends rather than push on the side it does not like
+    detour: float = 230.0  # pixels that it walks further to go round its own way
+    whim: float = 1.5  # steps, scale of the random part of every choice
+
+    def __post_init__(self) -> None:
+        if min(self.walk_speed, self.push_speed, self.gap, self.spacing, self.depth_step) <= 0:
+            raise PrismError("Push-T expert: speeds, gap, spacing and depth_step must be positive")
+        if self.beam < 1 or self.pushes < 1 or self.max_depth < self.depth_step:
+            raise PrismError("Push-T expert: beam and pushes must be at least 1, max_depth at least depth_step")
+
+
+_INERTIA = 3000.0  # of the block, whose mass is 1
+_MARGIN = 6.0  # of the square, where no target is put
+_FIXED_STEPS = 4.0  # what every push costs besides its length
+# Deliberately more than it takes: with a modest guess, tiny pushes that settle nothing look cheapest.
+_LAST_STEPS, _STEPS_PER_RADIAN, _STEPS_PER_PIXEL = 15.0, 70.0, 0.7
+_BINS = (0.0, 9.0, 25.0, 50.0)  # depths: each is worth a try
+
+
+def _turn(angle: Array, vectors: Array) -> Array:
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([cos * vectors[..., 0] - sin * vectors[..., 1], sin * vectors[..., 0] + cos * vectors[..., 1]], -1)
+
+
+_GOAL_CENTRE = GOAL[:2] + _turn(GOAL[2:3], np.asarray(paths.CENTRE)[None])[0]
+
+
+def steps_to_go(poses: Array) -> Array:
+    """A guess at the steps that the rest takes: what is left to turn and to move, (..., 3) -> (...)."""
+    turn, distance = _remaining(poses)
+    return np.asarray(_LAST_STEPS + _STEPS_PER_RADIAN * turn + _STEPS_PER_PIXEL * distance)
+
+
+def _remaining(poses: Array) -> tuple[Array, Array]:
+    """Angle and distance of the centre of mass from the goal."""
+    turn = np.abs((poses[..., 2] - GOAL[2] + np.pi) % (2 * np.pi) - np.pi)
+    centre = poses[..., :2] + _turn(poses[..., 2], np.asarray(paths.CENTRE))
+    return turn, np.linalg.norm(centre - _GOAL_CENTRE, axis=-1)
+
+
+def push_poses(poses: Array, places: tuple[paths.Contact, ...], step: float, count: int) -> tuple[Array, Array]:
+    """Where straight pushes take the T: (P, 3) -> poses (P, C, count, 3) after every `step` pixels of push against
+    the normal at each place, and whether the disc is still on that face, (P, C, count).
+
+    Contact without friction, block without memory: if the disc advances by u along the inward normal n at lever r
+    from the centre of mass, the impulse is j = u / (1 + (r x n)^2 / I), the T moves by j n and turns by j (r x n) / I.
+    """
+    point = np.array([place.point for place in places])  # (C, 2), in the T's frame
+    normal = np.array([place.normal for place in places])
+    low, high = _face_bounds(places)
+    tangent = np.stack([-normal[:, 1], normal[:, 0]], -1)
+    offset = (point * normal).sum(-1)  # of the face's line
+    theta = np.repeat(poses[:, 2:3], len(places), axis=1)  # (P, C)
+    centre = poses[:, None, :2] + _turn(theta, np.asarray(paths.CENTRE))  # (P, C, 2)
+    lever0 = point - np.asarray(paths.CENTRE)
+    disc = centre + _turn(theta, lever0 + paths.RADIUS * normal)  # (P, C, 2)
+    heading = _turn(theta, -normal)  # fixed while the block turns
+    on_face = np.ones(theta.shape, dtype=np.bool_)
+    out, valid = np.empty((*theta.shape, count, 3)), np.empty((*theta.shape, count), dtype=np.bool_)
+    for k in range(count):
+        disc = disc + step * heading
+        local = _turn(-theta, disc - centre) + np.asarray(paths.CENTRE)
+        along = (local * tangent).sum(-1)
+        on_face = on_face & (along > low) & (along < high)
+        depth = np.maximum(offset + paths.RADIUS - (local * normal).sum(-1), 0.0)
+        touch = local - (local * normal).sum(-1, keepdims=True) * normal + offset[:, None] * normal
+        arm = touch - np.asarray(paths.CENTRE)
+        cross = -(arm[..., 0] * normal[:, 1] - arm[..., 1] * normal[:, 0])  # r x inward normal
+        impulse = depth / (1.0 + cross * cross / _INERTIA)
+        centre = centre + impulse[..., None] * _turn(theta, -normal)
+        theta = theta + impulse * cross / _INERTIA
+        out[..., k, :2] = centre - _turn(theta, np.asarray(paths.CENTRE))
+        out[..., k, 2] = theta
+        valid[..., k] = on_face
+    return out, valid
+
+
+def _face_bounds(places: tuple[paths.Contact, ...]) -> tuple[Array, Array]:
+    """For each place, how far along the face (tangent coordinate) the disc may slide."""
+    low, high = [], []
+    for place in places:
+        (px, py), (nx, ny) = place.point, place.normal
+        on_line = np.abs((CORNERS - (px, py)) @ (nx, ny)) < 1e-6
+        along = CORNERS @ (-ny, nx)
+        here = px * -ny + py * nx
+        below, above = along[on_line & (along <= here)], along[on_line & (along >= here)]
+        low.append(below.max())
+        high.append(above.min())
+    return np.array(low), np.array(high)
+
+
+class PushTExpert:
+    """Plans and plays pushes in `env`; everything random comes from the seed given to reset."""
+
+    def __init__(self, env: PushTEnv, config: ExpertConfig | None = None) -> None:
+        self._env = env
+        self.config = config or ExpertConfig()
+        self._model = PushTPhysics()
+        self._places = paths.contacts(self.config.spacing)
+        self._stands = np.array([place.stand(self.config.gap) for place in self._places])
+        gates = np.array([place.on_ring() for place in self._places])
+        self._gate_angles = np.arctan2(gates[:, 1] - paths.CENTRE[1], gates[:, 0] - paths.CENTRE[0])
+        self._way_in = np.linalg.norm(gates - self._stands, axis=-1)
+        self._travel = self._travel_steps()
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        self._rng = np.random.default_rng([seed, 7])
+        self.side = 1 if self._rng.random() < 0.5 else -1
+        self._targets: deque[Array] = deque()
+        self._first = True
+
+    def act(self) -> NDArray[np.float32]:
+        if not self._targets:
+            self._targets.extend(self._plan())
+            self._first = False
+        return self._targets.popleft().astype(np.float32)
+
+    # ---- search
+
+    def _plan(self) -> list[Array]:
+        state, velocity = self._env.state(), self._env.physics.velocity
+        for place, depth, aim in self._sequences(state):
+            if played := self._rehearse(state, velocity, self._places[place], depth, aim):
+                return played
+        return [np.clip(state[:2] + self._rng.normal(0.0, 40.0, 2), _MARGIN, SIZE - _MARGIN)]  # boxed in: shake free
+
+    def _sequences(self, state: Array) -> list[tuple[int, float, Array]]:
+        """First pushes (place, depth, pose aimed at) of the best sequences, best first."""
+        cfg = self.config
+        count = int(cfg.max_depth / cfg.depth_step)
+        depths = cfg.depth_step * np.arange(1, count + 1)
+        push_steps = depths / cfg.push_speed + _FIXED_STEPS  # (count,)
+        poses = state[None, 2:5]
+        cost = np.zeros(1)
+        start: NDArray[np.int64] | None = None  # (P,) index of the first push
+        travel = self._approach_steps(state)[None]  # (P, C)
+        firsts: list[tuple[int, float, Array]] = []
+        best: dict[int, float] = {}
+        for level in range(cfg.pushes):
+            after, valid = push_poses(poses, self._places, cfg.depth_step, count)
+            valid &= self._reachable(poses)[:, :, None]
+            valid &= self._inside(after)
+            price = cost[:, None, None] + travel[:, :, None] + push_steps
+            if level == 0:
+                liked = np.array([np.sign(place.point[0]) * self.side >= 0 for place in self._places])
+                price = price + np.where(liked, 0.0, cfg.taste)[:, None]
+                price = price + self._rng.gumbel(0.0, cfg.whim, len(self._places))[:, None]
+            total = np.where(valid, price + steps_to_go(after), np.inf)
+            self._reward_success(after, price, total)
+            chosen = _best_per_bin(total, depths)[: cfg.beam]
+            if not len(chosen):
+                break
+            p, c, k = np.unravel_index(chosen, total.shape)
+            if level == 0:
+                firsts = [(int(b), float(depths[d]), after[a, b, d]) for a, b, d in zip(p, c, k, strict=True)]
+                start = np.arange(len(chosen))
+            else:
+                assert start is not None
+                start = start[p]
+            for origin, value in zip(start, total[p, c, k], strict=True):
+                best[int(origin)] = min(best.get(int(origin), math.inf), float(value))
+            poses, cost, travel = after[p, c, k], price[p, c, k], self._travel[c]
+        return [firsts[i] for i in sorted(best, key=lambda i: best[i])]
+
+    @staticmethod
+    def _reward_success(after: Array, price: Array, total: Array) -> None:
+        """Poses that solve the task cost nothing more; coverage is worth computing only near the goal."""
+        turn, distance = _remaining(after)
+        for p, c, k in np.argwhere((distance < 4.0) & (turn < 0.08) & np.isfinite(total)):
+            if coverage(*after[p, c, k]) > SUCCESS_COVERAGE + 0.003:
+                total[p, c, k] = price[p, c, k]
+
+    def _reachable(self, poses: Array) -> NDArray[np.bool_]:
+        """Whether there is room for the disc where a push begins, (P, 3) -> (P, C)."""
+        world = poses[:, None, :2] + _turn(poses[:, 2:3], self._stands)
+        return np.asarray(((world > _MARGIN) & (world < SIZE - _MARGIN)).all(-1))
+
+    @staticmethod
+    def _inside(poses: Array) -> NDArray[np.bool_]:
+        """Whether the T stays clear of the walls."""
+        corners = keypoints(poses)
+        return np.asarray(((corners > 12.0) & (corners < SIZE - 12.0)).all((-1, -2)))
+
+    def _approach_steps(self, state: Array) -> Array:
+        """Steps from where the disc is to each place, (C,); round its own way on the first walk."""
+        x, y = _to_local(state, state[:2])
+        here = math.atan2(y - paths.CENTRE[1], x - paths.CENTRE[0])
+        out = abs(math.dist((x, y), paths.CENTRE) - paths.RING)
+        angle = self._gate_angles - here
+        ways = {turn: paths.RING * ((turn * angle) % (2 * np.pi)) for turn in (1, -1)}
+        around = np.minimum(ways[1], ways[-1])
+        if self._first:
+            mine, other = ways[self.side], ways[-self.side]
+            around = np.where(mine - other < self.config.detour, mine, other)
+        straight = np.linalg.norm(self._stands - (x, y), axis=-1)
+        nearby = (straight < 50.0) & (not self._first)
+        return np.asarray(np.where(nearby, straight, 0.8 * (out + around) + self._way_in) / self.config.walk_speed)
+
+    def _route(self, agent: paths.Point, place: paths.Contact) -> list[paths.Point] | None:
+        """The way to a place: the shortest one, but on the first walk of an episode its own way round."""
+        gap = self.config.gap
+        ways = {turn: paths.route(agent, place, gap, turn) for turn in (0, 1, -1)}
+        lengths = {turn: paths.length(way) for turn, way in ways.items() if way is not None}
+        if self._first:
+            lengths[self.side] -= self.config.detour
+        return ways[min(lengths, key=lambda turn: lengths[turn])]
+
+    def _travel_steps(self) -> Array:
+        """Steps from the end of one push to the start of another, (C, C): straight on one face, else out, round, in."""
+        between = np.abs((self._gate_angles[:, None] - self._gate_angles + np.pi) % (2 * np.pi) - np.pi)
+        around = 0.8 * (self._way_in[:, None] + self._way_in) + 0.9 * paths.RING * between  # short cuts save a little
+        straight = np.linalg.norm(self._stands[:, None] - self._stands, axis=-1)
+        normals = np.array([place.normal for place in self._places])
+        same = (np.abs(normals[:, None] - normals).max(-1) < 1e-9) & (straight < 60.0)
+        return np.asarray(np.where(same, straight, around) / self.config.walk_speed)
+
+    # ---- rehearsal
+
+    def _rehearse(
+        self, state: Array, velocity: tuple[float, float], place: paths.Contact, depth: float, aim: Array
+    ) -> list[Array]:
+        """Targets for the walk and the push; the depth that comes nearest to the pose aimed at. Empty: do not."""
+        way = self._route(_to_local(state, state[:2]), place)
+        if way is None:
+            return []
+        best: list[Array] = []
+        best_value = math.inf
+        for slow in (1.0, 0.6):
+            walk = [_to_world(state, p) for p in paths.resample(way, slow * self.config.walk_speed)]
+            if any(((t < _MARGIN) | (t > SIZE - _MARGIN)).any() for t in walk):
+                walk = [np.clip(t, _MARGIN, SIZE - _MARGIN) for t in walk]
+            self._model.jump(state, velocity)
+            for target in walk:
+                self._model.step(*target)
+            moved = np.abs(self._model.state()[2:4] - state[2:4]).max()
+            if moved < 2.0:
+                break
+        else:
+            return []
+        arrived, speed = self._model.state(), self._model.velocity
+        inward = -_turn(state[4:5], np.asarray(place.normal))[0]
+        begin = _to_world(state, np.asarray(place.stand(self.config.gap)))
+        for extra in (-4.5, -3.0, -1.5, 0.0, 1.5, 3.0, 4.5):
+            if depth + extra <= 0.5:
+                continue
+            push = [begin + d * inward for d in _profile(self.config.gap + depth + extra, self.config.push_speed)]
+            push = [np.clip(t, 0.0, SIZE) for t in push]
+            self._model.jump(arrived, speed)
+            covered = 0.0
+            for target in push:
+                self._model.step(*target)
+                covered = max(covered, self._model.coverage())
+                if covered > SUCCESS_COVERAGE:
+                    break
+            pose = self._model.state()[2:5]
+            value = float(np.linalg.norm(keypoints(pose) - keypoints(aim), axis=-1).mean())
+            if covered > SUCCESS_COVERAGE:
+                value = -1.0
+            if value < best_value:
+                best, best_value = walk + push, value
+        return best
+
+
+def _profile(distance: float, speed: float) -> list[float]:
+    """Positions of the target along a push: constant speed, then slower, then at rest until the disc has arrived."""
+    tail = [0.55 * speed, 0.3 * speed, 0.15 * speed]
+    cruise = max(distance - sum(tail), 0.0)
+    steps = [speed] * int(cruise // speed)
+    if cruise % speed > 1e-9:
+        steps.insert(0, cruise % speed)
+    if distance < sum(tail):
+        tail = [distance * t / sum(tail) for t in tail]
+    return [float(d) for d in np.cumsum(steps + tail)] + [distance] * 2
+
+
+def _best_per_bin(total: Array, depths: Array) -> NDArray[np.int64]:
+    """Flat indices into total (P, C, K) of the best depth of each bin of each place, best first."""
+    found = []
+    for low, high in zip(_BINS, (*_BINS[1:], np.inf), strict=True):
+        inside = np.flatnonzero((depths > low) & (depths <= high))
+        if len(inside):
+            best = inside[0] + total[..., inside].argmin(-1)  # (P, C)
+            found.append(np.ravel_multi_index((*np.indices(best.shape), best), total.shape).ravel())
+    index = np.concatenate(found)
+    index = index[np.isfinite(total.flat[index])]
+    return index[np.argsort(total.flat[index], kind="stable")]
+
+
+def _to_local(state: Array, point: Array) -> paths.Point:
+    local = _turn(-state[4:5], (point - state[2:4])[None])[0]
+    return float(local[0]), float(local[1])
+
+
+def _to_world(state: Array, point: Array) -> Array:
+    return np.asarray(state[2:4] + _turn(state[4:5], np.asarray(point)[None])[0])
