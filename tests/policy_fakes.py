@@ -25,7 +25,13 @@ def small_config(**changes: object) -> PrismConfig:
         obs_horizon=2,
         pred_horizon=4,
         encoder=EncoderConfig(
-            vector_widths=(16, 8), rgb="small", rgb_features=8, fusion_width=16, mix_blocks=1, mix_width=16
+            vector_hidden=16,
+            vector_features=8,
+            rgb="small",
+            rgb_features=8,
+            fusion_hidden=16,
+            mix_blocks=1,
+            mix_width=16,
         ),
         generator=GeneratorConfig(
             width=16, blocks=2, attention=AttentionConfig("auto", heads=2, features=32), latent=4

@@ -229,5 +229,5 @@ def test_spec_round_trip_and_errors() -> None:
 def test_paper_preset_has_the_papers_sizes() -> None:
     config = preset("paper")
     assert (config.generator.width, config.generator.blocks, config.generator.attention.heads) == (512, 6, 8)
-    assert config.encoder == EncoderConfig(rgb="resnet18", rgb_features=512, fusion_width=1024, mix_blocks=0)
+    assert config.encoder == EncoderConfig(rgb="resnet18", rgb_features=512, fusion_hidden=1024, mix_blocks=0)
     assert (config.obs_horizon, config.pred_horizon) == (8, 16)

@@ -30,11 +30,12 @@ RgbBackbone = Literal["resnet18", "small"]
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    vector_widths: tuple[int, int] = (128, 64)  # paper, App. A.2: proprioception input-128-64
+    vector_hidden: int = 128  # paper, App. A.2: proprioception input-128-64; 0: one linear layer
+    vector_features: int = 64
     rgb: RgbBackbone = "resnet18"
     rgb_features: int = 512  # paper, App. A.2
     rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names
-    fusion_width: int = 1024  # Eq. 2
+    fusion_hidden: int = 1024  # Eq. 2; 0: one linear layer, when mixing does the work
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step
     mix_width: int = 512
     context_tokens: int = 4  # S, with mixing
@@ -42,9 +43,17 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.rgb not in get_args(RgbBackbone):
             raise PrismError(f"encoder.rgb is '{self.rgb}'; use one of {', '.join(get_args(RgbBackbone))}")
-        sizes = (*self.vector_widths, self.rgb_features, self.fusion_width, self.mix_width, self.context_tokens)
-        if min(sizes) < 1 or self.mix_blocks < 0:
-            raise PrismError("encoder: every width must be at least 1, and mix_blocks at least 0")
+        if min(self.vector_features, self.rgb_features, self.mix_width, self.context_tokens) < 1:
+            raise PrismError("encoder: vector_features, rgb_features, mix_width and context_tokens must be at least 1")
+        if min(self.vector_hidden, self.fusion_hidden, self.mix_blocks) < 0:
+            raise PrismError("encoder: vector_hidden, fusion_hidden and mix_blocks must be at least 0")
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    """One hidden layer, or none."""
+    if hidden == 0:
+        return nn.Linear(inputs, outputs)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
 class SensorEncoder(nn.Module, ABC):
@@ -76,10 +85,9 @@ class VectorEncoder(SensorEncoder):
     """Vectors, z-normalised with the training statistics: a two-layer MLP (paper, App. A.2)."""
 
     def __init__(self, spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer) -> None:
-        super().__init__(spec, config.vector_widths[1])
+        super().__init__(spec, config.vector_features)
         self.normalizer = [normalizer]  # in a list: shared, not a submodule twice
-        hidden, features = config.vector_widths
-        self.mlp = nn.Sequential(nn.Linear(spec.shape[0], hidden), nn.GELU(), nn.Linear(hidden, features))
+        self.mlp = mlp(spec.shape[0], config.vector_hidden, config.vector_features)
 
     def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
         x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()))
@@ -123,7 +131,7 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        return x + self.down(F.relu(self.up(self.norm(x))))
 
 
 class Encoder(nn.Module):
@@ -145,9 +153,7 @@ class Encoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
         total = sum(encoder.features for encoder in encoders)
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width
-        self.fusion = nn.Sequential(
-            nn.Linear(total, config.fusion_width), nn.GELU(), nn.Linear(config.fusion_width, step_width)
-        )
+        self.fusion = mlp(total, config.fusion_hidden, step_width)
         self.mixer: nn.Module | None = None
         self.tokens = obs_horizon
         if config.mix_blocks:

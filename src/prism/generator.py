@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.cross_norm = nn.LayerNorm(width)
         self.cross_attention = Attention(width, config.attention, rng)
         self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, hidden), nn.GELU(approximate="tanh"), nn.Linear(hidden, width)
+            nn.LayerNorm(width), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)
         )
 
     def forward(self, x: Float[Tensor, "B K Q D"], kv: KeyValues) -> Float[Tensor, "B K Q D"]:

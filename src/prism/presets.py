@@ -18,10 +18,21 @@ def tiny() -> PrismConfig:
         obs_horizon=2,
         pred_horizon=16,
         encoder=EncoderConfig(
-            vector_widths=(128, 64), rgb="small", rgb_features=128, fusion_width=256, mix_blocks=3, mix_width=512
+            vector_hidden=0,
+            vector_features=64,
+            rgb="small",
+            rgb_features=128,
+            fusion_hidden=0,
+            mix_blocks=3,
+            mix_width=512,
         ),
         generator=GeneratorConfig(
-            width=64, blocks=2, attention=AttentionConfig(kind="auto", heads=4), latent=16, actions_per_query=2
+            width=64,
+            blocks=2,
+            attention=AttentionConfig(kind="auto", heads=2),
+            latent=16,
+            mlp_ratio=2.0,
+            actions_per_query=4,
         ),
         objective=ObjectiveConfig(candidates=8),
     )
@@ -32,7 +43,7 @@ def base() -> PrismConfig:
     return PrismConfig(
         obs_horizon=2,
         pred_horizon=16,
-        encoder=EncoderConfig(rgb="small", rgb_features=256, fusion_width=512, mix_blocks=3, mix_width=512),
+        encoder=EncoderConfig(rgb="small", rgb_features=256, fusion_hidden=512, mix_blocks=3, mix_width=512),
         generator=GeneratorConfig(
             width=256, blocks=4, attention=AttentionConfig(kind="auto", heads=8), latent=32, actions_per_query=1
         ),
@@ -42,7 +53,7 @@ def base() -> PrismConfig:
 
 def paper() -> PrismConfig:
     """The paper's sizes (Sec. 5, App. A.2, A.3): d = 512, L = 6, 8 heads, ResNet-18 a camera, To = 8, Tp = 16."""
-    return PrismConfig(generator=GeneratorConfig(mlp_ratio=2.0), objective=ObjectiveConfig(soft_weight=0.02))
+    return PrismConfig(generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02))
 
 
 PRESETS = {"tiny": tiny, "base": base, "paper": paper}

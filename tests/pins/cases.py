@@ -38,7 +38,7 @@ SMALL = PrismConfig(
     obs_horizon=2,
     pred_horizon=8,
     encoder=EncoderConfig(
-        vector_widths=(16, 8), rgb="small", rgb_features=16, fusion_width=16, mix_blocks=1, mix_width=16
+        vector_hidden=16, vector_features=8, rgb="small", rgb_features=16, fusion_hidden=16, mix_blocks=1, mix_width=16
     ),
     generator=GeneratorConfig(
         width=16, blocks=2, attention=AttentionConfig(kind="softmax", heads=2, features=16), latent=4,
