@@ -65,7 +65,7 @@ class SensorSpec:
             raise PrismError(f"sensor '{self.name}': {what} has shape {needed}, not {self.shape}")
         if (self.kind == "audio") != (self.sample_rate > 0):
             raise PrismError(
-                f"sensor '{self.name}': audio needs a positive sample_rate and nothing else has one, not {self.sample_rate}"
+                f"sensor '{self.name}': audio needs a sample_rate, and nothing else has one; it is {self.sample_rate}"
             )
         if self.clip is not None and not (
             self.kind == "depth" and len(self.clip) == 2 and 0 <= self.clip[0] < self.clip[1] < math.inf

@@ -1,0 +1,48 @@
+"""One array of an .npz or .npy file that may be damaged or hostile: checked, and never unpickled."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from prism.data.episodes import Array
+
+MAX_BYTES = 1 << 30  # of one array: one time step of one sensor, or an index of episodes
+
+
+def npz_member(archive: zipfile.ZipFile, key: str) -> Array:
+    """Array `key` of the archive. Its CRC-32 is checked; ValueError, KeyError or BadZipFile say what is wrong."""
+    info = archive.getinfo(f"{key}.npy")
+    if info.file_size > MAX_BYTES:
+        raise ValueError(f"claims to be {info.file_size} bytes")
+    return parse_npy(archive.read(info))
+
+
+def parse_npy(content: bytes) -> Array:
+    """A .npy file's content as an array, read-only. Objects (pickles) are refused."""
+    file = io.BytesIO(content)
+    shape, fortran, dtype = npy_header(file)
+    if dtype.hasobject:
+        raise ValueError("holds pickled objects, which are never loaded")
+    count = 1
+    for size in shape:
+        count *= size
+    body = len(content) - file.tell()
+    if body != count * dtype.itemsize:
+        raise ValueError(f"holds {body} bytes for {dtype} {shape}")
+    array: Array = np.frombuffer(content, dtype, count, file.tell()).reshape(shape, order="F" if fortran else "C")
+    return array
+
+
+def npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, Fortran order, dtype); the file stands behind the header."""
+    version = npy.read_magic(file)
+    if version == (1, 0):
+        return npy.read_array_header_1_0(file)
+    if version == (2, 0):
+        return npy.read_array_header_2_0(file)
+    raise ValueError(f"is of .npy version {version}")
