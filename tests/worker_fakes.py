@@ -22,7 +22,7 @@ def _square(job: int, counter: Path, deaths: int, how: str) -> tuple[int, int]:
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "refuse":
             raise PrismError("job 2 is not for us")
-        raise ZeroDivisionError("division by a job")
+        raise ZeroDivisionError("division by a job\nand more lines of it")
     return job * job, os.getpid()
 
 

@@ -160,4 +160,5 @@ def _work(connection: Connection, setup: Callable[[], Callable[[Any], Any]]) -> 
     except PrismError as error:
         _send(connection, ("refused", str(error)))
     except Exception as error:
-        _send(connection, ("crashed", f"{type(error).__name__}: {error}"))
+        reason = (str(error).splitlines() or [""])[0]  # people get one line
+        _send(connection, ("crashed", f"{type(error).__name__}: {reason}"))
