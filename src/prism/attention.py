@@ -288,7 +288,7 @@ class Attention(nn.Module):
         logits_ths = (W_q x_t + b_q)_h . k_sh / sqrt(D) = x_t . (W_qh^T k_sh) / sqrt(D) + b_qh . k_sh / sqrt(D)
         W_o out_t  = sum_hs p_ths (W_oh v_sh)
     which leaves 2 W H S multiplications a query instead of 2 W^2 + 2 W S. The same function, to rounding; 2x to 7x
-    faster at the sizes of the presets. Used when it at least halves that work and queries outnumber keys.
+    faster at the sizes of the presets. Used when it at least halves that work, that is when 2 S <= D.
     """
 
     random_features: Tensor | None
@@ -312,14 +312,14 @@ class Attention(nn.Module):
         mask_BS: Bool[Tensor, "B S"] | None = None,
         queries: int | None = None,
     ) -> KeyValues:
-        """Project a context once. `queries` a context (as many as keys if None) only decides how to compute."""
+        """Project a context once. `queries` a context (as many as keys if None) only informs `auto`."""
         w, bias, width = self.in_proj.weight, self.in_proj.bias, self.width
         kv_BSX = F.linear(context_BSW, w[width:], None if bias is None else bias[width:])
         k_BHSD, v_BHSD = self._split(kv_BSX, 2)
         keys = context_BSW.shape[1]
         queries = keys if queries is None else queries
         kind = choose(self.config.kind, queries, keys, self.config.features, self.head_dim)
-        if kind == "softmax" and 2 * keys <= self.head_dim and keys <= queries:
+        if kind == "softmax" and 2 * keys <= self.head_dim:
             return KeyValues(kind, len(context_BSW), folded=self._fold(k_BHSD, v_BHSD, mask_BS))
         return self._key_values(kind, k_BHSD, v_BHSD, mask_BS)
 
