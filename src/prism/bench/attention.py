@@ -112,7 +112,7 @@ def measure_times(config: AttentionBenchConfig, length: int, backward: bool) -> 
         return None
 
     calls: dict[str, Callable[[], object]] = {kind: partial(call, kind) for kind in KINDS}
-    least = 9 if backward else 15
+    least = 5 if backward else 15
     with torch.set_grad_enabled(backward):
         return interleave(calls, np.random.default_rng(config.seed), config.seconds, min_rounds=least)
 
