@@ -4,7 +4,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # One thread a test worker: the numbers are the same on every machine, and two workers share two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
@@ -44,12 +44,12 @@ clean:
 
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "prism: installing into $(VENV) (a minute or two, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims,dev]'
+	@echo "prism: installing into $(VENV) (two or three minutes, once)"
+	@$(PIP) install -c constraints.txt -e '.[sims,data,dev]'
 	@touch $(VENV)/.installed-sims $@
 
 $(VENV)/.installed-sims: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "prism: installing into $(VENV) (a minute or two, once)"
+	@echo "prism: installing into $(VENV) (two or three minutes, once)"
 	@$(PIP) install -c constraints.txt -e '.[sims]'
 	@touch $@
 

@@ -10,6 +10,11 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 from hypothesis import settings
+from jaxtyping import install_import_hook
+
+from tests.shape_checks import CHECKED
+
+install_import_hook(CHECKED, "tests.shape_checks.checked")  # before prism is imported
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -21,15 +21,18 @@ FORBIDDEN = {
     r"\bpypi\.org|pythonhosted|https?://[\w.]*index": "no package registry",
     r"\bnp\.random\.(rand|randn|randint|choice|permutation|shuffle|uniform|normal)\(": "pass a np.random.Generator",
 }
+# CALVIN stores its language as a pickle: that file reads one without letting it name anything that runs.
+EXCUSED = {"data/annotations.py": "data files must not be able to run code"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_file_keeps_the_house_rules(path: Path) -> None:
     lines = path.read_text().splitlines()
+    excused = EXCUSED.get(str(path.relative_to(SOURCE)))
     assert len(lines) <= 500, f"{path.name} has {len(lines)} lines: split it"
     for pattern, why in FORBIDDEN.items():
         hits = [f"{path.name}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if re.search(pattern, line)]
-        if "seeds" in why and any("torch.random.fork_rng" in line for line in lines):
+        if why == excused or ("seeds" in why and any("torch.random.fork_rng" in line for line in lines)):
             continue  # torch's layers initialise from the global generator: seeded inside a fork, and put back
         assert not hits, f"{why}: {hits}"
 
@@ -38,7 +41,19 @@ def test_no_drawer_for_odds_and_ends() -> None:
     assert not [p for p in FILES if p.stem in ("utils", "util", "helpers", "misc", "common")]
 
 
-@pytest.mark.parametrize("heavy", ["torch", "numpy", "matplotlib", "mujoco", "gymnasium", "zarr", "tensorboard"])
-def test_command_line_starts_light(heavy: str) -> None:
-    code = f"import sys, prism.cli; sys.exit({heavy!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, f"prism.cli imports {heavy}"
+def test_command_line_starts_light() -> None:
+    heavy = {"torch", "numpy", "matplotlib", "mujoco", "gymnasium", "zarr", "tensorboard", "pyarrow", "h5py", "av"}
+    code = f"import sys, prism.cli; print(*({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [], "prism --help must answer at once"
+
+
+def test_shapes_are_checked_in_tests() -> None:
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from prism.distance import own_distance
+
+    candidates, valid, weights = torch.zeros(2, 3, 4, 5), torch.ones(2, 4, dtype=torch.bool), torch.ones(5)
+    with pytest.raises(TypeCheckError, match="Da"):
+        own_distance(candidates, torch.zeros(2, 4, 6), valid, weights)
