@@ -40,8 +40,9 @@ class Film:
 
 
 def films(task: str, episodes: Sequence[EpisodeResult], exec_horizon: int) -> list[Film]:
-    """The episodes that were recorded, all seen in the same frame."""
+    """The episodes that were recorded, successes first, all seen in the same frame."""
     recorded = [episode for episode in episodes if episode.frames or episode.fans]
+    recorded.sort(key=lambda episode: (not episode.success, episode.seed))
     everything = [episode.states.astype(np.float64) for episode in recorded]
     return [
         Film(episode, views(task, states, everything), task, exec_horizon)
