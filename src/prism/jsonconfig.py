@@ -1,8 +1,14 @@
-"""Frozen dataclass configs to JSON and back, exactly: unknown and missing keys are errors, types are checked."""
+"""Frozen dataclass configs to JSON and back, exactly: unknown and missing keys are errors, types are checked.
+
+A field that came to a config after files had been written is made with `added_later`: it is written only where it
+differs from its default, and read as its default where it is missing. Files and runs from before stay as they are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import json
 import types
 import typing
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -11,14 +17,23 @@ from prism.errors import PrismError
 
 T = TypeVar("T")
 
+_ADDED = {"added_later": True}
+
+
+def added_later(default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING) -> Any:
+    """A dataclass field that older files do not have."""
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=_ADDED)
+
 
 def to_json(config: Any) -> dict[str, Any]:
     """A dataclass as plain JSON values (tuples become lists)."""
-    data = dataclasses.asdict(config)
-    return typing.cast(dict[str, Any], _plain(data))
+    return typing.cast(dict[str, Any], _plain(config))
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {f.name: _plain(v) for f, v in fields.items() if not (f.metadata == _ADDED and v == _default(f))}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -26,17 +41,48 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
 def from_json(kind: type[T], data: Any, where: str = "config") -> T:
-    """Rebuild a dataclass; every key must be there and known, so that a file of another version is refused."""
+    """Rebuild a dataclass; every key must be known, and there unless it was added later."""
     if not isinstance(data, dict):
         raise PrismError(f"{where}: expected an object with the fields of {kind.__name__}, found {type(data).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(fields)):
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; it was written by another version of prism")
-    if missing := sorted(set(fields) - set(data)):
+    if missing := sorted(name for name in set(fields) - set(data) if fields[name].metadata != _ADDED):
         raise PrismError(f"{where}: key '{missing[0]}' is missing; it was written by another version of prism")
     hints = get_type_hints(kind)
-    return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields})
+    return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data})
+
+
+def with_settings(config: T, settings: typing.Sequence[str]) -> T:
+    """The same config with fields changed by their path: with_settings(c, ["objective.scope=batch", "anchor=null"]).
+
+    Values are JSON, or bare strings; the config's own checks apply to the result.
+    """
+    data = to_json(config)
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        if not separator:
+            raise PrismError(f"--set {setting}: write it as KEY=VALUE, for example objective.candidates=16")
+        *parents, last = path.split(".")
+        target: Any = data
+        for i, key in enumerate([*parents, last]):
+            if not isinstance(target, dict) or key not in target:
+                known = list(target) if isinstance(target, dict) else []
+                close = difflib.get_close_matches(key, known, n=1) or known
+                where = ".".join(parents[:i]) or type(config).__name__
+                raise PrismError(f"--set {setting}: {where} has no '{key}'; it has {', '.join(close) or 'no fields'}")
+            if i < len(parents):
+                target = target[key]
+        try:
+            target[last] = json.loads(text)
+        except json.JSONDecodeError:
+            target[last] = text
+    return from_json(type(config), data, "--set")
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -19,6 +19,7 @@ from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
 from prism.evaluation.rollout import RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
+from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.presets import build_policy
 from prism.training.loop import TrainResult, train
@@ -83,6 +84,7 @@ class EvalOptions:
     episodes: int = 50
     candidates: int | None = None
     selection: str | None = None
+    settings: tuple[str, ...] = ()  # of the controller, KEY=VALUE
     workers: int | None = None
     record: RecordConfig | None = None
 
@@ -91,7 +93,7 @@ class EvalOptions:
             config = replace(config, candidates=self.candidates)
         if self.selection is not None:
             config = replace(config, selection=replace(config.selection, rule=self.selection))  # type: ignore[arg-type]  # checked there
-        return config
+        return with_settings(config, self.settings)
 
 
 def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> EvaluationResult:

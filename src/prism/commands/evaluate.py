@@ -41,6 +41,9 @@ class Eval:
     """Action sequences to draw at each replanning; the recipe's own unless told."""
     selection: Annotated[str | None, option("RULE")] = None
     """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first; as the recipe unless told."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
+    lists them all."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
 
@@ -61,6 +64,7 @@ class Eval:
             episodes=self.episodes,
             candidates=self.candidates,
             selection=self.selection,
+            settings=self.set,
             workers=self.workers,
             record=RecordConfig() if self.report else None,
         )

@@ -24,6 +24,7 @@ class Train:
         prism train metaworld-drawer-open           records demonstrations first, then trains
         prism train pusht --data my.zarr.zip --out runs/mine
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
+        prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
 
     A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
@@ -46,6 +47,9 @@ class Train:
     """Demonstrations to record where the task has an expert and no data was given."""
     seed: Annotated[int | None, option("N")] = None
     """Same seed, same machine, same numbers; 0 unless told."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change any setting of the recipe: --set policy.objective.scope=batch train.learning_rate=5e-4; the run's
+    experiment.json lists them all."""
     resume: bool = False
     """Go on from the newest checkpoint of the run."""
 
@@ -65,6 +69,7 @@ class Train:
         from rich.console import Console
 
         from prism.experiments import Experiment, recipe, with_budget, with_preset
+        from prism.jsonconfig import with_settings
         from prism.workflow import train_experiment
 
         experiment = recipe(self.recipe)
@@ -80,7 +85,7 @@ class Train:
         if self.data is not None:
             kind = demonstrations.kind if demonstrations.kind == "human" else "path"
             demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
-        experiment = replace(experiment, demonstrations=demonstrations)
+        experiment = with_settings(replace(experiment, demonstrations=demonstrations), self.set)
 
         console = Console(stderr=True)
         result = train_experiment(experiment, run, self.resume, console, title=experiment.name)
