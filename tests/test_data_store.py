@@ -194,11 +194,15 @@ class TestWriter:
             DatasetWriter(tmp_path / "set", [SensorSpec("a", "vector", (1,))] * 2, 2, 20.0, "toy")
 
 
+def rewrite(path: Path, data: dict[str, Any]) -> None:
+    """As a person would: without the checksum of the whole."""
+    data.pop("own_checksum", None)
+    (path / "dataset.json").write_text(json.dumps(data))
+
+
 def edit(key: str, value: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
-        data = json.loads((path / "dataset.json").read_text())
-        data[key] = value
-        (path / "dataset.json").write_text(json.dumps(data))
+        rewrite(path, {**json.loads((path / "dataset.json").read_text()), key: value})
 
     return change
 
@@ -207,7 +211,26 @@ def drop(key: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         data = json.loads((path / "dataset.json").read_text())
         del data[key]
-        (path / "dataset.json").write_text(json.dumps(data))
+        rewrite(path, data)
+
+    return change
+
+
+def unchecked(change: Callable[[Path], object]) -> Callable[[Path], None]:
+    """The change to a dataset that was recorded before there were checksums."""
+
+    def both(path: Path) -> None:
+        drop("checksums")(path)
+        change(path)
+
+    return both
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        data = bytearray((path / name).read_bytes())
+        data[-3] ^= 0x10
+        (path / name).write_bytes(bytes(data))
 
     return change
 
@@ -233,7 +256,7 @@ def nan_action(path: Path) -> None:
 def twin_sensors(path: Path) -> None:
     data = json.loads((path / "dataset.json").read_text())
     data["sensors"].append(data["sensors"][0])
-    (path / "dataset.json").write_text(json.dumps(data))
+    rewrite(path, data)
 
 
 BROKEN: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
@@ -267,13 +290,23 @@ BROKEN: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "truncated images": (cut("cam.npy", 0.5), ("cam.npy", "truncated")),
     "empty file": (cut("cam.npy", 0), ("cam.npy", "truncated")),
     "trailing bytes": (lambda p: (p / "cam.npy").open("ab").write(b"x"), ("cam.npy", "bytes behind")),
-    "NaN action": (nan_action, ("actions.npy", "NaN or infinity in episode 2, step 1")),
-    "NaN vector": (save("proprio.npy", np.full((11, 3), np.inf, np.float32)), ("proprio.npy", "episode 0, step 0")),
+    "NaN action": (unchecked(nan_action), ("actions.npy", "NaN or infinity in episode 2, step 1")),
+    "NaN vector": (
+        unchecked(save("proprio.npy", np.full((11, 3), np.inf, np.float32))),
+        ("proprio.npy", "episode 0, step 0"),
+    ),
     "dtype": (save("proprio.npy", np.zeros((11, 3))), ("proprio.npy", "float64")),
     "shape": (save("cam.npy", np.zeros((11, 5, 4, 3), np.uint8)), ("cam.npy", "(11, 5, 4, 3)")),
     "Fortran": (save("proprio.npy", np.asfortranarray(np.zeros((11, 3), np.float32))), ("proprio.npy",)),
-    "objects": (save("proprio.npy", np.array([{"run": "me"}])), ("proprio.npy", "truncated or not")),
-    "archive": (lambda p: np.savez((p / "proprio.npy").open("wb"), a=np.zeros(3)), ("proprio.npy", "archive")),
+    "objects": (save("proprio.npy", np.array([{"run": "me"}])), ("proprio.npy", "pickled objects")),
+    "archive": (lambda p: np.savez((p / "proprio.npy").open("wb"), a=np.zeros(3)), ("proprio.npy", "not a .npy file")),
+    "edited": (
+        lambda p: (p / "dataset.json").write_text((p / "dataset.json").read_text().replace("20.0", "30.0")),
+        ("dataset.json", "own_checksum"),
+    ),
+    "flipped action": (flip("actions.npy"), ("actions.npy", "fail their checksum")),
+    "flipped checksum": (flip("proprio.crc.npy"), ("proprio.npy", "fail their checksum")),
+    "missing checksum": (lambda p: (p / "cam.crc.npy").unlink(), ("cam.crc.npy", "not found")),
     "presence": (save("cam.present.npy", np.ones(3, np.bool_)), ("cam.present.npy", "(3,)")),
     **{
         f"no {key}": (drop(key), ("dataset.json", f"'{key}' is missing"))
@@ -291,6 +324,43 @@ def test_broken_datasets(tmp_path: Path, name: str) -> None:
     with pytest.raises(PrismError) as error:
         open_dataset(path)
     assert_one_line(error, str(path), *parts)
+
+
+def test_pixels_are_checked_when_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "set")
+    flip("cam.npy")(path)
+    source = open_dataset(path)
+    source.read(2, streams=["proprio"])
+    with pytest.raises(PrismError, match=r"cam\.npy: damaged: rows 0\.\.273 .* episode 2"):
+        source.read(2)
+
+
+def test_datasets_without_checksums_are_read_and_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "set")
+    drop("checksums")(path)
+    source = open_dataset(path)
+    assert any("without checksums" in note for note in source.notes)
+    np.testing.assert_array_equal(source.read(2).streams["cam"], make_episodes()[2][0]["cam"])
+
+
+def test_long_episodes_in_parts(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "set", SENSORS, 2, 20.0, "toy") as writer:
+        for streams, actions in make_episodes():
+            for step in range(len(actions)):
+                writer.extend({k: v[step : step + 1] for k, v in streams.items()}, actions[step : step + 1])
+            with pytest.raises(PrismError, match="still open"):
+                writer.add(streams, actions)
+            writer.end_episode()
+    for name in sorted(p.name for p in write(tmp_path / "whole").iterdir()):
+        assert (tmp_path / "set" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_file_that_shrinks_while_it_is_open(tmp_path: Path) -> None:
+    path = write(tmp_path / "set")
+    source = open_dataset(path)
+    cut("cam.npy", 0.3)(path)
+    with pytest.raises(PrismError, match="became shorter"):  # a memory map would kill the process
+        source.read(2)
 
 
 def test_unknown_paths(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
 ACTIONS = "actions"
 PRESENT = ".present"
+CHECKSUM = ".crc"
 _REQUIRED = ("format_version", "task", "fps", "sensors", "action_dim", "episode_ends")
 
 
@@ -29,9 +31,11 @@ class Manifest:
     action_dim: int
     episode_ends: IntArray  # (E,) cumulative
     provenance: dict[str, Any]  # free-form: who recorded it, with what
+    checksums: bool = False  # every stream has a file of checksums
+    sometimes_absent: tuple[str, ...] = ()  # sensors that have a file of presence
 
     def to_json(self) -> str:
-        data = {
+        data: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
             "task": self.task,
             "fps": self.fps,
@@ -40,7 +44,19 @@ class Manifest:
             "episode_ends": self.episode_ends.tolist(),
             "provenance": self.provenance,
         }
+        if self.checksums:
+            data |= {"checksums": "crc32", "sometimes_absent": list(self.sometimes_absent)}
+            data["own_checksum"] = _checksum(data)
         return json.dumps(data, indent=1)
+
+
+def is_store(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def _checksum(data: dict[str, Any]) -> int:
+    """Of everything in dataset.json but itself."""
+    return zlib.crc32(json.dumps({key: data[key] for key in sorted(data) if key != "own_checksum"}).encode())
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -73,7 +89,16 @@ def read_manifest(file: Path) -> Manifest:
     if not isinstance(provenance, dict):
         raise PrismError(f"{file}: 'provenance' must be a JSON object, not {provenance!r}; mend the file")
     ends = checked_ends(data["episode_ends"], f"{file}: 'episode_ends'")
-    return Manifest(task, float(fps), _read_sensors(file, data["sensors"]), action_dim, ends, provenance)
+    sensors = _read_sensors(file, data["sensors"])
+    checked, absent = data.get("checksums"), data.get("sometimes_absent", [])
+    names = [sensor.name for sensor in sensors]
+    if checked not in (None, "crc32") or not isinstance(absent, list) or not all(name in names for name in absent):
+        raise PrismError(f"{file}: 'checksums' or 'sometimes_absent' is not what prism writes; mend the file")
+    if "own_checksum" in data and data["own_checksum"] != _checksum(data):
+        raise PrismError(
+            f"{file}: does not match its 'own_checksum': damaged, or edited; if you edited it, remove that key"
+        )
+    return Manifest(task, float(fps), sensors, action_dim, ends, provenance, checked is not None, tuple(absent))
 
 
 def _read_sensors(file: Path, data: object) -> tuple[SensorSpec, ...]:
@@ -97,7 +122,7 @@ def check_sensors(sensors: Sequence[SensorSpec]) -> None:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", name):
             raise PrismError(f"sensor name {name!r}: use letters, digits, '_', '-' and '.' only")
-        if name == ACTIONS or name.endswith(PRESENT):
+        if name == ACTIONS or name.endswith((PRESENT, CHECKSUM)):
             raise PrismError(f"sensor name '{name}' is reserved; choose another")
         if names.count(name) > 1:
             raise PrismError(f"two sensors are named '{name}'; rename one")
