@@ -1,0 +1,80 @@
+"""The demo: what a second call keeps, moves aside or refuses; and the whole of it in miniature."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from prism import demo
+from prism.demo import DemoConfig
+from prism.errors import PrismError
+from prism.experiments import metaworld
+from prism.workflow import write_run_report
+
+
+def miniature(name: str = "metaworld-reach", steps: int = 3) -> DemoConfig:
+    experiment = metaworld(name)
+    small = replace(experiment.demonstrations, episodes=2)
+    train = replace(experiment.train, minutes=0.0, steps=steps)
+    return DemoConfig((replace(experiment, demonstrations=small, train=train),), episodes=1)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(stderr=True, width=300)
+
+
+def test_the_same_demo_goes_on_and_another_is_moved_aside(tmp_path: Path, console: Console) -> None:
+    out = tmp_path / "demo"
+    demo._prepare(out, miniature(), console, fresh=False)
+    (out / "work").write_text("done")
+
+    demo._prepare(out, miniature(), console, fresh=False)
+    assert (out / "work").read_text() == "done"
+
+    demo._prepare(out, miniature(steps=4), console, fresh=False)
+    assert [path.name for path in out.iterdir()] == ["demo.json"]
+    demo._prepare(out, miniature(steps=4), console, fresh=True)
+    aside = [path for path in tmp_path.iterdir() if path != out]
+    assert len(aside) == 2, "nothing is deleted"
+    assert sum((path / "work").exists() for path in aside) == 1
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, console: Console) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(PrismError, match="not a demo"):
+        demo._prepare(tmp_path, miniature(), console, fresh=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_task_that_fails_says_why_in_one_line(tmp_path: Path, console: Console) -> None:
+    out = tmp_path / "demo"
+    config = miniature()
+    demo._prepare(out, config, console, fresh=False)
+    broken = out / "data" / config.experiments[0].name
+    broken.mkdir(parents=True)
+    (broken / "dataset.json").write_text("{")
+    with pytest.raises(PrismError, match=r"metaworld-reach: .*dataset\.json.*output\.txt"):
+        demo.run_demo(out, config, console)
+
+
+@pytest.mark.slow
+def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Console) -> None:
+    out = tmp_path / "demo"
+    results = demo.run_demo(out, miniature(), console)
+    assert [result.task for result in results] == ["metaworld-reach"]
+    numbers = json.loads((out / "metrics.json").read_text())["tasks"]["metaworld-reach"]
+    assert numbers["episodes"] == 1
+    assert {"success", "jerk"} <= set(numbers)
+    assert set(numbers["latency_ms"]) >= {"p50", "p99"}
+    page = write_run_report(out)
+    assert page == out / "report.html"
+
+    recording = (out / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns
+    again = demo.run_demo(out, miniature(), console)
+    assert again[0].summary() == results[0].summary()
+    assert (out / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns == recording
