@@ -22,7 +22,7 @@ from prism.errors import PrismError
 from prism.sims import pusht_paths as paths
 from prism.sims.pusht import PushTEnv
 from prism.sims.pusht_features import CORNERS, GOAL, SIZE, keypoints
-from prism.sims.pusht_physics import SUCCESS_COVERAGE, PushTPhysics, coverage
+from prism.sims.pusht_physics import AREA, SUCCESS_COVERAGE, PushTPhysics
 
 Array = NDArray[np.float64]
 
@@ -33,8 +33,8 @@ class ExpertConfig:
     push_speed: float = 9.0
     gap: float = 6.0  # from the block, where a walk ends and a push begins
     spacing: float = 11.0  # between the places where it considers pushing
-    depth_step: float = 1.5
-    max_depth: float = 105.0
+    depth_step: float = 2.0
+    max_depth: float = 104.0
     beam: int = 40  # sequences kept while searching
     pushes: int = 3  # looked ahead
     taste: float = 8.0  # steps that it spends rather than push on the side it does not like
@@ -50,6 +50,8 @@ class ExpertConfig:
 
 _INERTIA = 3000.0  # of the block, whose mass is 1
 _MARGIN = 6.0  # of the square, where no target is put
+_WALL = 12.0  # of the square, where no push may bring the T
+_HULL = ((-60.0, 0.0), (60.0, 0.0), (60.0, 30.0), (15.0, 120.0), (-15.0, 120.0), (-60.0, 30.0))
 _FIXED_STEPS = 4.0  # what every push costs besides its length
 # Deliberately more than it takes: with a modest guess, tiny pushes that settle nothing look cheapest.
 _LAST_STEPS, _STEPS_PER_RADIAN, _STEPS_PER_PIXEL = 15.0, 70.0, 0.7
@@ -62,6 +64,13 @@ def _turn(angle: Array, vectors: Array) -> Array:
 
 
 _GOAL_CENTRE = GOAL[:2] + _turn(GOAL[2:3], np.asarray(paths.CENTRE)[None])[0]
+
+
+# Points every few pixels along the outline, with normals, for `uncovered`
+_RIM_SPACING = 7.5  # divides the length of every edge
+_RIM, _NORMALS = paths.outline(_RIM_SPACING)
+_GOAL_RIM = GOAL[:2] + _turn(GOAL[2:3], _RIM)
+_GOAL_NORMALS = _turn(GOAL[2:3], _NORMALS)
 
 
 def steps_to_go(poses: Array) -> Array:
@@ -77,7 +86,18 @@ def _remaining(poses: Array) -> tuple[Array, Array]:
     return turn, np.linalg.norm(centre - _GOAL_CENTRE, axis=-1)
 
 
-def push_poses(poses: Array, places: tuple[paths.Contact, ...], step: float, count: int) -> tuple[Array, Array]:
+def uncovered(poses: Array) -> Array:
+    """Share of the goal that a T near it leaves free, to first order: half the integral of |displacement along the
+    normal| over the outline, divided by the area, (N, 3) -> (N,)."""
+    cos, sin = np.cos(poses[:, 2:3]), np.sin(poses[:, 2:3])
+    x = poses[:, 0:1] + cos * _RIM[:, 0] - sin * _RIM[:, 1] - _GOAL_RIM[:, 0]
+    y = poses[:, 1:2] + sin * _RIM[:, 0] + cos * _RIM[:, 1] - _GOAL_RIM[:, 1]
+    return np.asarray(0.5 * _RIM_SPACING * np.abs(x * _GOAL_NORMALS[:, 0] + y * _GOAL_NORMALS[:, 1]).sum(-1) / AREA)
+
+
+def push_poses(
+    poses: Array, places: tuple[paths.Contact, ...], step: float, count: int
+) -> tuple[Array, NDArray[np.bool_]]:
     """Where straight pushes take the T: (P, 3) -> poses (P, C, count, 3) after every `step` pixels of push against
     the normal at each place, and whether the disc is still on that face, (P, C, count).
 
@@ -168,7 +188,7 @@ class PushTExpert:
         """First pushes (place, depth, pose aimed at) of the best sequences, best first."""
         cfg = self.config
         count = int(cfg.max_depth / cfg.depth_step)
-        depths = cfg.depth_step * np.arange(1, count + 1)
+        depths: Array = cfg.depth_step * np.arange(1, count + 1, dtype=np.float64)
         push_steps = depths / cfg.push_speed + _FIXED_STEPS  # (count,)
         poses = state[None, 2:5]
         cost = np.zeros(1)
@@ -206,9 +226,9 @@ class PushTExpert:
     def _reward_success(after: Array, price: Array, total: Array) -> None:
         """Poses that solve the task cost nothing more; coverage is worth computing only near the goal."""
         turn, distance = _remaining(after)
-        for p, c, k in np.argwhere((distance < 4.0) & (turn < 0.08) & np.isfinite(total)):
-            if coverage(*after[p, c, k]) > SUCCESS_COVERAGE + 0.003:
-                total[p, c, k] = price[p, c, k]
+        near = (distance < 4.0) & (turn < 0.08) & np.isfinite(total)
+        solved = uncovered(after[near]) < 1.0 - SUCCESS_COVERAGE - 0.003
+        total[near] = np.where(solved, price[near], total[near])
 
     def _reachable(self, poses: Array) -> NDArray[np.bool_]:
         """Whether there is room for the disc where a push begins, (P, 3) -> (P, C)."""
@@ -218,8 +238,12 @@ class PushTExpert:
     @staticmethod
     def _inside(poses: Array) -> NDArray[np.bool_]:
         """Whether the T stays clear of the walls."""
-        corners = keypoints(poses)
-        return np.asarray(((corners > 12.0) & (corners < SIZE - 12.0)).all((-1, -2)))
+        x, y, cos, sin = poses[..., 0], poses[..., 1], np.cos(poses[..., 2]), np.sin(poses[..., 2])
+        clear = np.ones(x.shape, dtype=np.bool_)
+        for u, v in _HULL:
+            across, down = x + (u * cos - v * sin), y + (u * sin + v * cos)
+            clear &= (across > _WALL) & (across < SIZE - _WALL) & (down > _WALL) & (down < SIZE - _WALL)
+        return clear
 
     def _approach_steps(self, state: Array) -> Array:
         """Steps from where the disc is to each place, (C,); round its own way on the first walk."""

@@ -69,6 +69,17 @@ def contacts(spacing: float) -> tuple[Contact, ...]:
     return tuple(found)
 
 
+def outline(spacing: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Middles of pieces of the outline, `spacing` long, and unit normals there, (N, 2) each."""
+    points, normals = [], []
+    for corner, edge in zip(CORNERS, _EDGE, strict=True):
+        length = float(np.hypot(*edge))
+        count = max(1, round(length / spacing))
+        points.append(corner + (np.arange(count)[:, None] + 0.5) / count * edge)
+        normals.append(np.tile((edge[1] / length, -edge[0] / length), (count, 1)))
+    return np.concatenate(points), np.concatenate(normals)
+
+
 def distance_to_outline(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """From points to the T, negative inside, (..., 2) -> (...)."""
     offset = points[..., None, :] - CORNERS  # (..., 8, 2)

@@ -22,7 +22,7 @@ SUCCESS_COVERAGE = 0.95
 _SUBSTEPS, _DT, _KP, _KV = 10, 0.01, 100.0, 20.0
 _BAR = (-60.0, 0.0, 60.0, 30.0)  # left, low, right, high, in the T's own frame
 _STEM = (-15.0, 30.0, 15.0, 120.0)
-_AREA = 120.0 * 30.0 + 30.0 * 90.0
+AREA = 120.0 * 30.0 + 30.0 * 90.0
 _DOUBT = 1e-9  # coverage this near to the threshold is decided by gym-pusht's own formula
 
 
@@ -83,7 +83,7 @@ def coverage(x: float, y: float, angle: float) -> float:
             for u, v in ((left, low), (right, low), (right, high), (left, high))
         ]
         area += _clipped_area(corners, _BAR) + _clipped_area(corners, _STEM)
-    return area / _AREA
+    return area / AREA
 
 
 class PushTPhysics:
