@@ -66,6 +66,13 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     config = replace(config, experiments=tuple(_inside(out, e) for e in config.experiments))
     pending = [e for e in config.experiments if not recording_path(out, e.name).exists()]
     if pending:
+        first = pending[0]
+        console.print(
+            f"prism demo: {len(pending)} tasks, each {first.demonstrations.episodes} demonstrations, "
+            f"{first.train.minutes:g} minutes of training, {config.episodes} episodes on unseen seeds",
+            highlight=False,
+            soft_wrap=True,
+        )
         _train_all(out, pending, console)
     results = []
     for experiment in config.experiments:
