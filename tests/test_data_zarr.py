@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import zarr
 
-from prism.data import open_dataset, with_sensors
+from prism.data import open_dataset, parse_map, with_sensors
 from prism.data.windows import Windows
 from prism.data.zarr_format import ZarrSource
 from prism.errors import PrismError
@@ -124,13 +124,30 @@ def test_pixels_of_other_types(tmp_path: Path) -> None:
 
 
 def test_arrays_that_are_no_sensor_are_left_out_and_said(tmp_path: Path) -> None:
-    data = {**arrays(), "depth": np.zeros((ROWS, 4, 4, 1), np.float32) + 1, "flag": np.ones(ROWS, np.bool_)}
-    source = open_dataset(write(tmp_path / "set.zarr", data))
+    data = {**arrays(), "odd": np.zeros((ROWS, 4, 4, 5), np.float32) + 1, "flag": np.ones(ROWS, np.bool_)}
+    source = open_dataset(write(tmp_path / "set.zarr", {**data, "depth": np.ones((ROWS, 4, 5, 1), np.float32)}))
     names = {sensor.name: sensor.shape for sensor in source.sensors}
-    assert "depth" not in names
+    assert "odd" not in names
     assert names["flag"] == (1,)
-    assert any("'depth'" in note and "left out" in note for note in source.notes)
+    assert names["depth"] == (4, 5)
+    assert any("'odd'" in note and "left out" in note for note in source.notes)
     assert source.read(0).streams["flag"].shape == (7, 1)
+
+
+def test_a_table_of_sensors(tmp_path: Path) -> None:
+    path = write(tmp_path / "set.zarr", arrays())
+    table = parse_map(["state+n_contacts=proprio", "img=rgb_static:rgb", "keypoint=action"])
+    source = open_dataset(path, entries=table)
+    assert [(s.name, s.kind, s.shape) for s in source.sensors] == [
+        ("proprio", "vector", (6,)),
+        ("rgb_static", "rgb", (6, 8, 3)),
+    ]
+    part, expected = source.read(1), arrays()
+    np.testing.assert_array_equal(part.actions, expected["keypoint"][7:8].reshape(1, 18))
+    np.testing.assert_array_equal(part.streams["proprio"][:, :5], expected["state"][7:8])
+    np.testing.assert_array_equal(part.streams["proprio"][:, 5:], expected["n_contacts"][7:8])
+    np.testing.assert_array_equal(part.streams["rgb_static"], expected["img"][7:8])
+    assert any("left out: action" in note for note in source.notes)
 
 
 def test_trailing_steps_are_said(tmp_path: Path) -> None:
@@ -160,7 +177,7 @@ BROKEN_CONTENT: dict[str, tuple[dict[str, Any], Any, str]] = {
     "no action": (without("action"), ENDS, "'data/action' is missing"),
     "no ends": (arrays(), None, "'meta/episode_ends' is missing"),
     "no data": ({}, ENDS, "'data' is missing"),
-    "no sensor": ({"action": arrays()["action"]}, ENDS, "no array that could be a sensor"),
+    "no sensor": ({"action": arrays()["action"]}, ENDS, "no key looks like a sensor"),
     "ends beyond": (arrays(), (7, 24), "goes to 24, the data to 23"),
     "empty episode": (arrays(), (7, 7, 23), "episode 1 is empty"),
     "falling ends": (arrays(), (8, 7, 23), "episode 1 ends before"),

@@ -2,38 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from prism.data.calvin import CalvinSource, is_calvin
 from prism.data.episodes import Episode, EpisodeSource, with_sensors
+from prism.data.lerobot import LeRobotSource, is_lerobot
+from prism.data.mapping import Entry, parse_map
+from prism.data.robomimic import RobomimicSource, is_robomimic
 from prism.data.store import StoreSource, is_store
 from prism.data.zarr_format import DEFAULT_FPS, ZarrSource, is_zarr
 from prism.errors import PrismError
 
-__all__ = ["Episode", "EpisodeSource", "open_dataset", "with_sensors"]
+__all__ = ["Episode", "EpisodeSource", "format_name", "open_dataset", "parse_map", "with_sensors"]
 
 FORMATS = (
     "a prism folder (dataset.json)",
     "Diffusion Policy's zarr, as a folder or a .zarr.zip (data/, meta/episode_ends)",
+    "robomimic's HDF5 (.hdf5)",
+    "LeRobot v2.1 and v3 (meta/info.json)",
+    "CALVIN (ep_start_end_ids.npy)",
+    "ROS 2 bags (metadata.yaml), one an episode",
 )
 
 
-def open_dataset(path: Path, fps: float | None = None) -> EpisodeSource:
+def open_dataset(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> EpisodeSource:
     """The dataset at `path`, its format recognised from what is there.
 
-    `fps`: steps a second, for formats that do not store it.
+    `fps`: steps a second, for formats that do not store it. `entries`: which key becomes which sensor
+    (prism.data.mapping.parse_map); without it a guess, explained in the source's `notes`.
     """
     path = Path(path)
     if not path.exists():
         raise PrismError(f"{path}: not found; give the path of a dataset")
-    if is_store(path):
+    name = format_name(path)
+    if name == "prism":
+        if entries:
+            raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
         return StoreSource(path)
-    if is_zarr(path):
-        return ZarrSource(path, DEFAULT_FPS if fps is None else fps)
+    if name == "robomimic HDF5":
+        return RobomimicSource(path, fps, entries)
+    if name == "LeRobot":
+        return LeRobotSource(path, fps, entries)
+    if name == "CALVIN":
+        return CalvinSource(path, fps, entries)
+    if name == "ROS 2 bags":
+        from prism.data.rosbag import RosbagSource
+
+        return RosbagSource(path, fps, entries)
+    if name:
+        return ZarrSource(path, DEFAULT_FPS if fps is None else fps, entries=entries)
     raise PrismError(f"{path}: not a dataset that prism recognises; it reads {'; '.join(FORMATS)}")
 
 
 def format_name(path: Path) -> str:
-    """What `open_dataset` takes the path for, in words."""
+    """What `open_dataset` takes the path for, in words; empty if for nothing."""
     if is_store(path):
         return "prism"
-    return "Diffusion Policy zarr" + ("" if path.is_dir() else " (zip)")
+    if is_robomimic(path):
+        return "robomimic HDF5"
+    if is_lerobot(path):
+        return "LeRobot"
+    if is_calvin(path):
+        return "CALVIN"
+    if _is_rosbag(path):
+        return "ROS 2 bags"
+    if is_zarr(path):
+        return "Diffusion Policy zarr" + ("" if path.is_dir() else " (zip)")
+    return ""
+
+
+def _is_rosbag(path: Path) -> bool:
+    """A bag (a folder with metadata.yaml), or a folder of bags."""
+    return path.is_dir() and ((path / "metadata.yaml").is_file() or any(path.glob("*/metadata.yaml")))

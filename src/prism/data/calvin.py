@@ -56,6 +56,7 @@ class CalvinSource(TableSource):
         columns = self._survey(notes)
         self._use(make_table(path, columns, "rel_actions", entries, self.fps, notes))
         self.notes = tuple(notes)
+        self.sometimes_absent = frozenset(s.spec.name for s in self.table.streams if s.columns[0].key == TEXT)
 
     def __reduce__(self) -> tuple[type[CalvinSource], tuple[Any, ...]]:
         return CalvinSource, self._arguments

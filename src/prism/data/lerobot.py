@@ -26,7 +26,7 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 TASK = "task"
-PRESENT = ".present"  # a feature of this ending says at which steps the feature before it was there
+PRESENT = "present."  # a feature of this beginning says at which steps the feature named behind it was there
 SPECS = "meta/prism.json"  # prism's own description of the sensors, where prism wrote the dataset
 _INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _TEXT_BYTES = 64
@@ -49,9 +49,9 @@ class LeRobotSource(TableSource):
             raise PrismError(f"{path}: {INFO} says {self.fps:g} steps a second, not {fps:g}; leave --fps out")
         notes: list[str] = []
         self._masks = {
-            feature.key.removesuffix(PRESENT): feature.key
+            feature.key.removeprefix(PRESENT): feature.key
             for feature in self._meta.features.values()
-            if feature.key.endswith(PRESENT) and feature.dtype == "bool"
+            if feature.key.startswith(PRESENT) and feature.dtype == "bool"
         }
         stored = _stored_specs(path)
         columns = self._columns(notes, stored)
@@ -64,6 +64,9 @@ class LeRobotSource(TableSource):
         self.notes = tuple(notes)
         tasks = set(self._meta.tasks.values())
         self.task = tasks.pop() if len(tasks) == 1 else ""
+        self.sometimes_absent = frozenset(
+            s.spec.name for s in self.table.streams for c in s.columns if c.key in (*self._masks, TASK)
+        )
         self._videos = VideoFrames()
         self._rows = Rows(self._meta)
 
@@ -85,7 +88,8 @@ class LeRobotSource(TableSource):
                 continue
             dtype = np.dtype(np.uint8) if feature.dtype in ("image", "video") else _number(feature, self.path)
             shape = feature.shape
-            columns.append(Column(key, shape, dtype, name=name, skip=skip))
+            rate = stored[key].sample_rate if key in stored else 0
+            columns.append(Column(key, shape, dtype, name=name, skip=skip, sample_rate=rate))
         if self._meta.tasks:
             longest = max(len(text.encode()) for text in self._meta.tasks.values())
             one = len(set(self._meta.tasks.values())) == 1

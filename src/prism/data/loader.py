@@ -19,7 +19,7 @@ import numpy as np
 from prism.data.episodes import IntArray
 from prism.data.windows import LazyStreams, Windows
 from prism.errors import PrismError
-from prism.types import Batch
+from prism.types import Batch, Share
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class BatchOrder:
     """Shuffled windows, epoch after epoch. No window comes twice in an epoch; the windows that do not
     fill a last batch are left out of that epoch (each epoch leaves out others).
 
-    With several ranks, `batch_size` is the global batch and each rank takes its contiguous share.
+    With several ranks, `batch_size` is the global batch and each rank takes its contiguous share, as equal as can be:
+    the order of an epoch is the same for every number of ranks.
     """
 
     num_windows: int
@@ -44,9 +45,10 @@ class BatchOrder:
             )
         if not 0 <= self.rank < self.world_size:
             raise PrismError(f"rank {self.rank} is not one of {self.world_size}")
-        if self.batch_size % self.world_size or self.num_windows < self.world_size:
+        if min(self.batch_size, self.num_windows) < self.world_size:
             raise PrismError(
-                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows"
+                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows: "
+                "each needs at least one; use fewer ranks or a larger batch"
             )
 
     @property
@@ -56,15 +58,18 @@ class BatchOrder:
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch
 
+    def share(self) -> Share:
+        """Which rows of the global batch this rank has; a dataset smaller than a batch is one batch."""
+        size = min(self.batch_size, self.num_windows)
+        return Share(self.rank * size // self.world_size, size)
+
     def indices(self, step: int) -> IntArray:
         """The windows of training step `step` (from 0) for this rank."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = self._order(epoch)
-        # A dataset smaller than a batch is one batch; ranks still get equal shares.
-        size = min(self.batch_size, self.num_windows // self.world_size * self.world_size)
-        share = size // self.world_size
-        start = position * self.batch_size + self.rank * share
-        return order[start : start + share]
+        share = self.share()
+        first = position * self.batch_size
+        stop = (self.rank + 1) * share.total // self.world_size
+        return self._order(epoch)[first + share.start : first + stop]
 
     def _order(self, epoch: int) -> IntArray:
         order = self._last.get(epoch)

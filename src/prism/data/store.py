@@ -57,6 +57,7 @@ class StoreSource:
             if sensor.kind == "vector":
                 self._check_finite(self._streams[sensor.name], self._present.get(sensor.name))
         self._check_finite(self._actions, None)
+        self.sometimes_absent = frozenset(self._present)
 
     def __reduce__(self) -> tuple[type[StoreSource], tuple[Path]]:
         return StoreSource, (self.path,)  # a worker process opens the folder again

@@ -88,7 +88,7 @@ class Stream:
 
 
 def _rows(values: Array) -> Array:
-    return values.reshape(len(values), -1)
+    return values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
 
 
 @dataclass(frozen=True)
@@ -213,6 +213,7 @@ class TableSource:
     fps: float
     lengths: IntArray
     notes: tuple[str, ...]
+    sometimes_absent: frozenset[str] = frozenset()  # sensors that `present` may have an entry for
 
     def _use(self, table: Table) -> None:
         self.table = table

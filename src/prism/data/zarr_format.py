@@ -1,9 +1,8 @@
 """Diffusion Policy's zarr: `data/<key>` time-major, `meta/episode_ends` cumulative; a folder or a zip of one.
 
-Every array of `data` but `action` becomes a sensor under its own name: (T, H, W, 3) an RGB image, any
-other number array a vector (flattened: keypoints (T, 9, 2) are 18 numbers). What cannot be a sensor is
-left out and said in `notes`. Zarr stores chunks of many steps; the decoded chunks last used are kept,
-within `cache_bytes`, and nothing else is.
+Every array of `data` but `action` can be a sensor (prism.data.mapping says which). Zarr stores chunks of many
+steps; the decoded chunks last used are kept, within `cache_bytes`, and nothing else is. A zip has checksums; a
+folder has none, so damage that still decodes cannot be seen there.
 """
 
 from __future__ import annotations
@@ -11,26 +10,19 @@ from __future__ import annotations
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from prism.data.episodes import (
-    Array,
-    Episode,
-    FiniteCheck,
-    FloatArray,
-    IntArray,
-    check_slice,
-    wanted_sensors,
-)
+from prism.data.episodes import Array, BoolArray, FiniteCheck, IntArray
 from prism.data.files import reason
+from prism.data.mapping import Column, Entry
+from prism.data.table import Raw, TableSource, make_table
 from prism.data.zarr_store import AGAIN, ENDS, open_arrays
 from prism.errors import PrismError
-from prism.sensors import SensorSpec
 
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
 DEFAULT_CACHE_BYTES = 128 * 2**20
@@ -39,22 +31,29 @@ _MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a 
 
 @dataclass(frozen=True)
 class _Stream:
-    """One zarr array and how it becomes a sensor."""
+    """One zarr array and how its blocks are read."""
 
     key: str
     array: Any  # zarr.Array
     block: int  # steps decoded together: whole chunks
-    image: bool
-    scale: float  # float pixels: 1 for 0..255, 255 for 0..1
+    image: bool  # pixels stored as floats
+    scale: float  # float pixels: what makes them 0..255
 
 
-class ZarrSource:
+class ZarrSource(TableSource):
     """A Diffusion Policy dataset. Opening it reads the vectors once (for NaN), pixels only on demand."""
 
-    def __init__(self, path: Path, fps: float = DEFAULT_FPS, cache_bytes: int = DEFAULT_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fps: float = DEFAULT_FPS,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+        entries: Sequence[Entry] = (),
+    ) -> None:
         if not fps > 0:
             raise PrismError(f"{path}: fps must be positive, not {fps}")
         self.path, self.fps, self._cache_bytes = path, float(fps), cache_bytes
+        self._entries = tuple(entries)
         self._cache: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -62,52 +61,57 @@ class ZarrSource:
         arrays, ends = open_arrays(path, notes)
         self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         self.lengths: IntArray = ends - self._starts
-        rows = {key: int(array.shape[0]) if array.shape else 0 for key, array in arrays.items()}
-        if "action" not in arrays:
-            raise PrismError(f"{path}: key 'data/action' is missing; found {', '.join(sorted(arrays)) or 'nothing'}")
-        for key, count in rows.items():
-            if count != rows["action"]:
-                raise PrismError(f"{path}: 'data/{key}' has {count} steps, 'data/action' {rows['action']}; {AGAIN}")
-        if ends[-1] > rows["action"]:
-            raise PrismError(f"{path}: '{ENDS}' goes to {ends[-1]}, the data to {rows['action']}; {AGAIN}")
-        if ends[-1] < rows["action"]:
-            notes.append(f"the last {rows['action'] - int(ends[-1])} steps belong to no episode and are left out")
-        self._streams: dict[str, _Stream] = {}
-        sensors: list[SensorSpec] = []
-        for key, array in sorted(arrays.items()):
-            if key == "action":
-                if array.ndim != 2 or array.shape[1] == 0 or array.dtype.kind not in "fiu":
-                    raise PrismError(f"{path}: 'data/action' is {array.dtype} {array.shape}, needs numbers (T, Da)")
-                self._streams[key] = self._stream(key, array, image=False, notes=notes)
-            elif (spec := _sensor(key, array, notes)) is not None:
-                sensors.append(spec)
-                self._streams[key] = self._stream(key, array, image=spec.kind == "rgb", notes=notes)
-        if not sensors:
-            raise PrismError(f"{path}: 'data' holds no array that could be a sensor; found {', '.join(sorted(arrays))}")
-        self.sensors = tuple(sensors)
-        self.action_dim = int(arrays["action"].shape[1])
+        action = next((entry.sources[0] for entry in entries if entry.name == "action"), "action")
+        self._check_lengths(arrays, action, int(ends[-1]), notes)
+        columns = [
+            Column(key, tuple(map(int, array.shape[1:])), np.dtype(np.uint8 if _float_pixels(array) else array.dtype))
+            for key, array in sorted(arrays.items())
+        ]
+        self._use(make_table(path, columns, "action", entries, self.fps, notes))
+        scales = {key: entry.scale for entry in entries for key in entry.sources}
+        self._arrays: dict[str, _Stream] = {}
+        for stream in (*self.table.streams, self.table.action):
+            for key in (column.key for column in stream.columns):
+                image = stream.spec.is_image
+                self._arrays[key] = self._stream(key, arrays[key], image, scales.get(key, 0.0), notes)
         self.notes = tuple(notes)
-        for stream in self._streams.values():
-            if not stream.image:
-                self._check_finite(stream)
+        for stream in (*self.table.streams, self.table.action):
+            if stream.spec.kind == "vector":
+                for column in stream.columns:
+                    self._check_finite(self._arrays[column.key])
 
-    def __reduce__(self) -> tuple[type[ZarrSource], tuple[Path, float, int]]:
+    def __reduce__(self) -> tuple[type[ZarrSource], tuple[Any, ...]]:
         # Locks and open archives do not travel: a worker process opens the dataset again.
-        return ZarrSource, (self.path, self.fps, self._cache_bytes)
+        return ZarrSource, (self.path, self.fps, self._cache_bytes, self._entries)
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
-        start, stop = check_slice(self, episode, start, stop)
+    def _check_lengths(self, arrays: dict[str, Any], action: str, end: int, notes: list[str]) -> None:
+        rows = {key: int(array.shape[0]) if array.shape else 0 for key, array in arrays.items()}
+        if action not in arrays:
+            raise PrismError(
+                f"{self.path}: key 'data/{action}' is missing; found {', '.join(sorted(arrays)) or 'nothing'}"
+            )
+        commands = arrays[action]
+        if commands.ndim < 2 or 0 in commands.shape or commands.dtype.kind not in "fiu":
+            raise PrismError(
+                f"{self.path}: 'data/{action}' is {commands.dtype} {commands.shape}, needs numbers (T, Da)"
+            )
+        for key, count in rows.items():
+            if count != rows[action]:
+                raise PrismError(
+                    f"{self.path}: 'data/{key}' has {count} steps, 'data/{action}' {rows[action]}; {AGAIN}"
+                )
+        if end > rows[action]:
+            raise PrismError(f"{self.path}: '{ENDS}' goes to {end}, the data to {rows[action]}; {AGAIN}")
+        if end < rows[action]:
+            notes.append(f"the last {rows[action] - end} steps belong to no episode and are left out")
+
+    def _raw(
+        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
+    ) -> tuple[Raw, dict[str, BoolArray]]:
         first = int(self._starts[episode])
-        values = {
-            sensor.name: self._rows(self._streams[sensor.name], first + start, first + stop).reshape(-1, *sensor.shape)
-            for sensor in wanted_sensors(self, streams)
-        }
-        actions: FloatArray = self._rows(self._streams["action"], first + start, first + stop).astype(np.float32)
-        return Episode(values, actions)
+        return {key: self._rows(self._arrays[key], first + start, first + stop) for key in columns}, {}
 
-    def _stream(self, key: str, array: Any, image: bool, notes: list[str]) -> _Stream:
+    def _stream(self, key: str, array: Any, image: bool, scale: float, notes: list[str]) -> _Stream:
         chunk = max(int(array.chunks[0]), 1)
         block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
         missing = int(array.nchunks) - int(array.nchunks_initialized)
@@ -115,12 +119,11 @@ class ZarrSource:
             raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {AGAIN}")
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
             notes.append(f"'{key}' lacks {missing} of its chunks: they read as {array.fill_value}")
-        scale = 1.0
-        if image and array.dtype.kind == "f":
+        if _float_pixels(array) and not scale:
             top = float(np.max(self._decode(key, array, 0, min(8, int(array.shape[0])))))
             scale = 255.0 if 0 < top <= 1 else 1.0
             notes.append(f"'{key}' holds floats, read as pixels from 0 to {255 / scale:g}")
-        return _Stream(key, array, block, image, scale)
+        return _Stream(key, array, block, _float_pixels(array), scale or 1.0)
 
     def _decode(self, key: str, array: Any, start: int, stop: int) -> Array:
         try:
@@ -132,7 +135,7 @@ class ZarrSource:
         return values
 
     def _block(self, stream: _Stream, number: int) -> Array:
-        """Block `number` in its final type: uint8 pixels or float32 numbers, (rows, ...)."""
+        """Block `number`, (rows, ...); pixels stored as floats are kept as uint8, a quarter of the size."""
         with self._lock:
             if (found := self._cache.get((stream.key, number))) is not None:
                 self._cache.move_to_end((stream.key, number))
@@ -141,8 +144,6 @@ class ZarrSource:
         values = self._decode(stream.key, stream.array, start, start + stream.block)
         if stream.image:
             values = self._pixels(stream, values, start)
-        else:
-            values = values.reshape(len(values), -1).astype(np.float32)
         with self._lock:
             if (stream.key, number) not in self._cache and values.nbytes <= self._cache_bytes:
                 self._cache[stream.key, number] = values
@@ -152,8 +153,6 @@ class ZarrSource:
         return values
 
     def _pixels(self, stream: _Stream, values: Array, start: int) -> Array:
-        if values.dtype == np.uint8:
-            return values
         numbers = values.astype(np.float32)
         # written so that NaN fails too
         if not (numbers.min() >= 0 and numbers.max() <= 255 / stream.scale):
@@ -188,17 +187,5 @@ def is_zarr(path: Path) -> bool:
     return path.suffix == ".zip" or zipfile.is_zipfile(path)
 
 
-def _sensor(key: str, array: Any, notes: list[str]) -> SensorSpec | None:
-    """The sensor that an array is by its shape, or None with a note."""
-    shape = tuple(int(size) for size in array.shape[1:])
-    if array.dtype.kind not in "fiub" or 0 in shape:
-        notes.append(f"'{key}' ({array.dtype}, {shape} a step) is no sensor and is left out")
-        return None
-    if len(shape) == 3 and shape[2] == 3:
-        return SensorSpec(key, "rgb", shape)
-    if len(shape) >= 3:
-        notes.append(f"'{key}' has shape {shape} a step, neither (H, W, 3) nor a vector, and is left out")
-        return None
-    if len(shape) == 2:
-        notes.append(f"'{key}' {shape} is flattened to {shape[0] * shape[1]} numbers")
-    return SensorSpec(key, "vector", (int(np.prod(shape, dtype=np.int64)),))
+def _float_pixels(array: Any) -> bool:
+    return bool(array.dtype.kind == "f" and array.ndim == 4 and array.shape[3] == 3)

@@ -1,0 +1,98 @@
+"""Any dataset into the project's own format, or into LeRobot v3. Atomic; nothing is overwritten unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from prism.data.episodes import EpisodeSource, stream_dtype
+from prism.data.lerobot_writer import Codec, LeRobotWriter, feature_keys
+from prism.data.store import DatasetWriter
+from prism.errors import PrismError
+
+Format = Literal["prism", "lerobot"]
+Progress = Callable[[int, int], None]  # steps done, steps in all
+_CHUNK_BYTES = 32 * 2**20  # read and written together
+
+
+class EpisodeWriter(Protocol):
+    """What a format's writer can do; episodes arrive in parts, so that a long one never is in memory."""
+
+    def extend(
+        self, streams: Mapping[str, ArrayLike], actions: ArrayLike, present: Mapping[str, ArrayLike] | None = None
+    ) -> None: ...
+
+    def end_episode(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Converted:
+    path: Path
+    episodes: int
+    steps: int
+    notes: tuple[str, ...]  # of the reader, and what the new format changes
+
+
+def convert(
+    source: EpisodeSource,
+    out: Path,
+    to: Format = "prism",
+    task: str | None = None,
+    codec: Codec = "h264",
+    episodes: Sequence[int] | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Converted:
+    """Writes `source` to the new folder `out`; `task` names it (the source's own name unless told)."""
+    if Path(out).resolve() == Path(source.path).resolve():
+        raise PrismError(f"{out}: is the dataset itself; choose another folder")
+    chosen = list(range(len(source.lengths)) if episodes is None else episodes)
+    name = str(getattr(source, "task", "")) if task is None else task
+    notes = list(source.notes)
+    writer = _writer(source, Path(out), to, name, codec, overwrite, notes)
+    row_bytes = 4 * source.action_dim
+    row_bytes += sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in source.sensors)
+    chunk = max(1, min(_CHUNK_BYTES // row_bytes, 8192))
+    total, done = int(source.lengths[chosen].sum()), 0
+    try:
+        for episode in chosen:
+            length = int(source.lengths[episode])
+            for start in range(0, length, chunk):
+                part = source.read(episode, start, min(start + chunk, length))
+                writer.extend(part.streams, part.actions, part.present)
+                done += part.length
+                if progress is not None:
+                    progress(done, total)
+            writer.end_episode()
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
+    return Converted(Path(out), len(chosen), total, tuple(notes))
+
+
+def _writer(
+    source: EpisodeSource, out: Path, to: Format, task: str, codec: Codec, overwrite: bool, notes: list[str]
+) -> EpisodeWriter:
+    sensors, fps = source.sensors, source.fps
+    if to == "prism":
+        provenance = {"converted_from": Path(source.path).name, "notes": list(source.notes)}
+        return DatasetWriter(out, sensors, source.action_dim, fps, task, overwrite, provenance)
+    if to != "lerobot":
+        raise PrismError(f"--to {to}: use prism or lerobot")
+    keys = feature_keys(sensors)
+    notes.append("in LeRobot: " + ", ".join(f"{name} is {key}" for name, key in keys.items()))
+    if any(key.startswith("observation.images.") for key in keys.values()):
+        notes.append(f"pictures are compressed as {codec} video: they look the same and are not the same bytes")
+    everything: Collection[str] = [sensor.name for sensor in sensors]
+    absent: Collection[str] = getattr(source, "sometimes_absent", everything)
+    return LeRobotWriter(out, sensors, source.action_dim, fps, task, overwrite, codec, absent)
