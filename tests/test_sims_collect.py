@@ -1,0 +1,124 @@
+"""Recording demonstrations: the same bytes for any number of processes, only successes, nothing half-written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("metaworld")
+pytest.importorskip("gym_pusht")
+
+from numpy.typing import NDArray
+
+from prism.data.store import StoreSource
+from prism.errors import PrismError
+from prism.sims import collect as collecting
+from prism.sims.collect import Collected, collect, demonstrate
+from prism.sims.metaworld import MetaWorldEnv, MetaWorldExpert
+from prism.sims.pusht_data import demonstrations
+
+TASK = "metaworld-button-press-topdown"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def test_the_number_of_processes_changes_nothing(tmp_path: Path) -> None:
+    alone = collect(TASK, 3, tmp_path / "one", seed=5, workers=1)
+    together = collect(TASK, 3, tmp_path / "two", seed=5, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert (alone.attempts, alone.steps) == (together.attempts, together.steps)
+    source = StoreSource(tmp_path / "one")
+    assert len(source.lengths) == 3
+    assert source.lengths.sum() == alone.steps
+    assert source.task == TASK
+    assert source.provenance["attempts"] == alone.attempts
+    assert source.provenance["command"] == f"prism data collect {TASK} --episodes 3 --seed 5"
+
+
+def test_recorded_actions_replay(tmp_path: Path) -> None:
+    collect(TASK, 1, tmp_path / "data", seed=9)
+    episode = StoreSource(tmp_path / "data").read(0)
+    env = MetaWorldEnv("button-press-topdown")
+    observation = env.reset(9)
+    for step, action in enumerate(episode.actions):
+        for name, value in observation.items():
+            assert np.array_equal(episode.streams[name][step], value)
+        result = env.step(action)
+        observation = result.observation
+    assert result.success
+    env.close()
+
+
+def test_noise_disturbs_what_happens_and_not_what_is_recorded() -> None:
+    env = MetaWorldEnv("button-press-topdown")
+    expert = MetaWorldExpert(env)
+    clean, noisy = demonstrate(env, expert, 3), demonstrate(env, expert, 3, noise=0.3)
+    again = demonstrate(env, expert, 3, noise=0.3)
+    assert np.array_equal(clean.actions[0], noisy.actions[0])
+    assert np.abs(clean.streams["proprio"][1] - noisy.streams["proprio"][1]).max() > 1e-4
+    assert np.array_equal(noisy.actions, again.actions)
+    env.close()
+
+
+class _Failing:
+    """An expert that solves only every third start."""
+
+    def __init__(self, env: MetaWorldEnv) -> None:
+        self._expert = MetaWorldExpert(env)
+        self._good = True
+
+    def reset(self, seed: int) -> None:
+        self._good = seed % 3 == 0
+        self._expert.reset(seed)
+
+    def act(self) -> NDArray[np.float32]:
+        return self._expert.act() if self._good else np.zeros(4, dtype=np.float32)
+
+
+def test_only_successes_are_kept_and_attempts_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "make_expert", lambda _task, env: _Failing(env))
+    got = collect(TASK, 2, tmp_path / "data", workers=1)
+    assert got == Collected(tmp_path / "data", episodes=2, attempts=4, steps=got.steps)
+    assert got.success == 0.5
+    assert len(StoreSource(tmp_path / "data").lengths) == 2
+
+
+def test_an_expert_that_never_succeeds_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Idle(_Failing):
+        def reset(self, seed: int) -> None:
+            self._good = False
+
+    monkeypatch.setattr(collecting, "make_expert", lambda _task, env: Idle(env))
+    monkeypatch.setattr(collecting, "_PATIENCE", 1)
+    with pytest.raises(PrismError, match=r"0 of 2 attempts"):
+        collect(TASK, 1, tmp_path / "data", workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_requests_write_nothing(tmp_path: Path) -> None:
+    for bad, words in (
+        ({"task": "metaworld-buton"}, "unknown task"),
+        ({"episodes": 0}, "cannot record"),
+        ({"seed": -1}, "cannot record"),
+        ({"seed": 99_999, "episodes": 2}, "for evaluation"),
+    ):
+        request = {"task": TASK, "episodes": 1, "seed": 0} | bad
+        with pytest.raises(PrismError, match=words):
+            collect(request["task"], request["episodes"], tmp_path / "data", seed=request["seed"])
+    (tmp_path / "data").mkdir()
+    with pytest.raises(PrismError, match="exists already"):
+        collect(TASK, 1, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:
+    collect("pusht", 1, tmp_path / "state", seed=4, workers=1)
+    source = StoreSource(tmp_path / "state")
+    assert [sensor.name for sensor in source.sensors] == ["state"]
+    shown = demonstrations(source, "state").read(0)
+    assert shown.streams["object_state"].shape == (int(source.lengths[0]), 41)
