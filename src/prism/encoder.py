@@ -10,20 +10,33 @@ context and the generator K times, so this is the cheap place for computation: d
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from prism import draws
+from prism.audio import AudioConfig
 from prism.errors import PrismError
+from prism.jsonconfig import ADDED_LATER
 from prism.normalize import Normalizer
+from prism.sensor_encoders import (
+    AudioEncoder,
+    DepthEncoder,
+    RgbEncoder,
+    SensorEncoder,
+    TactileEncoder,
+    TextEncoder,
+    VectorEncoder,
+    mlp,
+)
 from prism.sensors import SensorSpec
+from prism.text import TextConfig
 from prism.types import Observation
-from prism.vision import ResNet18, SmallCNN, prepare_image
+from prism.vision import NormKind
 
 RgbBackbone = Literal["resnet18", "small"]
 
@@ -34,89 +47,68 @@ class EncoderConfig:
     vector_features: int = 64
     rgb: RgbBackbone = "resnet18"
     rgb_features: int = 512  # paper, App. A.2
-    rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names
+    rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names: see load_pretrained
     fusion_hidden: int = 1024  # Eq. 2; 0: one linear layer, when mixing does the work
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step
     mix_width: int = 512
     context_tokens: int = 4  # S, with mixing
+    rgb_norm: NormKind = field(default="group", metadata=ADDED_LATER)  # frozen_batch: as pretrained, needs rgb_weights
+    depth_widths: tuple[int, ...] = field(
+        default=(64, 128, 256), metadata=ADDED_LATER
+    )  # paper, App. A.2; depth and tactile images
+    depth_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
+    tactile_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
+    audio: AudioConfig = field(default_factory=AudioConfig, metadata=ADDED_LATER)
+    text: TextConfig = field(default_factory=TextConfig, metadata=ADDED_LATER)
+    dropout: float = field(
+        default=0.0, metadata=ADDED_LATER
+    )  # training: chance that a sensor is absent from a whole window
+    sensor_dropout: dict[str, float] = field(
+        default_factory=dict, metadata=ADDED_LATER
+    )  # the same for one sensor, by its name
 
     def __post_init__(self) -> None:
         if self.rgb not in get_args(RgbBackbone):
             raise PrismError(f"encoder.rgb is '{self.rgb}'; use one of {', '.join(get_args(RgbBackbone))}")
-        if min(self.vector_features, self.rgb_features, self.mix_width, self.context_tokens) < 1:
-            raise PrismError("encoder: vector_features, rgb_features, mix_width and context_tokens must be at least 1")
+        if self.rgb_norm not in get_args(NormKind):
+            raise PrismError(f"encoder.rgb_norm is '{self.rgb_norm}'; use one of {', '.join(get_args(NormKind))}")
+        if self.rgb_norm == "frozen_batch" and (self.rgb != "resnet18" or self.rgb_weights is None):
+            raise PrismError("encoder.rgb_norm 'frozen_batch' needs rgb = 'resnet18' and rgb_weights to be frozen at")
+        sizes = (self.vector_features, self.rgb_features, self.depth_features, self.tactile_features)
+        if min(*sizes, self.mix_width, self.context_tokens) < 1:
+            raise PrismError("encoder: all *_features, mix_width and context_tokens must be at least 1")
+        if not self.depth_widths or min(self.depth_widths) < 1:
+            raise PrismError(f"encoder.depth_widths is {self.depth_widths}; it needs at least one width of at least 1")
         if min(self.vector_hidden, self.fusion_hidden, self.mix_blocks) < 0:
             raise PrismError("encoder: vector_hidden, fusion_hidden and mix_blocks must be at least 0")
-
-
-def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
-    """One hidden layer, or none."""
-    if hidden == 0:
-        return nn.Linear(inputs, outputs)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
-
-
-class SensorEncoder(nn.Module, ABC):
-    """One sensor, one time step: (N, ...) -> features (N, d_m). Absence is handled here, for every kind alike."""
-
-    def __init__(self, spec: SensorSpec, features: int) -> None:
-        super().__init__()
-        self.spec = spec
-        self.features = features
-        self.absent = nn.Parameter(torch.randn(features, generator=torch.Generator().manual_seed(0)) * 0.02)
-
-    @abstractmethod
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Float[Tensor, "N F"]:
-        """`rng` is given in training only, and drives augmentation."""
-
-    def forward(
-        self, stream: Tensor, present: Bool[Tensor, "N"], rng: torch.Generator | None
-    ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, "N"]]:
-        if bool(present.all()):
-            return self.encode(stream, rng), present
-        features = self.absent.expand(present.shape[0], -1)
-        if bool(present.any()):  # what is absent may hold anything, NaN included: never let it in
-            rows = present.nonzero().squeeze(1)
-            features = features.index_copy(0, rows, self.encode(stream[rows], rng).to(features.dtype))
-        return features, present
-
-
-class VectorEncoder(SensorEncoder):
-    """Vectors, z-normalised with the training statistics: a two-layer MLP (paper, App. A.2)."""
-
-    def __init__(self, spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer) -> None:
-        super().__init__(spec, config.vector_features)
-        self.normalizer = [normalizer]  # in a list: shared, not a submodule twice
-        self.mlp = mlp(spec.shape[0], config.vector_hidden, config.vector_features)
-
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
-        x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()))
-        return x
-
-
-class RgbEncoder(SensorEncoder):
-    """RGB: uint8 until here, resized, randomly shifted in training, to [0, 1], through a convolutional network."""
-
-    def __init__(self, spec: SensorSpec, config: EncoderConfig) -> None:
-        super().__init__(spec, config.rgb_features)
-        height, width = spec.resize or (spec.shape[0], spec.shape[1])
-        self.backbone: nn.Module
-        if config.rgb == "resnet18":
-            self.backbone = ResNet18(config.rgb_features, weights=config.rgb_weights)
-        else:
-            self.backbone = SmallCNN(config.rgb_features, (height, width))
-
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
-        x: Tensor = self.backbone(prepare_image(stream, self.spec, rng))
-        return x
+        for name, chance in {"dropout": self.dropout, **self.sensor_dropout}.items():
+            if not 0 <= chance < 1:
+                raise PrismError(f"encoder: the dropout of '{name}' is {chance}; it must be in [0, 1)")
 
 
 def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer) -> SensorEncoder:
     if spec.kind == "vector":
-        return VectorEncoder(spec, config, normalizer)
+        return VectorEncoder(spec, config.vector_hidden, config.vector_features, normalizer)
     if spec.kind == "rgb":
-        return RgbEncoder(spec, config)
-    raise PrismError(f"sensor '{spec.name}': kind '{spec.kind}' has no encoder yet; drop the sensor or convert it")
+        small = config.rgb == "small"
+        return RgbEncoder(spec, small, config.rgb_features, config.rgb_norm, None if small else config.rgb_weights)
+    if spec.kind == "depth":
+        return DepthEncoder(spec, config.depth_widths, config.depth_features)
+    if spec.kind == "tactile":
+        return TactileEncoder(spec, config.depth_widths, config.tactile_features)
+    if spec.kind == "audio":
+        return AudioEncoder(spec, config.audio)
+    return TextEncoder(spec, config.text)
+
+
+def load_pretrained(policy: nn.Module) -> None:
+    """Read the weights files that the config names: once, when training starts from nothing.
+
+    Building a policy never reads them, so a checkpoint loads on a machine that has no such file.
+    """
+    for module in policy.modules():
+        if isinstance(module, RgbEncoder):
+            module.load_pretrained()
 
 
 class ResidualBlock(nn.Module):
@@ -150,6 +142,10 @@ class Encoder(nn.Module):
         self.sensors = sensors
         self.width = width
         encoders = [make_sensor_encoder(spec, config, normalizer) for spec in sensors]
+        if unknown := set(config.sensor_dropout) - {spec.name for spec in sensors}:
+            known = ", ".join(spec.name for spec in sensors)
+            raise PrismError(f"encoder.sensor_dropout names '{min(unknown)}', which is no sensor here: {known}")
+        self.dropout = [config.sensor_dropout.get(spec.name, config.dropout) for spec in sensors]
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
         total = sum(encoder.features for encoder in encoders)
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width
@@ -166,6 +162,25 @@ class Encoder(nn.Module):
             )
         self.position = nn.Parameter(torch.zeros(self.tokens, width))
         self.norm = nn.LayerNorm(width)
+
+    def drop(self, observation: Observation, rng: torch.Generator) -> Observation:
+        """Whole-modality dropout, for training: each sensor is absent from a sample's whole window with its chance.
+
+        Never all of them: a sample that would be left without any sensor keeps the one with the luckiest draw. A
+        policy calls this first, so that whatever it does with a sensor outside the encoder sees the same absence.
+        """
+        if not any(self.dropout):  # draws nothing then: the random numbers of a run without dropout stay as they are
+            return observation
+        names = [spec.name for spec in self.sensors]
+        present = torch.stack([observation.present[name] for name in names])  # (M, B, To)
+        draw = draws.rand(present.shape[:2], rng, dim=1)  # on the CPU: a seed means the same on every device
+        keep = draw >= torch.tensor(self.dropout)[:, None]
+        there = present.any(-1).cpu()
+        lost = ~(keep & there).any(0)  # (B,)
+        spared = F.one_hot(draw.masked_fill(~there, -1.0).argmax(0), len(names)).T.bool()  # (M, B)
+        keep |= spared & lost
+        kept = present & keep.unsqueeze(-1).to(present.device)
+        return Observation(observation.streams, {**observation.present, **dict(zip(names, kept, strict=True))})
 
     def steps(self, observation: Observation, rng: torch.Generator | None = None) -> Float[Tensor, "B To F"]:
         """Eq. 2: fuse each time step by itself."""

@@ -1,6 +1,6 @@
 """Frozen dataclass configs to JSON and back, exactly: unknown and missing keys are errors, types are checked.
 
-A field that came to a config after files had been written is made with `added_later`: it is written only where it
+A field that came to a config after files had been written has `metadata=ADDED_LATER`: it is written only where it
 differs from its default, and read as its default where it is missing. Files and runs from before stay as they are.
 """
 
@@ -17,12 +17,7 @@ from prism.errors import PrismError
 
 T = TypeVar("T")
 
-_ADDED = {"added_later": True}
-
-
-def added_later(default: Any = dataclasses.MISSING, default_factory: Any = dataclasses.MISSING) -> Any:
-    """A dataclass field that older files do not have."""
-    return dataclasses.field(default=default, default_factory=default_factory, metadata=_ADDED)
+ADDED_LATER = {"added_later": True}
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -33,7 +28,7 @@ def to_json(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {f.name: _plain(v) for f, v in fields.items() if not (f.metadata == _ADDED and v == _default(f))}
+        return {f.name: _plain(v) for f, v in fields.items() if not (f.metadata == ADDED_LATER and v == _default(f))}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -52,7 +47,7 @@ def from_json(kind: type[T], data: Any, where: str = "config") -> T:
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(fields)):
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; it was written by another version of prism")
-    if missing := sorted(name for name in set(fields) - set(data) if fields[name].metadata != _ADDED):
+    if missing := sorted(name for name in set(fields) - set(data) if fields[name].metadata != ADDED_LATER):
         raise PrismError(f"{where}: key '{missing[0]}' is missing; it was written by another version of prism")
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data})

@@ -44,10 +44,15 @@ class SensorSpec:
     kind: SensorKind
     shape: tuple[int, ...]
     fps: float = 0.0  # 0: the rate of the dataset it belongs to
-    resize: tuple[int, int] | None = None  # images: to (height, width), before anything else
-    random_shift: int = 0  # images, training only: pad by this many pixels and crop back
+    crop: tuple[int, int] | None = None  # images: this (height, width) out of the middle, first of all
+    resize: tuple[int, int] | None = None  # images: what is left, to (height, width)
+    random_shift: int = 0  # images, training only: moved by up to so many stored pixels; borders repeat
     sample_rate: int = 0  # audio: samples a second
     clip: tuple[float, float] | None = None  # depth: nearest and farthest metres that mean something
+    # What a healthy sensor shows at run time (prism.health); beyond it the sensor counts as absent.
+    limits: tuple[float, float] | None = None  # of every value; of an image's mean; depth: mean of what was measured
+    max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
+    max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SensorKind):
@@ -71,6 +76,23 @@ class SensorSpec:
             self.kind == "depth" and len(self.clip) == 2 and 0 <= self.clip[0] < self.clip[1] < math.inf
         ):
             raise PrismError(f"sensor '{self.name}': clip is for depth, (nearest, farthest) metres, not {self.clip}")
+        self._check_picture()
+        if self.limits is not None and not (len(self.limits) == 2 and self.limits[0] < self.limits[1]):
+            raise PrismError(f"sensor '{self.name}': limits are (lowest, highest), not {self.limits}")
+        for key, value in (("fps", self.fps), ("max_repeats", self.max_repeats), ("max_age", self.max_age)):
+            if not 0 <= value < math.inf:
+                raise PrismError(f"sensor '{self.name}': {key} is {value}; it must be 0 or more")
+
+    def _check_picture(self) -> None:
+        if not self.is_image and (self.crop or self.resize or self.random_shift):
+            raise PrismError(f"sensor '{self.name}': crop, resize and random_shift are for images, not {self.kind}")
+        if self.random_shift < 0:
+            raise PrismError(f"sensor '{self.name}': random_shift is {self.random_shift}; it must be 0 or more")
+        for key, size in (("crop", self.crop), ("resize", self.resize)):
+            if size is not None and (len(size) != 2 or min(size) < 1):
+                raise PrismError(f"sensor '{self.name}': {key} is (height, width) in pixels, not {size}")
+        if self.crop is not None and (self.crop[0] > self.shape[0] or self.crop[1] > self.shape[1]):
+            raise PrismError(f"sensor '{self.name}': crop {self.crop} is larger than the image, {self.shape[:2]}")
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -80,6 +102,11 @@ class SensorSpec:
     @property
     def is_image(self) -> bool:
         return self.kind in ("rgb", "depth", "tactile")
+
+    @property
+    def picture_size(self) -> tuple[int, int]:
+        """Images: (height, width) as the network sees them."""
+        return self.resize or self.crop or (self.shape[0], self.shape[1])
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

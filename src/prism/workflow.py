@@ -13,6 +13,7 @@ from rich.console import Console
 from prism.controller import ControllerConfig
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
+from prism.encoder import load_pretrained
 from prism.errors import PrismError
 from prism.evaluation.recording import load_results, recording_path, save_result
 from prism.evaluation.report import write_report
@@ -22,6 +23,7 @@ from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.presets import build_policy
+from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult, train
 from prism.training.monitor import read_log
 
@@ -46,7 +48,10 @@ def train_experiment(
 
     normalizer = Normalizer.from_statistics(compute_statistics(source, training))
     spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
-    policy = build_policy(spec, config.seed, normalizer).to(_device())
+    policy = build_policy(spec, config.seed, normalizer)
+    if not (resume and list_checkpoints(run)):
+        load_pretrained(policy)
+    policy.to(_device())
     horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
     windows = Windows(source, *horizons, training)
     windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
