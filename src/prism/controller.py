@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.health import SensorMonitor
 from prism.policy import Policy
 from prism.selection import (
     FloatArray,
@@ -26,7 +27,6 @@ from prism.selection import (
     pairwise_distance,
     select,
 )
-from prism.sensors import SensorSpec
 from prism.types import Observation
 
 
@@ -76,8 +76,8 @@ class Plan:
 class Controller:
     """Turns a policy into actions, one observation at a time.
 
-    A sensor that is missing from the observation, or holds a value that is not finite, is marked absent
-    for that step. `reset(seed)` starts an episode; the same seed and observations give the same actions.
+    A sensor that is missing from the observation, NaN, frozen, out of range or late is marked absent for that step
+    (prism.health says which). `reset(seed)` starts an episode; the same seed and observations give the same actions.
     """
 
     def __init__(
@@ -100,12 +100,14 @@ class Controller:
         parameter = next(policy.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
         self._rng = torch.Generator(device=self._device)
+        self.health = SensorMonitor(spec.sensors, spec.fps)
         self.replans: list[Replan] = []
         self.last_plan: Plan | None = None
         self.reset(seed)
 
     def reset(self, seed: int = 0) -> None:
         self._rng.manual_seed(seed)
+        self.health.reset()
         horizon = self.policy.spec.obs_horizon
         self._window: deque[dict[str, NDArray[np.generic]]] = deque(maxlen=horizon)
         self._present: deque[dict[str, bool]] = deque(maxlen=horizon)
@@ -116,9 +118,14 @@ class Controller:
         self.replans = []
         self.last_plan = None
 
-    def act(self, observation: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
-        """The action (Da,) for this observation: one time step of each sensor, in sensor units."""
-        self._observe(observation)
+    def act(
+        self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
+    ) -> NDArray[np.float32]:
+        """The action (Da,) for this observation: one time step of each sensor, in sensor units.
+
+        `ages`: how many seconds ago each reading was taken, of the sensors for which that is known.
+        """
+        self._observe(observation, ages)
         if self.last_plan is None or self._next >= self.config.exec_horizon:
             self._replan()
             self._next = 0
@@ -129,11 +136,14 @@ class Controller:
         self._step += 1
         return action
 
-    def _observe(self, observation: Mapping[str, NDArray[np.generic]]) -> None:
+    def _observe(self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None) -> None:
         streams: dict[str, NDArray[np.generic]] = {}
         present: dict[str, bool] = {}
         for sensor in self.policy.spec.sensors:
-            streams[sensor.name], present[sensor.name] = _reading(sensor, observation.get(sensor.name))
+            streams[sensor.name], present[sensor.name] = self.health.read(
+                sensor, observation.get(sensor.name), None if ages is None else ages.get(sensor.name)
+            )
+        self.health.step()
         if not any(present.values()):
             raise PrismError(
                 f"step {self._step}: none of the policy's sensors ({', '.join(present)}) is in the observation, "
@@ -227,24 +237,3 @@ def action_scale(policy: Policy) -> FloatArray:
         high, low = policy.normalizer.unnormalize_actions(ones), policy.normalizer.unnormalize_actions(-ones)
     half = (high - low).abs().double().cpu().numpy()[0, 0] / 2.0
     return np.where(half > 1e-6, half, 1.0)
-
-
-def _reading(sensor: SensorSpec, value: NDArray[np.generic] | None) -> tuple[NDArray[np.generic], bool]:
-    """One time step of a sensor as its spec says, and whether it is there; zeros where it is not."""
-    dtype = np.uint8 if sensor.kind == "rgb" else np.float32
-    if value is None:
-        return np.zeros(sensor.shape, dtype=dtype), False
-    value = np.asarray(value)
-    if value.shape != sensor.shape:
-        raise PrismError(
-            f"sensor '{sensor.name}': the policy was trained with shape {sensor.shape}, this observation has "
-            f"{value.shape}; use the robot or task it was trained on"
-        )
-    if dtype == np.uint8:
-        if value.dtype != np.uint8:
-            raise PrismError(f"sensor '{sensor.name}': images are uint8, this observation has {value.dtype}")
-        return value, True
-    reading = value.astype(np.float32)
-    if not np.isfinite(reading).all():
-        return np.zeros(sensor.shape, dtype=dtype), False
-    return reading, True

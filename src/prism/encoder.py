@@ -53,19 +53,15 @@ class EncoderConfig:
     mix_width: int = 512
     context_tokens: int = 4  # S, with mixing
     rgb_norm: NormKind = field(default="group", metadata=ADDED_LATER)  # frozen_batch: as pretrained, needs rgb_weights
-    depth_widths: tuple[int, ...] = field(
-        default=(64, 128, 256), metadata=ADDED_LATER
-    )  # paper, App. A.2; depth and tactile images
+    # paper, App. A.2: convolutions of depth and of tactile images
+    depth_widths: tuple[int, ...] = field(default=(64, 128, 256), metadata=ADDED_LATER)
     depth_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
     tactile_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
     audio: AudioConfig = field(default_factory=AudioConfig, metadata=ADDED_LATER)
     text: TextConfig = field(default_factory=TextConfig, metadata=ADDED_LATER)
-    dropout: float = field(
-        default=0.0, metadata=ADDED_LATER
-    )  # training: chance that a sensor is absent from a whole window
-    sensor_dropout: dict[str, float] = field(
-        default_factory=dict, metadata=ADDED_LATER
-    )  # the same for one sensor, by its name
+    # Training: the chance that a sensor is absent from a whole window; and of a single sensor, by its name.
+    dropout: float = field(default=0.0, metadata=ADDED_LATER)
+    sensor_dropout: dict[str, float] = field(default_factory=dict, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.rgb not in get_args(RgbBackbone):
