@@ -18,7 +18,7 @@ def test_interleave_visits_every_call_every_round() -> None:
     calls = {name: (lambda name=name: order.append(name)) for name in ("a", "b", "c")}
     times = timing.interleave(calls, np.random.default_rng(0), seconds=0.0, min_rounds=20, min_sample_seconds=0.0)
     assert {len(t.wall) for t in times.values()} == {20}
-    rounds = [order[6:][i : i + 3] for i in range(0, 60, 3)]  # two warm-up calls each come first
+    rounds = [order[12:][i : i + 3] for i in range(0, 60, 3)]  # four calls each come first
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert len({tuple(r) for r in rounds}) > 1
 
@@ -104,7 +104,7 @@ def test_train_step_bench_refuses_bad_settings() -> None:
 
 def test_allocator_bench_measures_both_settings(tmp_path: Path) -> None:
     path = tmp_path / "allocator.json"
-    allocator.main(allocator.AllocatorBenchConfig(json=path, batch=2, rounds=2, warmup=0))
+    allocator.main(allocator.AllocatorBenchConfig(json=path, batch=2, rounds=2, warmup=0, base_rounds=0))
     result = json.loads(path.read_text())
     assert result["ms_system"] > 0
     assert result["ms_default"] > 0
@@ -114,4 +114,4 @@ def test_allocator_bench_measures_both_settings(tmp_path: Path) -> None:
 def test_allocator_bench_says_when_its_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator.sys, "executable", "/bin/false")
     with pytest.raises(PrismError, match="ended by itself"):
-        allocator.run(allocator.AllocatorBenchConfig(batch=2, rounds=1, warmup=0))
+        allocator.run(allocator.AllocatorBenchConfig(batch=2, rounds=1, warmup=0, base_rounds=0))

@@ -56,7 +56,7 @@ class AttentionBenchConfig:
     error_head_dim: int = 16  # tiny preset: 64 / 4
     error_scale: float = 0.5  # of the entries of queries and keys
     backward: bool = True  # time forward plus backward too
-    seconds: float = 4.0  # a length; the longest takes what its least number of rounds takes
+    seconds: float = 3.0  # of CPU time a length; the longest takes what its least number of rounds takes
     threads: int = 1
     seed: int = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -42,32 +43,37 @@ def interleave(
     max_rounds: int = 300,
     min_sample_seconds: float = 1e-3,
 ) -> dict[str, Times]:
-    """Time every call once a round, in a new random order each round, for about `seconds` and at least `min_rounds`.
+    """Time every call once a round, in a new random order each round.
 
-    Short calls are repeated within a sample until it lasts `min_sample_seconds` (the clock ticks). The CPU time is
-    the whole process's, so that it covers torch's worker threads.
+    Lasts about `seconds` of CPU time (a busy machine makes it longer, not coarser) and at least `min_rounds`. The CPU
+    time is the whole process's, so that it covers torch's worker threads. Short calls are repeated, all equally often,
+    until the shortest sample lasts `min_sample_seconds`, after one call that is not timed: it brings back the caches.
     """
-    repeats = {}
-    for name, call in calls.items():
-        call()  # the first one allocates and warms the caches
-        begin = time.perf_counter()
-        call()
-        repeats[name] = max(1, round(min_sample_seconds / max(time.perf_counter() - begin, 1e-7)))
+    shortest = math.inf
+    for call in calls.values():
+        call()  # the first one allocates
+        for _ in range(3):
+            begin = time.perf_counter()
+            call()
+            shortest = min(shortest, time.perf_counter() - begin)
+    repeats = max(1, round(min_sample_seconds / max(shortest, 1e-7)))
     wall: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
-    start = time.perf_counter()
+    start = time.process_time()
     for done in range(max_rounds):
-        if done >= min_rounds and time.perf_counter() - start > seconds:
+        if done >= min_rounds and time.process_time() - start > seconds:
             break
         for i in rng.permutation(len(names)):
             name = names[i]
-            call, count = calls[name], repeats[name]
-            cpu_begin, begin = time.process_time(), time.perf_counter()
-            for _ in range(count):
+            call = calls[name]
+            if repeats > 1:
                 call()
-            wall[name].append((time.perf_counter() - begin) / count)
-            cpu[name].append((time.process_time() - cpu_begin) / count)
+            cpu_begin, begin = time.process_time(), time.perf_counter()
+            for _ in range(repeats):
+                call()
+            wall[name].append((time.perf_counter() - begin) / repeats)
+            cpu[name].append((time.process_time() - cpu_begin) / repeats)
     return {name: Times(np.array(wall[name]), np.array(cpu[name])) for name in names}
 
 

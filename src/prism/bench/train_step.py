@@ -51,7 +51,7 @@ class TrainStepBenchConfig:
     batch: int = 16
     state_dim: int = 16
     action_dim: int = 7
-    seconds: float = 20.0  # for each of the two objectives
+    seconds: float = 20.0  # of CPU time for each of the two objectives
     threads: int = 1  # 0: as many as torch takes by itself
     seed: int = 0
 
