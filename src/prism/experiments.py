@@ -77,19 +77,19 @@ def pusht_human() -> Experiment:
         task="pusht",
         demonstrations=Demonstrations("human", mirror=True),
         policy=pusht_policy(),
-        train=TrainConfig(minutes=15.0, learning_rate=7e-4, weight_decay=1e-4, betas=(0.9, 0.95), ema_max_decay=0.9995),
+        train=TrainConfig(minutes=15.0, learning_rate=7e-4, weight_decay=1e-2, betas=(0.9, 0.95), ema_max_decay=0.9995),
         controller=pusht_controller(),
     )
 
 
 def pusht_policy() -> PrismConfig:
     """Tiny, with plans as offsets from the agent: the action is a position, and it starts where the agent is."""
-    return replace(presets.tiny(), anchor="proprio")
+    return replace(presets.tiny(), anchor="proprio", observation_noise=0.02)
 
 
 def pusht_controller() -> ControllerConfig:
     """Short execution and typical plans: docs/learning-fast.md has the measurements."""
-    return ControllerConfig(exec_horizon=2, candidates=16, selection=SelectionConfig(centrality=0.67))
+    return ControllerConfig(exec_horizon=4, candidates=16, selection=SelectionConfig(centrality=0.67))
 
 
 def pusht(task: str = "pusht") -> Experiment:

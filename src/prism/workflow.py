@@ -18,7 +18,7 @@ from prism.errors import PrismError
 from prism.evaluation.recording import load_results, recording_path, save_result
 from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
-from prism.evaluation.rollout import RecordConfig, evaluate
+from prism.evaluation.rollout import TEST_SEED, RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
@@ -87,6 +87,7 @@ class EvalOptions:
 
     task: str | None = None
     episodes: int = 50
+    first_seed: int = TEST_SEED
     candidates: int | None = None
     selection: str | None = None
     settings: tuple[str, ...] = ()  # of the controller, KEY=VALUE
@@ -112,6 +113,7 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
         path,
         task,
         options.episodes,
+        options.first_seed,
         controller=options.controller(experiment.controller),
         workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),
         record=options.record,

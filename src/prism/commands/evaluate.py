@@ -31,6 +31,8 @@ class Eval:
     """The task to roll out in; the one the policy was trained for unless told."""
     episodes: int = 50
     """How many episodes, each with a seed of its own."""
+    first_seed: int = 100_000
+    """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
     json: Annotated[Path | None, option("FILE")] = None
     """Write the metrics to this file too."""
     overwrite: bool = False
@@ -62,6 +64,7 @@ class Eval:
         options = EvalOptions(
             task=self.task,
             episodes=self.episodes,
+            first_seed=self.first_seed,
             candidates=self.candidates,
             selection=self.selection,
             settings=self.set,
