@@ -77,9 +77,13 @@ def pusht_human() -> Experiment:
         task="pusht",
         demonstrations=Demonstrations("human", mirror=True),
         policy=pusht_policy(),
-        train=TrainConfig(minutes=15.0, learning_rate=7e-4, weight_decay=1e-2, betas=(0.9, 0.95), ema_max_decay=0.9995),
+        train=pusht_training(),
         controller=pusht_controller(),
     )
+
+
+def pusht_training() -> TrainConfig:
+    return TrainConfig(minutes=15.0, learning_rate=7e-4, weight_decay=1e-2, betas=(0.9, 0.95), ema_max_decay=0.9995)
 
 
 def pusht_policy() -> PrismConfig:
@@ -101,8 +105,10 @@ def pusht(task: str = "pusht") -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("shipped"),
-        train=TrainConfig(minutes=15.0),
+        demonstrations=Demonstrations("shipped", mirror=True),
+        policy=pusht_policy(),
+        train=pusht_training(),
+        controller=pusht_controller(),
     )
 
 
