@@ -226,6 +226,9 @@ class TableSource:
     ) -> Episode:
         start, stop = check_slice(self, episode, start, stop)
         chosen = [self._by_name[sensor.name] for sensor in wanted_sensors(self, streams)]
+        if start == stop:
+            empty = {s.spec.name: np.empty((0, *s.spec.shape), s.spec.dtype) for s in chosen}
+            return Episode(empty, np.empty((0, self.action_dim), np.float32))
         columns = {c.key: c for stream in (*chosen, self.table.action) for c in stream.columns}
         where = self._where(episode)
         raw, absent = self._raw(episode, start, stop, columns)
