@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 EPS = 1e-6  # paper, Sec. 4.3
-_CHUNK_ELEMENTS = 8_000_000  # bound on a broadcast temporary: 32 MB of float32
+_CHUNK_ELEMENTS = 8_000_000  # bound on a temporary: 32 MB of float32
 
 
 def _charbonnier(difference: Tensor, eps: float) -> Tensor:
@@ -67,3 +67,29 @@ def batch_distance(
         gap = _charbonnier(flat.unsqueeze(1) - targets[j].unsqueeze(0), eps)  # (B K, chunk, Tp, Da)
         out[:, j] = torch.einsum("njta,jt,a->nj", gap, step_weight[j], weights)
     return out.reshape(b, k, -1)
+
+
+@torch.no_grad()
+def nearest_distance(
+    candidates: Float[Tensor, "B K Tp Da"],
+    targets: Float[Tensor, "G Tp Da"],
+    valid: Bool[Tensor, "G Tp"],
+    weights: Float[Tensor, "Da"],
+    eps: float = EPS,
+) -> Float[Tensor, "B K"]:
+    """min_j D_{i,k->j}, in memory that does not grow with B K G: the pairs come and go in chunks of rows."""
+    rows = max(1, _CHUNK_ELEMENTS // max(1, candidates.shape[1] * targets.shape[0]))
+    parts = [batch_distance(part, targets, valid, weights, eps).amin(2) for part in candidates.split(rows)]
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def pair_distance(
+    candidates: Float[Tensor, "N Tp Da"],
+    targets: Float[Tensor, "N Tp Da"],
+    valid: Bool[Tensor, "N Tp"],
+    weights: Float[Tensor, "Da"],
+    eps: float = EPS,
+) -> Float[Tensor, "N"]:
+    """Row by row: the n-th candidate against the n-th target."""
+    return own_distance(candidates.unsqueeze(1), targets, valid, weights, eps).squeeze(1)

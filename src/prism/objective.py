@@ -10,24 +10,43 @@ Two threshold rules (docs/deviations.md has the measurements):
               sums over dimensions. On real data it sits on its clamp.
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
               at every stage of training, and the threshold shrinks as the policy improves.
+
+"Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and distances are gathered from
+all ranks and from all parts of an accumulated batch, candidates never are. So `choose` has three parts: `measure`
+rows, `calibrate` the threshold once all rows are measured, `decide` rows. Two bounds keep a large G affordable; below
+them everything is exact:
+  max_targets  G > max_targets: a candidate is compared with its own target and with this many others, evenly spread
+               over the batch. One that has n targets nearer than the threshold is missed with chance
+               (1 - max_targets / G)^n at most.
+  EXACT_PAIRS  more pairs than that (paper rule): the quantile is that of SAMPLED_PAIRS pairs drawn at random, each
+               independently. It then lies between the q - e and q + e quantiles of all pairs with probability 95 %,
+               e = sqrt(ln(2 / 0.05) / (2 SAMPLED_PAIRS)) = 0.0014 (Dvoretzky, Kiefer and Wolfowitz; Massart).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from prism.distance import EPS, batch_distance, own_distance
+from prism import collective
+from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
 from prism.errors import PrismError
+from prism.jsonconfig import ADDED_LATER
+from prism.types import Share
 
 Rule = Literal["calibrated", "paper", "none"]
 Scope = Literal["own", "batch"]
 Weights = Literal["uniform", "inverse_std"]
+
+EXACT_PAIRS = 1 << 22  # G K G of G = 512, K = 16
+SAMPLED_PAIRS = 1 << 20
+_PAIR_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,7 @@ class ObjectiveConfig:
     soft_respects_rejection: bool = True  # choose the K' among the candidates that were not rejected; paper: False
     weights: Weights = "uniform"  # actions are already normalised, so inverse_std scales twice
     eps: float = EPS
+    max_targets: int = field(default=1024, metadata=ADDED_LATER)  # batch scope and paper rule: bound on the cost
 
     def __post_init__(self) -> None:
         for name, value, kind in (
@@ -64,10 +84,29 @@ class ObjectiveConfig:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
         if self.soft_weight < 0 or self.temperature <= 0 or self.eps <= 0:
             raise PrismError("objective.soft_weight must be >= 0, objective.temperature and objective.eps > 0")
+        if self.max_targets < 1:
+            raise PrismError(f"objective.max_targets is {self.max_targets}; it must be at least 1")
         if not 1 <= self.soft_candidates <= self.candidates:
             raise PrismError(
                 f"objective.soft_candidates is {self.soft_candidates}; it must lie in 1..{self.candidates}"
             )
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The targets of the global batch, in its order."""
+
+    target: Float[Tensor, "G Tp Da"]
+    valid: Bool[Tensor, "G Tp"]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What `decide` and `calibrate` need of some rows: no candidate, only how far they are."""
+
+    own: Float[Tensor, "B K"]  # to the row's own target
+    near: Float[Tensor, "B K"]  # what is compared with the threshold
+    pool: Float[Tensor, "..."]  # the values whose quantile the threshold follows
 
 
 @dataclass(frozen=True)
@@ -93,6 +132,17 @@ def quantile(values: Tensor, q: float) -> Tensor:
     return torch.lerp(lower, flat.kthvalue(low + 2).values, position - low)
 
 
+def quantile_over_ranks(values: Tensor, q: float) -> Tensor:
+    """`quantile` of the values (>= 0) of all ranks, exactly, by counting: nothing is gathered."""
+    count = int(collective.sum_over_ranks(torch.tensor([values.numel()], dtype=torch.int64, device=values.device)))
+    position = q * (count - 1)
+    low = math.floor(position)
+    lower = collective.order_statistic(values, torch.tensor(low))
+    if low + 1 >= count:
+        return lower
+    return torch.lerp(lower, collective.order_statistic(values, torch.tensor(low + 1)), position - low)
+
+
 def choose_hard(own: Float[Tensor, "B K"], rejected: Bool[Tensor, "B K"]) -> tuple[Int[Tensor, "B"], Bool[Tensor, "B"]]:
     """Eq. 6: argmin over the candidates that were not rejected; over all where none is left. -> index, fallback."""
     fallback = rejected.all(1)
@@ -114,6 +164,7 @@ class RSIMLE(nn.Module):
 
     threshold: Tensor
     calibrated: Tensor
+    weights: Tensor
 
     def __init__(self, config: ObjectiveConfig, action_dim: int) -> None:
         super().__init__()
@@ -132,35 +183,115 @@ class RSIMLE(nn.Module):
             inverse = inverse / inverse.sum()
         self.weights.copy_(inverse)
 
-    @torch.no_grad()
+    @property
+    def needs_crowd(self) -> bool:
+        """Whether a row is compared with the targets of other rows."""
+        return self.config.rule == "paper" or (self.config.rule == "calibrated" and self.config.scope == "batch")
+
     def choose(
         self,
         candidates: Float[Tensor, "B K Tp Da"],
         target: Float[Tensor, "B Tp Da"],
         valid: Bool[Tensor, "B Tp"],
         update: bool = True,
+        share: Share | None = None,
     ) -> Choice:
-        """Alg. 1, lines 7-13, on candidates without gradient. `update` moves the threshold (training only)."""
+        """Alg. 1, lines 7-13, on candidates without gradient. `update` moves the threshold (training only).
+
+        With a `share` these are all the rows of this rank, and every rank has to call.
+        """
+        crowd = None if share is None else self.gather(target, valid, share)
+        distances = self.measure(candidates, target, valid, crowd, share)
+        if update:
+            self.calibrate([distances], share)
+        return self.decide(distances)
+
+    def gather(self, target: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"], share: Share) -> Crowd | None:
+        """The targets of all ranks; None where rows are not compared with each other's."""
+        if not self.needs_crowd:
+            return None
+        steps = target.shape[1]
+        together = torch.cat([target.float().flatten(1), valid.float()], dim=1)  # one message, not two
+        rows = collective.gather_rows(together, share.total)
+        return Crowd(rows[:, :-steps].reshape(-1, *target.shape[1:]), rows[:, -steps:] > 0.5)
+
+    @torch.no_grad()
+    def measure(
+        self,
+        candidates: Float[Tensor, "B K Tp Da"],
+        target: Float[Tensor, "B Tp Da"],
+        valid: Bool[Tensor, "B Tp"],
+        crowd: Crowd | None = None,
+        share: Share | None = None,
+    ) -> Distances:
+        """Alg. 1, lines 7-9, for some rows of the global batch; without `crowd` they are all of it."""
         config = self.config
         own = own_distance(candidates, target, valid, self.weights, config.eps)  # (B, K)
-        clamped = own.new_zeros(())
+        if not self.needs_crowd:
+            return Distances(own, own, own)
+        crowd = crowd or Crowd(target, valid)
+        total, count = crowd.target.shape[0], candidates.shape[1]
+        exact = total * count * total <= EXACT_PAIRS
+        if config.rule == "paper" and exact and total <= config.max_targets:
+            pairs = batch_distance(candidates, crowd.target, crowd.valid, self.weights, config.eps)  # (B, K, G)
+            return Distances(own, pairs.amin(2), pairs)
+        if total <= config.max_targets:
+            near = nearest_distance(candidates, crowd.target, crowd.valid, self.weights, config.eps)
+        else:
+            spread = torch.arange(config.max_targets, device=own.device) * total // config.max_targets
+            others = (crowd.target[spread], crowd.valid[spread])
+            near = torch.minimum(own, nearest_distance(candidates, *others, self.weights, config.eps))
+        if config.rule == "calibrated":
+            return Distances(own, near, near)
+        return Distances(own, near, self._sample_pairs(candidates, crowd, share.start if share else 0))
+
+    def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], crowd: Crowd, start: int) -> Float[Tensor, "N"]:
+        """Distances of those of SAMPLED_PAIRS random pairs (i, k, j) of the global batch whose row i is here.
+
+        The places are the same at every step and on every rank; the windows in them are shuffled.
+        """
+        rows, count = candidates.shape[:2]
+        total = crowd.target.shape[0]
+        rng = torch.Generator().manual_seed(0)
+        flat = torch.randint(0, total * count * total, (SAMPLED_PAIRS,), generator=rng)
+        row = flat // (count * total) - start
+        here = flat[(row >= 0) & (row < rows)].to(candidates.device)
+        row, k, j = here // (count * total) - start, here // total % count, here % total
+        parts = []
+        for at in range(0, len(here), _PAIR_CHUNK):
+            piece = slice(at, at + _PAIR_CHUNK)
+            targets = (crowd.target[j[piece]], crowd.valid[j[piece]])
+            parts.append(pair_distance(candidates[row[piece], k[piece]], *targets, self.weights, self.config.eps))
+        return torch.cat(parts) if parts else candidates.new_zeros(0)
+
+    @torch.no_grad()
+    def calibrate(self, measured: Sequence[Distances], share: Share | None = None) -> None:
+        """Alg. 1, line 10, Eq. 7: move the threshold, once for the whole global batch; the same on every rank."""
+        config = self.config
         if config.rule == "none":
-            rejected = torch.zeros_like(own, dtype=torch.bool)
+            return
+        pool = torch.cat([distances.pool for distances in measured])
+        if share is None or collective.world_size() == 1:
+            value = quantile(pool, config.quantile)
         elif config.rule == "paper":
-            pairs = batch_distance(candidates, target, valid, self.weights, config.eps)  # (B, K, B)
-            if update:
-                self._update(quantile(pairs, config.quantile))
-                self.threshold.clamp_(*config.clamp)
+            value = quantile_over_ranks(pool, config.quantile)
+        else:
+            value = quantile(collective.gather_rows(pool, share.total), config.quantile)
+        self._update(value)
+        if config.rule == "paper":
+            self.threshold.clamp_(*config.clamp)
+
+    @torch.no_grad()
+    def decide(self, distances: Distances) -> Choice:
+        """Alg. 1, lines 11-13: reject, and choose the candidates to train."""
+        config, own = self.config, distances.own
+        clamped = own.new_zeros(())
+        rejected = distances.near < self.threshold
+        if config.rule == "none":
+            rejected = torch.zeros_like(rejected)
+        if config.rule == "paper":
             low, high = config.clamp
             clamped = ((self.threshold <= low * 1.0001) | (self.threshold >= high * 0.9999)).float()
-            rejected = pairs.amin(2) < self.threshold
-        else:
-            near = own
-            if config.scope == "batch":
-                near = batch_distance(candidates, target, valid, self.weights, config.eps).amin(2)
-            if update:
-                self._update(quantile(near, config.quantile))
-            rejected = near < self.threshold
         hard, fallback = choose_hard(own, rejected)
         logs = {
             "rejection_rate": rejected.float().mean(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,17 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput: ...
+
+    def losses(self, parts: Sequence[Batch], rng: torch.Generator) -> Iterator[LossOutput]:
+        """The loss of each part of one batch, to be back-propagated before the next is asked for.
+
+        A method that looks at the batch as a whole looks at all parts first. Every part draws from the same
+        generator state and takes its own rows (`Batch.share`), so that the parts do not change the numbers.
+        """
+        begin = rng.get_state()
+        for part in parts:
+            rng.set_state(begin)
+            yield self.loss(part, rng)
 
     @abstractmethod
     def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:

@@ -55,16 +55,26 @@ class Observation:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Rows start .. start + B of a global batch of `total` rows: the others are on other ranks, or come later."""
+
+    start: int
+    total: int  # G
+
+
+@dataclass(frozen=True)
 class Batch:
     """A training batch: actions in robot units, `action_valid` False where padded past the episode's end."""
 
     observation: Observation
     actions: Float[Tensor, "B Tp Da"]
     action_valid: Bool[Tensor, "B Tp"]
+    share: Share | None = None  # None: these rows are the whole batch
 
     def to(self, device: torch.device) -> Batch:
         return Batch(
             self.observation.to(device),
             self.actions.to(device, non_blocking=True),
             self.action_valid.to(device, non_blocking=True),
+            self.share,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from prism.data.episodes import IntArray
 from prism.data.windows import Windows
 from prism.training import files
-from prism.types import Batch
+from prism.types import Batch, Observation, Share
 
 
 def validation_indices(count: int, batch_size: int, batch_count: int) -> list[IntArray]:
@@ -36,6 +37,21 @@ def batch_tensors(batch: Batch) -> dict[str, Tensor]:
     tensors = {f"streams.{name}": value for name, value in batch.observation.streams.items()}
     tensors |= {f"present.{name}": value for name, value in batch.observation.present.items()}
     return {**tensors, "actions": batch.actions, "action_valid": batch.action_valid}
+
+
+def split_batch(batch: Batch, count: int) -> list[Batch]:
+    """At most `count` parts of nearly equal size, each of which knows its place in the global batch."""
+    rows = len(batch.actions)
+    share = batch.share or Share(0, rows)
+    count = min(count, rows)
+    bounds = [part * rows // count for part in range(count + 1)]
+    return [_rows(batch, slice(*edge), Share(share.start + edge[0], share.total)) for edge in pairwise(bounds)]
+
+
+def _rows(batch: Batch, rows: slice, share: Share) -> Batch:
+    streams = {name: value[rows] for name, value in batch.observation.streams.items()}
+    present = {name: value[rows] for name, value in batch.observation.present.items()}
+    return Batch(Observation(streams, present), batch.actions[rows], batch.action_valid[rows], share)
 
 
 def dump_batch(path: Path, batch: Batch, notes: dict[str, str]) -> None:

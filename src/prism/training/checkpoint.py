@@ -66,7 +66,7 @@ def save_checkpoint(
     There is no moment without a good checkpoint: the old ones go only when the new one has its name. A checkpoint
     of the same step that verifies is left as it is; one that does not is replaced.
     """
-    folder = run_dir / "checkpoints" / f"step-{state.step:08d}"
+    folder = folder_of(run_dir, state.step)
     config = {"format_version": FORMAT_VERSION, "prism_version": prism.__version__, "policy": spec.to_json()}
     training = {
         field.name: getattr(state, field.name)
@@ -93,6 +93,10 @@ def save_checkpoint(
         )
         _prune(run_dir, keep_last, newest=folder)
     return folder
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

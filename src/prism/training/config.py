@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from prism import jsonconfig
@@ -13,13 +13,19 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 
 # These do not enter the mathematics of the run, so a resumed run may change them.
 FREE_ON_RESUME = frozenset(
-    {"workers", "threads", "log_every", "checkpoint_every", "checkpoint_minutes", "keep_last", "val_every"}
+    {
+        *("workers", "threads", "log_every", "checkpoint_every", "checkpoint_minutes", "keep_last", "val_every"),
+        "accumulate",
+    }
 )
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Budget, optimiser and housekeeping of one run.
+
+    `batch_size` is the global batch, whatever it is spread over: with W ranks each computes batch_size / W rows (one
+    more or less where that is no whole number), in `accumulate` parts. Neither changes the mathematics.
 
     A run ends after `steps` steps or `minutes` minutes, whichever comes first; 0 means no such limit. The cosine
     follows the budget: the fraction done is max(step / steps, seconds / (60 minutes)). With a step budget alone
@@ -49,9 +55,10 @@ class TrainConfig:
     log_every: int = 50
     workers: int = 0  # threads that prepare batches ahead; 0: in the loop itself (fastest for vectors)
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
+    accumulate: int = field(default=1, metadata=jsonconfig.ADDED_LATER)  # parts that a batch is computed in, one by one
 
     def __post_init__(self) -> None:
-        at_least_one = ("batch_size", "val_batches", "keep_last", "max_skipped_steps", "log_every")
+        at_least_one = ("batch_size", "val_batches", "keep_last", "max_skipped_steps", "log_every", "accumulate")
         not_negative = (
             *("weight_decay", "warmup_steps", "steps", "minutes", "grad_clip", "ema_power", "seed", "val_every"),
             *("checkpoint_every", "checkpoint_minutes", "workers", "threads"),

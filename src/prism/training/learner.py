@@ -1,19 +1,29 @@
-"""All that a training step changes: the weights, their average, the policy's buffers, AdamW, the loss scale."""
+"""All that a training step changes: the weights, their average, the policy's buffers, AdamW, the loss scale.
+
+With several ranks the gradient is averaged by DistributedDataParallel around a module whose forward is the policy's
+loss, so it is sent while the backward pass still runs. DDP takes the plain mean over ranks; a rank's loss is therefore
+weighted by its rows, W B_r / G, and the result is the gradient of the mean over the global batch also where the ranks
+have unequal shares. The parts of an accumulated batch are weighted likewise; only the last one sends.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from prism import collective
 from prism.errors import PrismError
-from prism.policy import Policy
+from prism.policy import LossOutput, Policy
+from prism.training.batches import split_batch
 from prism.training.config import TrainConfig
 from prism.training.optim import parameter_groups, update_average
 from prism.types import Batch
@@ -30,6 +40,18 @@ class StepOutput:
     @property
     def finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+class _Loss(nn.Module):
+    """The next loss of an iterator, as a forward pass: DDP averages the gradients of what a forward pass returns."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy  # the parameters that DDP looks after
+
+    def forward(self, losses: Iterator[LossOutput]) -> tuple[Tensor, dict[str, Tensor]]:
+        output = next(losses)
+        return output.loss, output.logs
 
 
 class Learner:
@@ -53,21 +75,34 @@ class Learner:
         groups = parameter_groups(policy, config.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
         self.autocast, self.scaler = _precision(config, self.device)
+        self._model = _spread(_Loss(policy))
 
     def gradient(self, batch: Batch, rng: torch.Generator) -> StepOutput:
-        """Loss and clipped gradient of one batch. Waits for the device once, to see whether both are finite."""
+        """Loss and clipped gradient of one batch, over all ranks. Waits for the device once, to see whether both are
+        finite; they are so on every rank or on none."""
         torch._foreach_copy_(self._buffers_before, self._buffers)
-        with self.autocast:
-            output = self.policy.loss(batch, rng)
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
+        parts = split_batch(batch, self.config.accumulate) if self.config.accumulate > 1 else [batch]
+        losses = self.policy.losses(parts, rng)
+        outputs = []
+        for part in parts:
+            last = part is parts[-1]
+            with (
+                nullcontext() if last or not isinstance(self._model, DistributedDataParallel) else self._model.no_sync()
+            ):
+                with self.autocast:
+                    loss, logs = self._model(losses)
+                weight = 1.0 if part.share is None else len(part.actions) / part.share.total
+                outputs.append((weight, loss.detach(), logs))
+                self.scaler.scale(loss * (weight * collective.world_size())).backward()
         self.scaler.unscale_(self.optimizer)
+        mean, logs = _mean_over_rows(outputs)
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
         total = torch.nn.utils.get_total_norm(gradients)
-        loss, norm = torch.stack([output.loss.detach().float(), total.float()]).tolist()
+        value, norm = torch.stack([mean.float(), total.float()]).tolist()
         if 0 < self.config.grad_clip < norm:  # only then: scaling is one more pass over all the memory
             torch._foreach_mul_(gradients, self.config.grad_clip / norm)
-        return StepOutput(loss, norm, output.logs)
+        return StepOutput(value, norm, logs)
 
     def apply(self, learning_rate: float, decay: float) -> None:
         """AdamW on the gradient, then the average."""
@@ -83,16 +118,20 @@ class Learner:
         self.scaler.update()  # float16: a smaller scale for the next step
 
     @torch.no_grad()
-    def validation_loss(self, batches: Iterable[Batch], seeds: Iterable[int]) -> float | None:
-        """Loss of the average, weighted by batch size. None when it is not finite."""
+    def validation_loss(self, batches: Sequence[Callable[[], Batch]], seeds: Sequence[int]) -> float | None:
+        """Loss of the average, weighted by batch size; each rank takes every W-th batch. None: not finite."""
         self.synchronise_buffers()
-        total, count = 0.0, 0
+        sums = torch.zeros(len(batches), 2, dtype=torch.float64)
         rng = torch.Generator()
-        for batch, seed in zip(batches, seeds, strict=True):
-            rng.manual_seed(seed)
+        for index in range(collective.rank(), len(batches), collective.world_size()):
+            batch = batches[index]()
+            rng.manual_seed(seeds[index])
             with self.autocast:
                 loss = self.average.loss(batch.to(self.device), rng).loss
-            total, count = total + float(loss) * len(batch.actions), count + len(batch.actions)
+            rows = len(batch.actions)
+            sums[index] = torch.tensor([float(loss) * rows, rows], dtype=torch.float64)
+        values = collective.sum_over_ranks(sums).tolist()
+        total, count = sum(value for value, _ in values), sum(rows for _, rows in values)
         return total / count if math.isfinite(total) else None
 
     def synchronise_buffers(self) -> None:
@@ -129,6 +168,32 @@ class Learner:
                 self.optimizer.state[parameter] = {kind: value.to(self.device) for kind, value in kept.items()}
         if scaler:
             self.scaler.load_state_dict(scaler)
+
+
+def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
+    """Wrap the model where there are other ranks; its weights and buffers become those of rank 0.
+
+    A parameter may have no gradient in a step (a learned "absent" vector where no sensor is missing), on one rank or
+    on all: DDP has to look for such ones, and warns once when it finds none.
+    """
+    if collective.world_size() == 1:
+        return model
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    # Buffers: the threshold moves alike on every rank, from the same distances.
+    return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+
+
+def _mean_over_rows(outputs: list[tuple[float, Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and logs of parts with their weights, over all ranks. A single whole batch is left as it is."""
+    if len(outputs) == 1 and collective.world_size() == 1:
+        return outputs[0][1], outputs[0][2]
+    names = sorted(outputs[0][2])
+    rows = [
+        weight * torch.stack([loss.float(), *(logs[name].detach().float() for name in names)])
+        for weight, loss, logs in outputs
+    ]
+    mean, *values = collective.sum_over_ranks(torch.stack(rows).sum(0)).unbind()
+    return mean, dict(zip(names, values, strict=True))
 
 
 def _precision(

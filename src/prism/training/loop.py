@@ -7,32 +7,33 @@ and a resumed run goes on bit for bit as if it had never stopped, on the same ma
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
+from prism import collective
 from prism.data.loader import BatchOrder, Loader
 from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.policy import Policy, PolicySpec
 from prism.training import checkpoint, files
-from prism.training.batches import (
-    dump_batch,
-    fingerprint,
-    non_finite_names,
-    validation_indices,
-)
+from prism.training.agreement import check_same_start, tell_state
+from prism.training.batches import dump_batch, fingerprint, non_finite_names, validation_indices
 from prism.training.checkpoint import TrainingState
 from prism.training.config import FREE_ON_RESUME, TrainConfig
 from prism.training.learner import Learner
-from prism.training.monitor import Monitor
+from prism.training.monitor import Monitor, Silent
 from prism.training.optim import derive_seed, ema_decay, learning_rate
 from prism.training.signals import StopRequest, exclusive
 from prism.types import Batch
@@ -59,24 +60,37 @@ def train(
     windows_val: Windows | None,
     config: TrainConfig,
     run_dir: Path,
-    resume: bool = False,
+    resume: bool | Literal["auto"] = False,
     console: Console | None = None,
     title: str = "train",
 ) -> TrainResult:
     """Train `policy` in place, on the device it is on; checkpoints and logs go to `run_dir`.
 
     `run_dir` must not hold a run yet, unless `resume`: then its newest intact checkpoint is continued, and policy,
-    data and config have to be those it was started with (config.FREE_ON_RESUME may differ). SIGTERM and Ctrl-C
-    finish the step, save and return. What is deployed is the average: result.policy, or load_policy(run_dir).
-    """
-    _check_folder(run_dir, resume)
-    if len(windows_train) == 0:
-        raise PrismError("there is nothing to train on: the dataset has no training window")
+    data and config have to be those it was started with (config.FREE_ON_RESUME may differ). "auto" continues a run
+    that is there and starts one that is not. SIGTERM and Ctrl-C finish the step, save and return. What is deployed is
+    the average: result.policy, or load_policy(run_dir).
 
-    with exclusive(run_dir), StopRequest() as stop, _threads(config.threads):
-        files.remove_leftovers(run_dir)
+    Inside collective.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
+    """
+    leader = collective.is_leader()
+    with ExitStack() as stack:
+        with collective.together():
+            if len(windows_train) == 0:
+                raise PrismError("there is nothing to train on: the dataset has no training window")
+            if leader:
+                resume = _check_folder(run_dir, resume)
+                stack.enter_context(exclusive(run_dir))
+                files.remove_leftovers(run_dir)
+            order = BatchOrder(
+                len(windows_train), config.batch_size, config.seed, collective.rank(), collective.world_size()
+            )
+            data = fingerprint(windows_train)
+        check_same_start(policy, config, data)
+        stop = stack.enter_context(StopRequest())
+        stack.enter_context(_threads(config.threads))
+
         learner = Learner(policy, config)
-        data = fingerprint(windows_train)
         step, seconds, skipped, skipped_total = 0, 0.0, 0, 0
         loss: float | None = None
         val_loss: float | None = None
@@ -84,62 +98,69 @@ def train(
         saved: Path | None = None
         notes: list[str] = []
 
-        if resume:
-            saved = checkpoint.latest_checkpoint(run_dir, notes.append)
-            notes.append(f"resuming {saved}" if saved else f"{run_dir} has no checkpoint yet: starting at step 0")
-        if saved is not None:
-            state = checkpoint.load_training_state(saved)
-            _check_same_run(saved, policy, config, data, state)
-            model = checkpoint.load_model_tensors(saved)
-            learner.restore(saved, model, state.weights, state.optimizer, state.scaler)
-            checkpoint.set_aside_newer(saved)
+        with collective.together():
+            found = _find_state(run_dir, policy, config, data, notes) if leader and resume else None
+        if (told := tell_state(found)) is not None:
+            state, model = told
+            saved = checkpoint.folder_of(run_dir, state.step)
+            with collective.together():
+                learner.restore(saved, model, state.weights, state.optimizer, state.scaler)
             step, seconds, skipped, skipped_total = state.step, state.seconds, state.skipped, state.skipped_total
             best_val_loss = state.best_val_loss
 
-        order = BatchOrder(len(windows_train), config.batch_size, config.seed)
         rng = torch.Generator()  # on the CPU, whatever the device: a seed means the same everywhere
+        share = order.share() if collective.world_size() > 1 else None
         suspect: tuple[int, Batch] | None = None  # the first of a row of batches that gave no finite gradient
-        with (
-            Monitor(run_dir, config, step, console, title) as monitor,
-            Loader(windows_train, order, step, config.workers) as loader,
-        ):
-            for note in notes:
-                monitor.say(note)
-            policy.train()
-            started = time.perf_counter() - seconds
-            last_save = time.perf_counter()
+        with collective.together():
+            monitor: Monitor | Silent = Monitor(run_dir, config, step, console, title) if leader else Silent()
+            stack.enter_context(monitor)
+        loader = stack.enter_context(Loader(windows_train, order, step, config.workers))
+        for note in notes:
+            monitor.say(note)
+        policy.train()
+        started = time.perf_counter() - seconds
+        last_save = time.perf_counter()
+        stopped_by = ""
 
-            while (fraction := config.fraction(step, seconds)) < 1.0 and not stop:
-                batch = next(loader).to(learner.device)
-                rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
-                rate = learning_rate(config, step, fraction)
+        while (fraction := config.fraction(step, seconds)) < 1.0 and not stopped_by:
+            batch = dataclasses.replace(next(loader), share=share).to(learner.device)
+            rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
+            rate = learning_rate(config, step, fraction)
 
+            with collective.explain_loss():
                 output = learner.gradient(batch, rng)
-                if output.finite:
-                    learner.apply(rate, ema_decay(config, step))
-                    monitor.record(output)
-                    loss, skipped, suspect = output.loss, 0, None
-                else:
-                    learner.undo()
-                    suspect = suspect or (step, batch)
-                    skipped, skipped_total = skipped + 1, skipped_total + 1
-                    if skipped >= config.max_skipped_steps:
+            if output.finite:
+                learner.apply(rate, ema_decay(config, step))
+                monitor.record(output)
+                loss, skipped, suspect = output.loss, 0, None
+            else:
+                learner.undo()
+                suspect = suspect or (step, batch)
+                skipped, skipped_total = skipped + 1, skipped_total + 1
+                if skipped >= config.max_skipped_steps:
+                    with collective.together():
                         _give_up(run_dir, skipped, suspect, config)
-                step += 1
-                now = time.perf_counter()
-                seconds = now - started
+            step += 1
+            now = time.perf_counter()
+            clock_save = leader and 0 < 60 * config.checkpoint_minutes <= now - last_save
+            with collective.explain_loss():  # one clock, rank 0's, and one decision to stop
+                seconds, clock_due, signalled = collective.max_over_ranks(
+                    [now - started if leader else 0.0, float(clock_save), float(stop.number)]
+                )
+            stopped_by = signal.Signals(int(signalled)).name if signalled else ""
 
-                done = config.fraction(step, seconds) >= 1.0
-                save_due = done or _every(config.checkpoint_every, step)
-                save_due |= 0 < 60 * config.checkpoint_minutes <= now - last_save
-                measured = None
-                if windows_val is not None and (save_due or _every(config.val_every, step)):
+            done = config.fraction(step, seconds) >= 1.0
+            save_due = done or _every(config.checkpoint_every, step) or clock_due > 0
+            measured = None
+            if windows_val is not None and (save_due or _every(config.val_every, step)):
+                with collective.explain_loss():
                     measured = _validate(learner, windows_val, config)
-                    val_loss = measured if measured is not None else val_loss
-                    best_val_loss = min((x for x in (measured, best_val_loss) if x is not None), default=None)
-                if done or stop or measured is not None or step % config.log_every == 0:
+                val_loss = measured if measured is not None else val_loss
+                best_val_loss = min((x for x in (measured, best_val_loss) if x is not None), default=None)
+            with collective.together() if save_due or stopped_by else nullcontext():
+                if done or stopped_by or measured is not None or step % config.log_every == 0:
                     monitor.write(step, seconds, rate, measured, skipped_total)
-                if save_due or stop:
+                if leader and (save_due or stopped_by):
                     state = TrainingState(
                         step=step,
                         seconds=seconds,
@@ -153,16 +174,14 @@ def train(
                         weights=learner.weight_tensors(),
                         optimizer=learner.optimizer_tensors(),
                     )
-                    saved = checkpoint.save_checkpoint(
-                        run_dir, policy.spec, learner.model_tensors(), state, config.keep_last
-                    )
-                    last_save = time.perf_counter()
-                monitor.show(step, seconds, last=done)
+                    checkpoint.save_checkpoint(run_dir, policy.spec, learner.model_tensors(), state, config.keep_last)
+            if save_due or stopped_by:
+                saved, last_save = checkpoint.folder_of(run_dir, step), time.perf_counter()
+            monitor.show(step, seconds, last=done)
 
-            if saved is None:
-                raise PrismError(f"stopped by {stop.name} before the first step was done: start again")
-            if stop:
-                monitor.say(f"stopped by {stop.name} at step {step}, all saved in {saved}; continue with --resume")
+        assert saved is not None  # the last step is always saved
+        if stopped_by:
+            monitor.say(f"stopped by {stopped_by} at step {step}, all saved in {saved}; continue with --resume")
         learner.synchronise_buffers()
     return TrainResult(
         policy=learner.average,
@@ -173,7 +192,7 @@ def train(
         val_loss=val_loss,
         best_val_loss=best_val_loss,
         skipped_steps=skipped_total,
-        stopped_by=stop.name,
+        stopped_by=stopped_by,
     )
 
 
@@ -181,21 +200,40 @@ def _validate(learner: Learner, windows: Windows, config: TrainConfig) -> float 
     """The same held-out windows and the same random numbers every time; training does not notice it."""
     indices = validation_indices(len(windows), config.batch_size, config.val_batches)
     seeds = [derive_seed(config.seed, _VALIDATION, index) for index in range(len(indices))]
-    return learner.validation_loss((windows.batch(chosen) for chosen in indices), seeds)
+    return learner.validation_loss([partial(windows.batch, chosen) for chosen in indices], seeds)
 
 
 def _every(period: int, step: int) -> bool:
     return period > 0 and step % period == 0
 
 
-def _check_folder(run_dir: Path, resume: bool) -> None:
+def _check_folder(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
+    """Make the folder; whether there is a run in it to go on with."""
     occupied = any((run_dir / name).exists() for name in ("checkpoints", "log.jsonl", "tensorboard"))
-    if occupied and not resume:
+    if resume == "auto":
+        resume = occupied
+    elif occupied and not resume:
         raise PrismError(f"{run_dir} holds a run already: continue it with --resume, or choose another folder")
-    if resume and not run_dir.is_dir():
+    elif resume and not run_dir.is_dir():
         raise PrismError(f"{run_dir} does not exist, so there is nothing to resume: check the name, or drop --resume")
     with files.explain_write_errors(run_dir, "Nothing was trained"):
         run_dir.mkdir(parents=True, exist_ok=True)
+    return resume
+
+
+def _find_state(
+    run_dir: Path, policy: Policy, config: TrainConfig, data: str, notes: list[str]
+) -> tuple[TrainingState, dict[str, Tensor]] | None:
+    """The newest intact checkpoint of the run, or None where there is none yet; `notes` say which."""
+    folder = checkpoint.latest_checkpoint(run_dir, notes.append)
+    notes.append(f"resuming {folder}" if folder else f"{run_dir} has no checkpoint yet: starting at step 0")
+    if folder is None:
+        return None
+    state = checkpoint.load_training_state(folder)
+    _check_same_run(folder, policy, config, data, state)
+    model = checkpoint.load_model_tensors(folder)
+    checkpoint.set_aside_newer(folder)
+    return state, model
 
 
 def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
@@ -225,7 +263,8 @@ def _plain(spec: PolicySpec) -> str:
 
 def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
     step, batch = suspect
-    path = run_dir / f"bad-batch-step-{step:08d}.safetensors"
+    whose = f"-rank-{collective.rank()}" if collective.world_size() > 1 else ""
+    path = run_dir / f"bad-batch-step-{step:08d}{whose}.safetensors"
     seed = derive_seed(config.seed, _TRAINING, step)
     dump_batch(path, batch, {"step": str(step), "generator_seed": str(seed)})
     broken = non_finite_names(batch)

@@ -34,6 +34,19 @@ _LINE_SECONDS = 15.0  # between lines where there is no terminal
 _SHOWN = (("rejection_rate", "rejected", "{:.0%}"), ("fallback_rate", "fallback", "{:.0%}"))
 
 
+class Silent:
+    """What ranks other than 0 have in place of a Monitor: rank 0 speaks for all."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def say(self, message: str) -> None: ...
+    def record(self, output: StepOutput) -> None: ...
+    def write(self, *values: object) -> None: ...
+    def show(self, *values: object, last: bool = False) -> None: ...
+
+
 class Monitor:
     """Collects the logs of each step without touching the device, and writes them when asked."""
 

@@ -14,14 +14,11 @@ from prism.errors import PrismError
 
 
 class StopRequest:
-    """Inside `with`, the first SIGTERM or SIGINT sets `.name`; a second Ctrl-C interrupts at once, as usual."""
+    """Inside `with`, the first SIGTERM or SIGINT sets `.number`; a second Ctrl-C interrupts at once, as usual."""
 
     def __init__(self) -> None:
-        self.name = ""
+        self.number = 0
         self._previous: dict[signal.Signals, Any] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.name)
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
@@ -34,9 +31,9 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.name and number == signal.SIGINT:
+        if self.number and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.name = signal.Signals(number).name
+        self.number = number
 
 
 @contextmanager

@@ -1,0 +1,206 @@
+"""What ranks tell each other: thin wrappers over torch.distributed that do nothing in one process.
+
+Every rank must come to every call, in the same order. `together` makes an error of one rank the error of all, so that
+nobody waits for a rank that has given up; a rank that died or hangs ends the wait of the others after `TIMEOUT`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prism.errors import PrismError
+
+TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
+_DEFAULT_TIMEOUT = 600.0
+_SIGNS_OF_LOSS = ("gloo", "nccl", "connection", "timed out", "timeout", "peer", "socket")
+
+
+class ReportedError(PrismError):
+    """An error that rank 0 shows: the other ranks only have to end."""
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def is_leader() -> bool:
+    """Rank 0 writes the files and talks."""
+    return rank() == 0
+
+
+def local_rank() -> int:
+    """Which of this machine's devices is ours."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if world_size() > 1 else 0
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Join the other ranks when torchrun started us (RANK, WORLD_SIZE, ... in the environment), and leave them at the
+    end. gloo between CPUs, nccl between GPUs. Alone, or inside another session: nothing happens."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or world_size() > 1:
+        yield
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"
+    try:
+        dist.init_process_group(backend, timeout=timeout())
+    except (RuntimeError, ValueError) as error:
+        raise PrismError(f"the ranks did not find each other ({_one_line(error)}); start them with torchrun") from error
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def timeout() -> timedelta:
+    text = os.environ.get(TIMEOUT, str(_DEFAULT_TIMEOUT))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise PrismError(f"{TIMEOUT} is '{text}'; give a number of seconds above 0")
+    return timedelta(seconds=seconds)
+
+
+def rows_of(total: int, at: int, size: int) -> tuple[int, int]:
+    """Rows start, stop of rank `at` of `size`: contiguous, in the order of the ranks, as equal as can be."""
+    return at * total // size, (at + 1) * total // size
+
+
+def gather_rows(rows: Tensor, total: int) -> Tensor:
+    """The `total` rows of all ranks in global order; each has its `rows_of`. Without gradient."""
+    size = world_size()
+    if size == 1:
+        return rows
+    counts = [stop - start for start, stop in (rows_of(total, r, size) for r in range(size))]
+    if rows.shape[0] != counts[rank()]:
+        raise PrismError(f"rank {rank()} has {rows.shape[0]} of {total} rows, not its share of {counts[rank()]}")
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: rows.shape[0]] = rows.detach()
+    everything = [torch.empty_like(padded) for _ in range(size)]
+    dist.all_gather(everything, padded)
+    return torch.cat([part[:count] for part, count in zip(everything, counts, strict=True)])
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """Elementwise, in place."""
+    if world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.SUM)
+    return values
+
+
+def max_over_ranks(values: Sequence[float]) -> list[float]:
+    """Elementwise. A value that only rank 0 has set (others 0) is thereby told to all."""
+    if world_size() == 1:
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    result: list[float] = tensor.tolist()
+    return result
+
+
+def from_leader(data: bytes) -> bytes:
+    """Rank 0's bytes, on every rank."""
+    if world_size() == 1:
+        return data
+    length = torch.tensor([len(data)], dtype=torch.int64)
+    dist.broadcast(length, src=0)
+    buffer = torch.empty(int(length), dtype=torch.uint8)
+    if is_leader() and data:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if len(buffer):
+        dist.broadcast(buffer, src=0)
+    return data if is_leader() else buffer.numpy().tobytes()
+
+
+def gather_text(text: str) -> list[str]:
+    """One text a rank, on every rank."""
+    if world_size() == 1:
+        return [text]
+    data = text.encode()
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
+    dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64))
+    longest = max(1, *(int(length) for length in lengths))
+    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+    everything = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(everything, padded)
+    return [part.numpy().tobytes()[: int(n)].decode() for part, n in zip(everything, lengths, strict=True)]
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """What fails on one rank fails on all: rank 0 raises the error and says whose it is, the others a ReportedError."""
+    if world_size() == 1:
+        yield
+        return
+    own: Exception | None = None
+    try:
+        yield
+    except ReportedError:
+        raise  # everybody knows already
+    except Exception as error:
+        own = error
+    name = "" if own is None or isinstance(own, PrismError) else f"{type(own).__name__}: "
+    messages = gather_text("" if own is None else f"{name}{own}" or type(own).__name__)
+    failed = [at for at, message in enumerate(messages) if message]
+    if not failed:
+        return
+    if is_leader():
+        if own is not None:
+            raise own
+        raise PrismError(f"rank {failed[0]}: {messages[failed[0]]}")
+    raise ReportedError(f"rank {failed[0]}: {messages[failed[0]]}") from own
+
+
+@contextmanager
+def explain_loss() -> Iterator[None]:
+    """A collective that fails, because another rank is gone or stuck, is no bug of ours: say so in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).lower()
+        if world_size() == 1 or not any(sign in text for sign in _SIGNS_OF_LOSS):
+            raise
+        raise PrismError(
+            f"rank {rank()} lost another rank ({_one_line(error)[:160]}): the checkpoints are intact; "
+            "see what ended that rank, then go on with --resume"
+        ) from error
+
+
+def order_statistic(values: Tensor, k: Tensor) -> Tensor:
+    """The k-th smallest (from 0) of the values of all ranks, exactly, without gathering them; values >= 0.
+
+    Non-negative floats sort like their bits, so three rounds of counting by digits (11, 10 and 10 bits) find it:
+    each rank sends 2048 + 1024 + 1024 counts, however many values it has. NaN counts as the largest.
+    """
+    flat = values.detach().flatten().float()
+    bits = torch.where(flat.isnan(), torch.full_like(flat, torch.nan), flat).view(torch.int32) & 0x7FFFFFFF
+    prefix = torch.zeros((), dtype=torch.int64, device=flat.device)
+    k = k.to(flat.device)
+    for shift, width in ((20, 11), (10, 10), (0, 10)):
+        digits = (bits >> shift).long()
+        matching = digits[(digits >> width) == prefix] & ((1 << width) - 1)
+        counts = sum_over_ranks(torch.bincount(matching, minlength=1 << width))
+        upto = counts.cumsum(0)
+        digit = torch.searchsorted(upto, k, right=True).clamp(max=(1 << width) - 1)
+        k = k - (upto[digit] - counts[digit])
+        prefix = (prefix << width) | digit
+    return prefix.to(torch.int32).view(torch.float32)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
