@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,20 +11,22 @@ import numpy as np
 
 from prism.data import format_name, open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, stream_dtype
+from prism.data.mapping import Entry
 from prism.normalize import RunningStatistics, VectorStatistics
-from prism.sensors import SensorSpec
+from prism.sensors import SensorSpec, decode_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _CHUNK = 8192  # steps held in memory at a time
-_SAMPLED_FRAMES = 12  # pixels are too many to read them all
+_SAMPLED_EPISODES, _SAMPLED_STEPS = 6, 4  # pixels are too many to read them all
+_INSTRUCTIONS = 5  # shown
 _FAR = 30.0  # standard deviations: a value this far out is rarely meant
 
 
 @dataclass(frozen=True)
 class StreamSummary:
-    """One sensor, or the actions. Pixels have a range from a few frames and no statistics."""
+    """One sensor, or the actions. What is no vector has its range and presence from a few steps, no statistics."""
 
     name: str
     kind: str
@@ -99,9 +101,9 @@ class Summary:
         }
 
 
-def inspect(path: Path, fps: float | None = None) -> Summary:
+def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> Summary:
     """Opens the dataset (which checks it) and looks at all numbers once and at a few frames."""
-    return summarise(open_dataset(path, fps), format_name(Path(path)))
+    return summarise(open_dataset(path, fps, entries), format_name(Path(path)))
 
 
 def summarise(source: EpisodeSource, format: str) -> Summary:
@@ -115,7 +117,7 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
     steps = int(source.lengths.sum())
     command = _vector_summary("actions", "action", actions, steps)
     assert command is not None
-    sensors, warnings = [], _warnings(command)
+    sensors, warnings, notes = [], _warnings(command), list(source.notes)
     for sensor in source.sensors:
         if sensor.name in vectors:
             summary = _vector_summary(sensor.name, sensor.kind, vectors[sensor.name], steps)
@@ -124,7 +126,9 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
                 continue
             warnings += _warnings(summary)
         else:
-            summary = _image_summary(source, sensor)
+            summary = _sampled_summary(source, sensor, notes)
+            if summary.present < 1:
+                warnings.append(f"'{sensor.name}' is absent from about {1 - summary.present:.0%} of the steps")
         sensors.append(summary)
     if (short := int((source.lengths < 8).sum())) > 0:
         warnings.append(f"{short} episodes have fewer than 8 steps: recordings broken off?")
@@ -137,7 +141,7 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
         bytes_on_disk=_size(source.path),
         actions=command,
         sensors=tuple(sensors),
-        notes=(*source.notes, *_range_note(command)),
+        notes=(*notes, *_range_note(command)),
         warnings=tuple(warnings),
     )
 
@@ -151,13 +155,30 @@ def numbers(source: EpisodeSource) -> Iterator[Episode]:
 
 
 def sample_frames(source: EpisodeSource, sensor: SensorSpec, episodes: int, each: int) -> list[tuple[int, int, Array]]:
-    """(episode, step, frame) from a few episodes spread over the dataset, each at evenly spread steps."""
+    """(episode, step, frame) from a few episodes spread over the dataset, each at evenly spread steps; steps at
+    which the sensor was absent are left out."""
     frames = []
     for episode in np.unique(np.linspace(0, len(source.lengths) - 1, episodes).round().astype(int)).tolist():
         for step in np.unique(np.linspace(0, source.lengths[episode] - 1, each).round().astype(int)).tolist():
             part = source.read(episode, step, step + 1, streams=[sensor.name])
-            frames.append((episode, step, part.streams[sensor.name][0]))
+            if sensor.name not in part.present or part.present[sensor.name][0]:
+                frames.append((episode, step, part.streams[sensor.name][0]))
     return frames
+
+
+def as_picture(sensor: SensorSpec, frame: Array) -> Array:
+    """(H, W, 3) uint8 of any image sensor: depth white where near, tactile channels by threes, side by side."""
+    if sensor.kind == "depth":
+        metres = frame.astype(np.float32)
+        known = metres[metres > 0]
+        near, far = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+        grey = np.where(metres > 0, 255 - 215 * (metres - near) / max(far - near, 1e-6), 0)
+        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+    if frame.shape[2] == 3:
+        return frame
+    padding = -frame.shape[2] % 3
+    channels = np.concatenate([frame, np.repeat(frame[:, :, -1:], padding, axis=2)], axis=2)
+    return np.concatenate([channels[:, :, i : i + 3] for i in range(0, channels.shape[2], 3)], axis=1)
 
 
 def _vector_summary(name: str, kind: str, running: RunningStatistics, steps: int) -> StreamSummary | None:
@@ -168,10 +189,20 @@ def _vector_summary(name: str, kind: str, running: RunningStatistics, steps: int
     return StreamSummary(name, kind, stats.mean.shape, "float32", low, high, running.count / steps, stats)
 
 
-def _image_summary(source: EpisodeSource, sensor: SensorSpec) -> StreamSummary:
-    frames = np.stack([frame for *_, frame in sample_frames(source, sensor, _SAMPLED_FRAMES, 1)])
-    low, high = float(frames.min()), float(frames.max())
-    return StreamSummary(sensor.name, sensor.kind, sensor.shape, str(stream_dtype(sensor)), low, high, 1.0, None)
+def _sampled_summary(source: EpisodeSource, sensor: SensorSpec, notes: list[str]) -> StreamSummary:
+    samples = sample_frames(source, sensor, _SAMPLED_EPISODES, _SAMPLED_STEPS)
+    frames = [frame for *_, frame in samples]
+    lengths = source.lengths[np.unique(np.linspace(0, len(source.lengths) - 1, _SAMPLED_EPISODES).round().astype(int))]
+    asked = int(np.minimum(lengths, _SAMPLED_STEPS).sum())
+    low = min((float(np.min(frame)) for frame in frames), default=0.0)
+    high = max((float(np.max(frame)) for frame in frames), default=0.0)
+    if sensor.kind == "text":
+        texts = list(dict.fromkeys(decode_text(frame) for frame in frames))
+        more = ", ..." if len(texts) > _INSTRUCTIONS else ""
+        notes.append(f"'{sensor.name}' says, for example: {', '.join(map(repr, texts[:_INSTRUCTIONS]))}{more}")
+    share = len(samples) / max(asked, 1)
+    dtype = str(stream_dtype(sensor))
+    return StreamSummary(sensor.name, sensor.kind, sensor.shape, dtype, low, high, share, None)
 
 
 def _warnings(stream: StreamSummary) -> list[str]:
@@ -247,7 +278,8 @@ def print_summary(summary: Summary, console: Console) -> None:
     table.add_column("range", justify="right")
     for stream in (summary.actions, *summary.sensors):
         shape = " x ".join(map(str, stream.shape))
-        table.add_row(escape(stream.name), stream.kind, shape, stream.dtype, f"{stream.low:.4g} .. {stream.high:.4g}")
+        span = "" if stream.kind == "text" else f"{stream.low:.4g} .. {stream.high:.4g}"
+        table.add_row(escape(stream.name), stream.kind, shape, stream.dtype, span)
     console.print()
     console.print(table)
     if summary.notes or summary.warnings:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from prism.data import format_name, open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource
 from prism.data.files import atomic_file
-from prism.data.inspect import StreamSummary, Summary, duration, numbers, sample_frames, size, summarise
+from prism.data.inspect import StreamSummary, Summary, as_picture, duration, numbers, sample_frames, size, summarise
+from prism.data.mapping import Entry
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -26,9 +27,11 @@ _THUMB = 192  # pixels, longest side of a sample frame
 Histogram = NDArray[np.int64]  # (D, bins)
 
 
-def write_page(path: Path, out: Path, fps: float | None = None, overwrite: bool = False) -> Summary:
+def write_page(
+    path: Path, out: Path, fps: float | None = None, overwrite: bool = False, entries: Sequence[Entry] = ()
+) -> Summary:
     """Inspects the dataset at `path` and writes the page to `out`, whole or not at all."""
-    source = open_dataset(path, fps)
+    source = open_dataset(path, fps, entries)
     summary = summarise(source, format_name(Path(path)))
     content = render(source, summary)
     with atomic_file(Path(out), overwrite) as file:
@@ -41,7 +44,7 @@ def render(source: EpisodeSource, summary: Summary) -> str:
     histograms = _histograms(source, streams)
     traces = _traces(source, streams)
     parts = [_head(summary), _lengths(summary)]
-    parts += [_frames_section(source, s) for s in summary.sensors if s.kind == "rgb"]
+    parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
     parts += [_stream_section(*drawn) for drawn in zip(streams, histograms, traces, strict=True)]
     title = escape(summary.path.name)
     return (
@@ -153,7 +156,7 @@ def _frames_section(source: EpisodeSource, stream: StreamSummary) -> str:
     rows: dict[int, str] = {}
     for episode, step, frame in frames:
         rows[episode] = rows.get(episode, "") + (
-            f'<figure><img alt="episode {episode}, step {step}" src="{_png(frame)}">'
+            f'<figure><img alt="episode {episode}, step {step}" src="{_png(as_picture(sensor, frame))}">'
             f"<figcaption><span>step {step}</span></figcaption></figure>"
         )
     body = "".join(f"<p class=sub>episode {episode}</p><div class=frames>{row}</div>" for episode, row in rows.items())

@@ -1,0 +1,150 @@
+"""ROS 2 bags, written with rosbags' own writer: several rates, a gap, header stamps, two storages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rosbags")
+
+from rosbags.rosbag2 import StoragePlugin, Writer
+from rosbags.typesys import Stores, get_typestore
+
+from prism.data import format_name, open_dataset, parse_map
+from prism.data.convert import convert
+from prism.errors import PrismError
+from prism.sensors import decode_text
+
+STORE = get_typestore(Stores.ROS2_HUMBLE)
+T = STORE.types
+START = 1_700_000_000
+
+
+def header(seconds: float) -> Any:
+    whole = int(seconds)
+    stamp = T["builtin_interfaces/msg/Time"](sec=whole, nanosec=round((seconds - whole) * 1e9))
+    return T["std_msgs/msg/Header"](stamp=stamp, frame_id="robot")
+
+
+def image(seconds: float, value: int, encoding: str = "bgr8") -> Any:
+    if encoding == "16UC1":
+        data, step = np.full((4, 6), 500 + value, "<u2").view(np.uint8).reshape(-1), 12
+    else:
+        pixels = np.zeros((4, 8, 3), np.uint8)  # two pixels of padding a row
+        pixels[:, :6] = (value, 10, 200)
+        data, step = pixels.reshape(-1), 24
+    return T["sensor_msgs/msg/Image"](
+        header=header(seconds), height=4, width=6, encoding=encoding, is_bigendian=0, step=step, data=data
+    )
+
+
+def pose(seconds: float, x: float) -> Any:
+    point = T["geometry_msgs/msg/Point"](x=x, y=0.0, z=1.0)
+    turn = T["geometry_msgs/msg/Quaternion"](x=0.0, y=0.0, z=float(np.sin(x / 2)), w=float(np.cos(x / 2)))
+    inner = T["geometry_msgs/msg/Pose"](position=point, orientation=turn)
+    return T["geometry_msgs/msg/PoseStamped"](header=header(seconds), pose=inner)
+
+
+def command(x: float) -> Any:
+    layout = T["std_msgs/msg/MultiArrayLayout"](dim=[], data_offset=0)
+    return T["std_msgs/msg/Float64MultiArray"](layout=layout, data=np.array([x, -x]))
+
+
+def write_bag(path: Path, mcap: bool = False, backwards: bool = False, seconds: float = 2.0) -> Path:
+    plugin = StoragePlugin.MCAP if mcap else StoragePlugin.SQLITE3
+    topics: dict[str, tuple[str, float, Any]] = {
+        "/camera": ("sensor_msgs/msg/Image", 15.0, lambda t, i: image(START + t, i)),
+        "/depth": ("sensor_msgs/msg/Image", 10.0, lambda t, i: image(START + t, i, "16UC1")),
+        "/ee_pose": ("geometry_msgs/msg/PoseStamped", 97.0, lambda t, i: pose(START + t, t)),
+        "/arm_command": ("std_msgs/msg/Float64MultiArray", 50.0, lambda t, i: command(t)),
+        "/say": ("std_msgs/msg/String", 1.0, lambda t, i: T["std_msgs/msg/String"](data=f"task {i}")),
+    }
+    events = []
+    for topic, (kind, rate, make) in topics.items():
+        for i, t in enumerate(np.arange(0, seconds, 1 / rate)):
+            if topic == "/ee_pose" and 0.8 < t < 1.4:
+                continue
+            stamp = t - 0.5 if backwards and topic == "/ee_pose" and i == 20 else t
+            events.append((int((START + t) * 1e9) + 1000, topic, kind, make(stamp, i)))
+    with Writer(path, version=9, storage_plugin=plugin) as writer:
+        connections = {
+            topic: writer.add_connection(topic, kind, typestore=STORE) for topic, (kind, _, _) in topics.items()
+        }
+        for time, topic, kind, message in sorted(events, key=lambda event: event[0]):
+            writer.write(connections[topic], time, bytes(STORE.serialize_cdr(message, kind)))
+    return path
+
+
+@pytest.mark.parametrize("mcap", [False, True])
+def test_bags_become_episodes(tmp_path: Path, mcap: bool) -> None:
+    for number in range(2):
+        write_bag(tmp_path / f"bags/take_{number}", mcap, seconds=2.0 + number)
+    assert format_name(tmp_path / "bags") == "ROS 2 bags"
+    source = open_dataset(tmp_path / "bags", fps=10)
+    assert [(s.name, s.kind, s.shape) for s in source.sensors] == [
+        ("camera", "rgb", (4, 6, 3)),
+        ("depth", "depth", (4, 6)),
+        ("ee_pose", "vector", (7,)),
+        ("say", "text", (128,)),
+    ]
+    assert source.lengths.tolist() == [20, 30]
+    said = " | ".join(source.notes)
+    assert "'/arm_command' is taken for the action" in said
+    assert "times of '/camera'" in said
+    assert "millimetres" in said
+    assert "take_0: '/ee_pose' is absent from" in said
+    part = source.read(0)
+    ticks = np.arange(20) / 10
+    shown = part.streams["camera"][:, 0, 0].astype(int)
+    assert (shown[:, :2] == (200, 10)).all()
+    assert np.abs(shown[:, 2] / 15 - ticks).max() <= 0.5 / 15 + 1e-6  # the frame nearest to the tick
+    times = shown[:, 2] / 15  # everything else is as it was when that frame was taken
+    np.testing.assert_allclose(part.actions[:, 0], times, atol=0.011)
+    np.testing.assert_allclose(part.actions[:, 1], -part.actions[:, 0])
+    here = part.present["ee_pose"]
+    np.testing.assert_allclose(part.streams["ee_pose"][here, 0], times[here], atol=0.1)
+    inside = here & ((times < 0.75) | (times > 1.45)) & (times < 1.9)
+    np.testing.assert_allclose(part.streams["ee_pose"][inside, 0], times[inside], atol=1e-4)
+    np.testing.assert_allclose(part.streams["ee_pose"][inside, 5], np.sin(times[inside] / 2), atol=1e-4)
+    np.testing.assert_allclose(part.streams["depth"][0], 0.5)
+    assert decode_text(part.streams["say"][15]) == "task 1"
+    middle = source.read(0, 7, 11)
+    np.testing.assert_array_equal(middle.streams["camera"], part.streams["camera"][7:11])
+    np.testing.assert_array_equal(middle.present["ee_pose"], here[7:11])
+    if not mcap:
+        convert(source, tmp_path / "own", task="stack")
+        again = open_dataset(tmp_path / "own")
+        np.testing.assert_array_equal(again.read(0).present["ee_pose"], here)
+        np.testing.assert_array_equal(again.read(1).streams["camera"], source.read(1).streams["camera"])
+
+
+def test_own_rate_and_table(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "take")
+    entries = parse_map(["/arm_command=action", "/ee_pose=proprio", "/camera=rgb_static"])
+    source = open_dataset(path, entries=entries)
+    assert source.fps == 15
+    assert [s.name for s in source.sensors] == ["proprio", "rgb_static"]
+    assert source.lengths.tolist() == [30]
+
+
+def test_bad_bags(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "back", backwards=True)
+    with pytest.raises(PrismError, match=r"back: episode 0, '/ee_pose': time stamps go backwards by 0\.") as error:
+        open_dataset(path, fps=10)
+    assert "\n" not in str(error.value)
+    with pytest.raises(PrismError, match="there is no key '/hand'"):
+        open_dataset(write_bag(tmp_path / "x"), fps=10, entries=parse_map(["/hand=proprio"]))
+
+
+def test_damaged_bag(tmp_path: Path) -> None:
+    path = write_bag(tmp_path / "take")
+    file = next(path.glob("*.db3"))
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(PrismError, match="take: episode 0"):
+        open_dataset(path, fps=10)
+    (path / "metadata.yaml").write_text("{")
+    with pytest.raises(PrismError, match="take: episode 0"):
+        open_dataset(path, fps=10)
