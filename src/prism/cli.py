@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import tyro
 
-from prism.commands.bench import Allocator, Attention, TrainStep
-from prism.commands.data import Collect, Download, Inspect
+from prism.commands.bench import Allocator, Attention, Modality, ModalityDropout, TrainStep
+from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
 from prism.commands.report import Report
@@ -36,10 +36,13 @@ COMMANDS: dict[str, type[Command]] = {
     "report": Report,
     "data collect": Collect,
     "data inspect": Inspect,
+    "data convert": Convert,
     "data download": Download,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench allocator": Allocator,
+    "bench modality": Modality,
+    "bench modality-dropout": ModalityDropout,
 }
 
 HELP = """usage: prism COMMAND [OPTIONS]

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from prism.data import EpisodeSource, open_dataset, with_sensors
 from prism.data.locate import find_dataset
+from prism.data.mapping import parse_map
 from prism.errors import PrismError
 from prism.sims.pusht_data import PushTDemonstrations
 from prism.sims.pusht_features import Variant
@@ -34,6 +35,8 @@ class Demonstrations:
     noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
     mirror: bool = False  # Push-T: each demonstration and its mirror image (see sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
+    map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/mapping.py); (): a guess, explained
+    fps: float | None = None  # steps a second, for formats that do not store it
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -52,7 +55,7 @@ def open_demonstrations(
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
     path = _locate(config, task, console)
-    source = open_dataset(path)
+    source = open_dataset(path, config.fps, parse_map(config.map))
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
         variant: Variant = "state" if task == "pusht" else task.removeprefix("pusht-")  # type: ignore[assignment]

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from prism import presets
 from prism.controller import ControllerConfig
@@ -48,7 +49,18 @@ class Experiment:
         data = files.read_json(path)
         if (version := data.pop("format_version", None)) != FORMAT_VERSION:
             raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
-        return from_json(Experiment, data, str(path))
+        # Written by an older version: what it did not know has the default, which is what it did.
+        default = to_json(Experiment("", None, Demonstrations("expert")))
+        return from_json(Experiment, _filled(default, data), str(path))
+
+
+def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """`data`, with the entries of `default` that it lacks, at every depth."""
+    merged = {**default, **data}
+    for key, inner in default.items():
+        if isinstance(inner, dict) and isinstance(merged[key], dict):
+            merged[key] = _filled(inner, merged[key])
+    return merged
 
 
 def metaworld(task: str) -> Experiment:

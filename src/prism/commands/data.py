@@ -1,10 +1,10 @@
-"""prism data collect | inspect | download"""
+"""prism data collect | inspect | convert | download"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
@@ -77,6 +77,9 @@ class Inspect:
     Try:
         prism data inspect data/metaworld-button-press-topdown
         prism data inspect pusht_cchi_v7_replay.zarr.zip --page pusht.html
+        prism data inspect lift.hdf5 --map agentview_image=rgb_static robot0_eef_pos=proprio actions=action
+
+    Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.1 and v3, CALVIN, ROS 2 bags.
     """
 
     path: Positional[Path]
@@ -85,26 +88,92 @@ class Inspect:
     """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     overwrite: bool = False
     """Replace the page if it exists."""
 
     def __post_init__(self) -> None:
-        if self.fps is not None and self.fps <= 0:
-            raise PrismError(f"--fps {self.fps:g} is out of range: use a positive number")
+        _check_fps(self.fps)
 
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.data.inspect import inspect, print_summary
-        from prism.data.inspect_page import write_page
+        from prism.data import format_name, open_dataset
+        from prism.data.files import atomic_file
+        from prism.data.inspect import print_summary, summarise
+        from prism.data.inspect_page import render
+        from prism.data.mapping import parse_map
 
-        if self.page is None:
-            summary = inspect(self.path, self.fps)
-        else:
-            summary = write_page(self.path, self.page, self.fps, self.overwrite)
+        source = open_dataset(self.path, self.fps, parse_map(self.map))
+        summary = summarise(source, format_name(self.path))
+        if self.page is not None:
+            with atomic_file(self.page, self.overwrite) as file:
+                file.write(render(source, summary).encode())
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write a dataset of any format anew: in prism's own, or as LeRobot v3.
+
+    Try:
+        prism data convert lift.hdf5 data/lift
+        prism data convert data/lift lift-lerobot --to lerobot
+    """
+
+    path: Positional[Path]
+    """The dataset: a folder or a file."""
+    out: Positional[Path]
+    """The new folder."""
+    to: Literal["prism", "lerobot"] = "prism"
+    """The new format."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    task: Annotated[str | None, option("TEXT")] = None
+    """What the demonstrations show; the dataset's own words unless told."""
+    codec: Literal["h264", "av1"] = "h264"
+    """LeRobot: how pictures are compressed."""
+    overwrite: bool = False
+    """Replace the new folder if it exists."""
+
+    def __post_init__(self) -> None:
+        _check_fps(self.fps)
+
+    def run(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from prism.data import open_dataset
+        from prism.data.convert import convert
+        from prism.data.mapping import parse_map
+
+        source = open_dataset(self.path, self.fps, parse_map(self.map))
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            row = bar.add_task("steps", total=None)
+            result = convert(
+                source,
+                self.out,
+                self.to,
+                self.task,
+                self.codec,
+                overwrite=self.overwrite,
+                progress=lambda done, total: bar.update(row, completed=done, total=total),
+            )
+        for note in result.notes:
+            print(f"note: {note}")
+        print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")
+
+
+def _check_fps(fps: float | None) -> None:
+    if fps is not None and fps <= 0:
+        raise PrismError(f"--fps {fps:g} is out of range: use a positive number")
 
 
 @dataclass(frozen=True)

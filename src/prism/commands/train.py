@@ -35,6 +35,8 @@ class Train:
     """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset."""
     data: Annotated[Path | None, option("PATH")] = None
     """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     minutes: Annotated[float | None, option("M")] = None
     """Stop after this many minutes of training; the learning rate follows this budget."""
     steps: Annotated[int | None, option("N")] = None
@@ -85,6 +87,8 @@ class Train:
         if self.data is not None:
             kind = demonstrations.kind if demonstrations.kind == "human" else "path"
             demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
+        if self.map:
+            demonstrations = replace(demonstrations, map=self.map)
         experiment = with_settings(replace(experiment, demonstrations=demonstrations), self.set)
 
         console = Console(stderr=True)
