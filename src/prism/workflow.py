@@ -15,6 +15,8 @@ from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
+from prism.evaluation.modality import ModalityStudy, study
+from prism.evaluation.modality_page import write_page
 from prism.evaluation.recording import load_results, recording_path, save_result
 from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
@@ -121,6 +123,32 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     )
     save_result(recording_path(run, result.task), result, overwrite=True)
     write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
+    return result
+
+
+def drop_sensors(path: Path, options: EvalOptions, sensors: tuple[str, ...] | None = None) -> ModalityStudy:
+    """Roll a run out without each sensor and each pair of them; modality.json and modality.html stay in the run."""
+    from rich.progress import Progress, TimeRemainingColumn
+
+    run = run_folder(path)
+    experiment = Experiment.load(run)
+    task = options.task or experiment.task
+    if task is None:
+        raise PrismError(f"{run} was trained on a dataset alone: say where to roll it out with --task")
+    with Progress(*Progress.get_default_columns()[:3], TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        bar = progress.add_task(f"drop sensors of {task}", total=None)
+        result = study(
+            path,
+            task,
+            options.episodes,
+            options.first_seed,
+            controller=options.controller(experiment.controller),
+            workers=options.workers or os.cpu_count() or 1,
+            sensors=sensors,
+            on_done=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    write_json(run / "modality.json", result.to_json(), overwrite=True)
+    write_page(run / "modality.html", result)
     return result
 
 

@@ -1,4 +1,4 @@
-"""prism bench attention | train-step | allocator"""
+"""prism bench attention | train-step | allocator | modality | modality-dropout"""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from tyro.conf import Positional, arg
+
 from prism.commands.style import option
+from prism.errors import PrismError
 
 OutputFile = Annotated[Path | None, option("FILE")]
 
@@ -68,3 +71,90 @@ class Allocator:
         from prism.bench.allocator import AllocatorBenchConfig, main
 
         main(AllocatorBenchConfig(json=self.json, overwrite=self.overwrite))
+
+
+@dataclass(frozen=True)
+class Modality:
+    """What each sensor is worth: roll a policy out without each one, and without each pair.
+
+    Try:
+        prism bench modality runs/pusht-human --episodes 20
+        prism bench modality runs/mine --sensors rgb_wrist proprio --json modality.json
+
+    Writes modality.json and modality.html (three bar charts) into the run.
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run folder, or one checkpoint in it."""
+    task: Annotated[str | None, option("TASK")] = None
+    """The task to roll out in; the one the policy was trained for unless told."""
+    episodes: int = 20
+    """How many episodes under each condition, the same ones everywhere."""
+    sensors: Annotated[tuple[str, ...] | None, option("NAME ...")] = None
+    """Drop only these; all of the policy's unless told."""
+    workers: Annotated[int | None, option("N")] = None
+    """Processes that roll out in parallel; one a core unless told."""
+    json: OutputFile = None
+    """Write the figures to this file too."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("episodes", self.episodes), ("workers", self.workers)):
+            if value is not None and value < 1:
+                raise PrismError(f"--{name} {value} is out of range: use 1 or more")
+
+    def run(self) -> None:
+        from prism.bench.timing import refuse_existing
+        from prism.commands.summary import print_modality
+        from prism.evaluation.results import write_json
+        from prism.workflow import EvalOptions, drop_sensors, run_folder
+
+        refuse_existing(self.json, overwrite=self.overwrite)
+        options = EvalOptions(task=self.task, episodes=self.episodes, workers=self.workers)
+        study = drop_sensors(self.run_folder, options, self.sensors)
+        if self.json is not None:
+            write_json(self.json, study.to_json(), self.overwrite)
+        print_modality(study)
+        print(f"charts: {run_folder(self.run_folder) / 'modality.html'}")
+
+
+@dataclass(frozen=True)
+class ModalityDropout:
+    """What dropping whole sensors in training brings, when one is missing afterwards: trains and evaluates.
+
+    Try:
+        prism bench modality-dropout --json modality-dropout.json
+
+    A MetaWorld task whose object is seen twice: in the world and from the hand. docs/sensors.md has the results.
+    """
+
+    task: str = "metaworld-button-press-topdown"
+    """A MetaWorld task."""
+    seeds: int = 3
+    """Policies of each kind, and seeds of their training."""
+    steps: int = 1000
+    """Training steps of each policy."""
+    episodes: int = 10
+    """Episodes under each condition."""
+    dropout: float = 0.3
+    """Chance of each sensor to be absent from a window, for the policies that are trained with it."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from prism.bench.modality_dropout import ModalityDropoutConfig, main
+
+        main(
+            ModalityDropoutConfig(
+                task=self.task,
+                seeds=self.seeds,
+                steps=self.steps,
+                episodes=self.episodes,
+                dropout=self.dropout,
+                json=self.json,
+                overwrite=self.overwrite,
+            )
+        )

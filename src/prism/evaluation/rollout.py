@@ -73,8 +73,8 @@ def evaluate(
     if episodes < 1 or workers < 1:
         raise PrismError(f"episodes = {episodes} and workers = {workers} must both be at least 1")
     controller = controller or ControllerConfig()
-    load = functools.partial(_load_policy, policy) if isinstance(policy, Path) else policy
-    setup = functools.partial(_setup, load, env or functools.partial(_make_env, task), controller, record)
+    load = functools.partial(load_policy_at, policy) if isinstance(policy, Path) else policy
+    setup = functools.partial(_setup, load, env or functools.partial(make_env_of, task), controller, record)
     start = time.perf_counter()
     jobs = [_Job(first_seed + i) for i in range(episodes)]
     done: list[EpisodeResult] = []
@@ -132,6 +132,13 @@ def _setup(
     """Runs once in every worker: the expensive things, made there and never sent."""
     env = make_env()
     policy = load()
+    check_fits(env, policy)
+    controller = Controller(policy, config)
+    return functools.partial(_run, env, controller, record or RecordConfig())
+
+
+def check_fits(env: Env, policy: Policy) -> None:
+    """PrismError unless the environment has what the policy needs, and takes what it gives."""
     available = {sensor.name for sensor in env.sensors}
     if missing := [sensor.name for sensor in policy.spec.sensors if sensor.name not in available]:
         raise PrismError(
@@ -143,8 +150,6 @@ def _setup(
             f"task '{env.name}' takes {env.action_dim} action dimensions, the policy gives {policy.spec.action_dim}: "
             "evaluate the policy on the task it was trained for"
         )
-    controller = Controller(policy, config)
-    return functools.partial(_run, env, controller, record or RecordConfig())
 
 
 def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _Outcome:
@@ -231,13 +236,13 @@ def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
     return buffer.getvalue()
 
 
-def _load_policy(path: Path) -> Policy:
+def load_policy_at(path: Path) -> Policy:
     from prism.training.checkpoint import load_policy
 
     return load_policy(path)
 
 
-def _make_env(task: str) -> Env:
+def make_env_of(task: str) -> Env:
     from prism.sims.tasks import make_env
 
     return make_env(task)

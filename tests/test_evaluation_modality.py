@@ -1,0 +1,122 @@
+"""Dropping sensors: which sets, the same episodes, the numbers, the page."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prism.bench.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
+from prism.controller import ControllerConfig
+from prism.data.store import DatasetWriter
+from prism.errors import PrismError
+from prism.evaluation.bars import Bar, bar_chart
+from prism.evaluation.modality import DropSensors, conditions, study
+from prism.evaluation.modality_page import charts, render, write_page
+from prism.sensors import SensorSpec
+from prism.types import Observation
+from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
+
+
+class LostPolicy(PointPolicy):
+    """Walks to the goal while it sees it, stands still otherwise; needs no proprioception at the start."""
+
+    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        plan = super().sample(observation, candidates, rng)
+        return plan if bool(observation.present["goal"].all()) else torch.zeros_like(plan)
+
+
+def make_lost_policy() -> LostPolicy:
+    return LostPolicy(noise=0.0)
+
+
+def test_each_sensor_each_pair_never_all() -> None:
+    assert conditions(("a", "b", "c")) == [(), ("a",), ("b",), ("c",), ("a", "b"), ("a", "c"), ("b", "c")]
+    assert conditions(("a", "b")) == [(), ("a",), ("b",)]
+    assert conditions(("a",)) == [()]
+    assert len(conditions("abcdef")) == 1 + 6 + 15
+
+
+def test_a_dropped_sensor_says_nothing() -> None:
+    env = DropSensors(PointEnv(), ("goal",))
+    assert set(env.reset(3)) == {"proprio"}
+    result = env.step(np.ones(2, np.float32))
+    assert set(result.observation) == {"proprio"}
+    plain = PointEnv()
+    plain.reset(3)
+    assert result.score == plain.step(np.ones(2, np.float32)).score
+    assert [s.name for s in env.sensors] == ["proprio", "goal"]
+    with pytest.raises(PrismError, match="no sensor 'camera' to drop"):
+        DropSensors(PointEnv(), ("camera",))
+
+
+def test_study_measures_pairs_of_episodes_and_writes_the_figure(tmp_path: Path) -> None:
+    controller = ControllerConfig(exec_horizon=4, candidates=2)
+    found = study(make_lost_policy, "point", episodes=4, controller=controller, workers=1, env=make_point_env)
+    assert list(found.results) == [(), ("proprio",), ("goal",)]
+    assert found.metric == "success"
+    assert [e.seed for e in found.results["goal",].episodes] == [e.seed for e in found.baseline.episodes]
+    assert found.baseline.summary()["success"] == 1.0
+    assert found.change(("goal",), "success") == (-1.0, -1.0, -1.0)
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["single"]["goal"]["success"] == 0.0
+    assert data["single"]["goal"]["success_change_ci"] == [-1.0, -1.0]
+    assert data["pair"] == {}
+    assert data["baseline"]["success_change"] == 0.0
+    assert [title for title, chart in charts(found) if chart] == ["Without one sensor", "Change against all sensors"]
+    page = write_page(tmp_path / "modality.html", found).read_text()
+    assert page == render(found)
+    assert "http" not in page.replace("http-equiv", "")
+    HTMLParser().feed(page)
+    with pytest.raises(PrismError, match="no sensor 'camera' to drop"):
+        study(make_lost_policy, "point", episodes=1, workers=1, env=make_point_env, sensors=("camera",))
+
+
+def test_bars_cover_their_intervals_and_escape_names() -> None:
+    chart = bar_chart([Bar("<a>", 0.5, 0.2, 0.9), Bar("b", -0.5, -0.75, 0.0, "loss")], "it", "change", percent=True)
+    assert "&lt;a&gt;" in chart
+    assert "<a>" not in chart
+    assert "-50 %" in chart
+    positions = [float(part.split('"')[0]) for part in chart.split('x1="')[1:]]
+    assert min(positions) >= 0
+    assert max(positions) <= 360
+    assert bar_chart([], "it", "x") == ""
+    assert "0 %" in bar_chart([Bar("a", 0.0, 0.0, 0.0)], "it", "x", percent=True)
+
+
+def test_the_object_is_seen_twice(tmp_path: Path) -> None:
+    sensors = (SensorSpec("proprio", "vector", (4,)), SensorSpec("object_state", "vector", (15,)))
+    state = np.arange(60, dtype=np.float32).reshape(4, 15)
+    with DatasetWriter(tmp_path / "d", sensors, 4, 80.0, "t") as writer:
+        writer.add({"proprio": np.zeros((4, 4), np.float32), "object_state": state}, np.zeros((4, 4), np.float32))
+    from prism.data import open_dataset
+
+    source = SeenTwice(open_dataset(tmp_path / "d"))
+    assert [s.name for s in source.sensors] == ["proprio", *VIEWS]
+    part = source.read(0, 1, 3)
+    assert part.streams["object_world"].tolist() == state[1:3, :6].tolist()
+    assert part.streams["object_hand"][0].tolist() == [21.0, 22.0, 23.0, 27.0, 28.0, 29.0]
+    assert set(source.read(0, streams=("object_hand",)).streams) == {"object_hand"}
+
+
+def test_cost_is_what_a_missing_sensor_takes_away() -> None:
+    full, none = [[True, True], [True, True]], [[False, False], [False, False]]
+    half = [[True, False], [True, True]]
+    kept = {
+        "without": {"nothing": full, "object_world": none, "object_hand": half},
+        "with": {"nothing": full, "object_world": half, "object_hand": full},
+    }
+    result = summarise(ModalityDropoutConfig(seeds=2, episodes=2), kept)
+    assert result["cost_without_dropout"] == pytest.approx(0.625)
+    assert result["cost_with_dropout"] == pytest.approx(0.125)
+    assert result["saved"] == pytest.approx(0.5)
+    assert result["saved_ci"] == [0.5, 0.5]
+    assert result["cost_by_seed"]["without"] == pytest.approx([0.75, 0.5])
+    with pytest.raises(PrismError, match="no MetaWorld task"):
+        ModalityDropoutConfig(task="pusht")
