@@ -15,7 +15,7 @@ import torch
 from prism.audio import AudioConfig, LogMel
 from prism.encoder import EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.errors import PrismError
-from prism.jsonconfig import from_json, to_json
+from prism.jsonconfig import from_json, to_json, with_settings
 from prism.normalize import Normalizer
 from prism.presets import build_policy, preset
 from prism.sensor_encoders import RgbEncoder
@@ -262,6 +262,10 @@ def test_configs_from_before_the_new_kinds_are_read_and_written_as_before() -> N
     written = to_json(EncoderConfig())
     assert not {"depth_features", "audio", "text", "dropout", "rgb_norm"} & set(written)
     assert from_json(EncoderConfig, json.loads(json.dumps(written))) == EncoderConfig()
+    changed = with_settings(EncoderConfig(), ["dropout=0.3", "text.kind=clip", 'sensor_dropout={"a": 0.5}'])
+    assert (changed.dropout, changed.text.kind, changed.sensor_dropout) == (0.3, "clip", {"a": 0.5})
+    with pytest.raises(PrismError, match="sensor_dropout: expected an object"):
+        with_settings(EncoderConfig(), ["sensor_dropout=0.3"])
     other = EncoderConfig(text=TextConfig(features=32), sensor_dropout={"a": 0.5}, depth_widths=(8, 16))
     assert from_json(EncoderConfig, json.loads(json.dumps(to_json(other)))) == other
 

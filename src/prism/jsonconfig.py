@@ -25,14 +25,16 @@ def to_json(config: Any) -> dict[str, Any]:
     return typing.cast(dict[str, Any], _plain(config))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, whole: bool = False) -> Any:
+    """`whole`: with every field, also one that was added later and has its default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {f.name: _plain(v) for f, v in fields.items() if not (f.metadata == ADDED_LATER and v == _default(f))}
+        silent = [f for f, v in fields.items() if not whole and f.metadata == ADDED_LATER and v == _default(f)]
+        return {f.name: _plain(v, whole) for f, v in fields.items() if f not in silent}
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _plain(v, whole) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [_plain(v, whole) for v in value]
     return value
 
 
@@ -58,7 +60,7 @@ def with_settings(config: T, settings: typing.Sequence[str]) -> T:
 
     Values are JSON, or bare strings; the config's own checks apply to the result.
     """
-    data = to_json(config)
+    data = _plain(config, whole=True)
     for setting in settings:
         path, separator, text = setting.partition("=")
         if not separator:
@@ -96,6 +98,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise PrismError(f"{where}: expected a list, found {value!r}")
         return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is dict:
+        if not isinstance(value, dict):
+            raise PrismError(f"{where}: expected an object of names and values, found {value!r}")
         return {k: _value(get_args(hint)[1], v, f"{where}.{k}") for k, v in value.items()}
     if origin is Literal:
         return value  # the dataclass checks its own choices, with a better message
