@@ -9,12 +9,14 @@ have unequal shares. The parts of an accumulated batch are weighted likewise; on
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -179,8 +181,11 @@ def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
     if collective.world_size() == 1:
         return model
     warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
-    # Buffers: the threshold moves alike on every rank, from the same distances.
-    return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+    # Buffers: the threshold moves alike on every rank, from the same distances. PyTorch 2.13 renamed the option.
+    names = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: False, "find_unused_parameters": True}
+    return DistributedDataParallel(model, **options)
 
 
 def _mean_over_rows(outputs: list[tuple[float, Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:

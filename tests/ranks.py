@@ -1,0 +1,64 @@
+"""Several gloo ranks in forked processes of a test: `run_ranks(2, function, ...)` -> what each rank returned."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from prism import collective
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_ranks(
+    world: int,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = 120.0,
+    environment: dict[str, str] | None = None,
+) -> list[Any]:
+    """function(rank, *arguments) on every rank; an exception comes back as (type name, message)."""
+    context = multiprocessing.get_context("fork")  # torch is loaded already: a rank starts in milliseconds
+    port = free_port()
+    ranks = []
+    for rank in range(world):
+        mine, theirs = context.Pipe(duplex=False)
+        variables = {
+            **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"},
+            **{"MASTER_PORT": str(port), collective.TIMEOUT: "60", **(environment or {})},
+        }
+        process = context.Process(target=_rank, args=(theirs, variables, function, rank, arguments))
+        process.start()
+        theirs.close()
+        ranks.append((process, mine))
+    results = []
+    for process, pipe in ranks:
+        results.append(pipe.recv() if pipe.poll(timeout) else ("hung", ""))
+        process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+    return results
+
+
+def _rank(
+    pipe: Connection, variables: dict[str, str], function: Callable[..., Any], rank: int, arguments: tuple[Any, ...]
+) -> None:
+    os.environ.update(variables)
+    try:
+        with collective.session():
+            result = function(rank, *arguments)
+    except Exception as error:
+        if os.environ.get("PRISM_DEBUG"):
+            traceback.print_exc()
+        result = (type(error).__name__, str(error))
+    pipe.send(result)
+    pipe.close()

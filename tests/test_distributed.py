@@ -1,0 +1,157 @@
+"""Two ranks at B/2 are one process at B, three with unequal shares too: losses, gradients, threshold, choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prism import collective, draws
+from prism.collective import rows_of
+from prism.objective import RSIMLE, ObjectiveConfig, quantile, quantile_over_ranks
+from prism.policy import Policy
+from prism.presets import build_policy
+from prism.training.batches import split_batch
+from prism.training.config import TrainConfig
+from prism.training.learner import Learner
+from prism.training.optim import derive_seed
+from prism.types import Batch, Share
+from tests.policy_fakes import VECTORS, random_batch, small_config
+from tests.ranks import run_ranks
+
+STEPS = 20
+CONFIG = TrainConfig(batch_size=13, steps=STEPS, learning_rate=1e-3, warmup_steps=0, threads=1)
+OBJECTIVES = {
+    "own": ObjectiveConfig(candidates=6),
+    "batch-soft": ObjectiveConfig(candidates=6, scope="batch", soft_weight=0.1, soft_candidates=2),
+    "paper": ObjectiveConfig(candidates=6, rule="paper", soft_weight=0.02, clamp=(1e-4, 50.0)),
+}
+
+
+def make_policy(objective: ObjectiveConfig) -> Policy:
+    config = small_config(objective=objective, observation_noise=0.1)
+    config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, dropout=0.2))
+    return build_policy(config.spec(VECTORS, 3, 10.0), seed=0)
+
+
+def rows(batch: Batch, start: int, stop: int) -> Batch:
+    part = split_batch(batch, len(batch.actions))[start:stop]
+    streams = {name: torch.cat([p.observation.streams[name] for p in part]) for name in part[0].observation.streams}
+    present = {name: torch.cat([p.observation.present[name] for p in part]) for name in part[0].observation.present}
+    observation = dataclasses.replace(batch.observation, streams=streams, present=present)
+    share = Share(start, len(batch.actions))
+    return Batch(observation, batch.actions[start:stop], batch.action_valid[start:stop], share)
+
+
+def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, np.ndarray]:
+    """Losses, gradients, thresholds and choices of some steps, on this rank's rows of the same global batches."""
+    torch.set_num_threads(1)
+    policy = make_policy(OBJECTIVES[name])
+    learner = Learner(policy, dataclasses.replace(CONFIG, accumulate=accumulate))
+    policy.train()
+    chosen: list[torch.Tensor] = []
+    objective = policy.get_submodule("objective")
+    assert isinstance(objective, RSIMLE)
+    decide = objective.decide
+
+    def watch(distances: Any) -> Any:
+        choice = decide(distances)
+        rejected = (distances.near < objective.threshold).float()
+        chosen.append(torch.cat([rejected, choice.index.float()], dim=1))
+        return choice
+
+    objective.decide = watch  # type: ignore[method-assign]
+    found: dict[str, list[Any]] = {"loss": [], "gradient": [], "threshold": [], "chosen": [], "rejection_rate": []}
+    for step in range(steps):
+        batch = random_batch(size, small_config(), seed=step)
+        if collective.world_size() > 1:
+            batch = rows(batch, *rows_of(size, rank, collective.world_size()))
+        output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
+        # A parameter that no row used has no gradient, on any rank: AdamW must leave it alone, as one process does.
+        gradients = [torch.full_like(p, 99.0) if p.grad is None else p.grad for p in policy.parameters()]
+        learner.apply(1e-3, 0.5)
+        found["loss"].append(output.loss)
+        found["gradient"].append(torch.cat([g.flatten() for g in gradients]).numpy())
+        found["threshold"].append(float(objective.threshold))
+        found["rejection_rate"].append(float(output.logs["rejection_rate"]))
+        found["chosen"].append(torch.cat(chosen).numpy())
+        chosen.clear()
+    arrays = {key: np.stack(value) if key != "chosen" else value for key, value in found.items()}
+    return arrays  # type: ignore[return-value]
+
+
+def assert_same(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    gradient = alone["gradient"]
+    scale = np.abs(np.where(gradient == 99.0, 0.0, gradient)).max(1, keepdims=True)
+    for other in ranks:
+        assert isinstance(other, dict), other
+        np.testing.assert_allclose(other["loss"], alone["loss"], rtol=1e-5)
+        assert np.abs((other["gradient"] - gradient) / scale).max() < 1e-5
+        np.testing.assert_allclose(other["threshold"], alone["threshold"], rtol=1e-5)
+        np.testing.assert_allclose(other["rejection_rate"], alone["rejection_rate"], atol=1e-6)
+    for step, expected in enumerate(alone["chosen"]):
+        together = np.concatenate([other["chosen"][step] for other in ranks])
+        assert together.tolist() == expected.tolist()  # every mask bit, every index
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("world", "size"), [(2, 12), (3, 13)])
+def test_ranks_equal_one_process(name: str, world: int, size: int) -> None:
+    alone = train_steps(0, name, size)
+    ranks = run_ranks(world, train_steps, name, size)
+    assert_same(alone, ranks)
+    assert all(rank["threshold"].tolist() == ranks[0]["threshold"].tolist() for rank in ranks)  # bit for bit
+    assert all(np.array_equal(rank["gradient"], ranks[0]["gradient"]) for rank in ranks)
+    assert len(set(alone["threshold"].tolist())) > 1  # the clamp does not hide it
+
+
+@pytest.mark.parametrize("name", ["batch-soft", "paper"])
+def test_accumulation_keeps_the_global_batch(name: str) -> None:
+    alone = train_steps(0, name, 13, steps=8)
+    assert_same(alone, [train_steps(0, name, 13, accumulate=4, steps=8)])
+    assert_same(alone, run_ranks(2, train_steps, name, 13, 3, 8))
+
+
+def quantiles(rank: int, values: torch.Tensor, qs: list[float]) -> list[float]:
+    part = values[slice(*rows_of(len(values), rank, collective.world_size()))]
+    return [float(quantile_over_ranks(part, q)) for q in qs]
+
+
+@pytest.mark.parametrize("kind", ["spread", "ties", "nan"])
+def test_counting_over_ranks_finds_the_exact_quantile(kind: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    values = torch.rand(1001, generator=rng) * torch.logspace(-8, 8, 1001)
+    if kind == "ties":
+        values = values.round()
+    if kind == "nan":
+        values[::7] = torch.nan
+    qs = [0.0, 0.001, 0.2, 0.35, 0.5, 0.999, 1.0]
+    expected = np.array([float(quantile(values, q)) for q in qs])
+    np.testing.assert_array_equal(np.array([float(quantile_over_ranks(values, q)) for q in qs]), expected)
+    for found in run_ranks(3, quantiles, values, qs):
+        np.testing.assert_array_equal(np.array(found), expected)
+
+
+def test_a_row_draws_the_same_numbers_wherever_it_is_computed() -> None:
+    batch = random_batch(7)
+    whole = torch.Generator().manual_seed(5)
+    expected = [draws.rand((2, 7), whole, dim=1), draws.randint(9, (2, 14), whole, 1), draws.randn((7, 3, 4), whole)]
+    for start, stop in ((0, 7), (0, 3), (3, 7), (6, 7)):
+        n = stop - start
+        rng = draws.for_rows(torch.Generator().manual_seed(5), rows(batch, start, stop))
+        found = [draws.rand((2, n), rng, dim=1), draws.randint(9, (2, 2 * n), rng, 1), draws.randn((n, 3, 4), rng)]
+        assert torch.equal(found[0], expected[0][:, start:stop])
+        assert torch.equal(found[1], expected[1][:, 2 * start : 2 * stop])
+        assert torch.equal(found[2], expected[2][start:stop])
+
+
+def test_a_draw_that_belongs_to_no_row_differs_between_ranks_and_leaves_the_others_alone() -> None:
+    batch = random_batch(8)
+    generators = [draws.for_rows(torch.Generator().manual_seed(5), rows(batch, s, s + 4)) for s in (0, 4)]
+    first, second = (draws.rand((2, 3), rng, dim=1) for rng in generators)  # one of four rows was left out
+    assert not torch.equal(first, second)
+    expected = torch.randn(8, 2, generator=torch.Generator().manual_seed(5))
+    assert torch.equal(torch.cat([draws.randn((4, 2), rng) for rng in generators]), expected)
