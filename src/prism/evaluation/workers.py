@@ -129,7 +129,7 @@ def _receive(slot: _Slot) -> tuple[str, Any]:
         message: tuple[str, Any] = slot.connection.recv()
         return message
     except (EOFError, OSError):
-        slot.process.join(timeout=5)
+        slot.process.join(timeout=30)
         code = slot.process.exitcode
         reason = signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
         return "crashed", f"the process ended with {reason}"
