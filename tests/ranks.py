@@ -42,7 +42,10 @@ def run_ranks(
         ranks.append((process, mine))
     results = []
     for process, pipe in ranks:
-        results.append(pipe.recv() if pipe.poll(timeout) else ("hung", ""))
+        try:
+            results.append(pipe.recv() if pipe.poll(timeout) else ("hung", ""))
+        except EOFError:
+            results.append(("died", ""))
         process.join(timeout=5)
         if process.is_alive():
             process.kill()

@@ -46,7 +46,7 @@ def rows(batch: Batch, start: int, stop: int) -> Batch:
     return Batch(observation, batch.actions[start:stop], batch.action_valid[start:stop], share)
 
 
-def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, np.ndarray]:
+def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, Any]:
     """Losses, gradients, thresholds and choices of some steps, on this rank's rows of the same global batches."""
     torch.set_num_threads(1)
     policy = make_policy(OBJECTIVES[name])
@@ -79,8 +79,7 @@ def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int
         found["rejection_rate"].append(float(output.logs["rejection_rate"]))
         found["chosen"].append(torch.cat(chosen).numpy())
         chosen.clear()
-    arrays = {key: np.stack(value) if key != "chosen" else value for key, value in found.items()}
-    return arrays  # type: ignore[return-value]
+    return {key: np.stack(value) if key != "chosen" else value for key, value in found.items()}
 
 
 def assert_same(alone: dict[str, Any], ranks: list[dict[str, Any]]) -> None:

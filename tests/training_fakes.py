@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from prism import draws
 from prism.data.episodes import Episode
 from prism.data.windows import Windows
 from prism.errors import PrismError
@@ -77,7 +78,7 @@ class FakePolicy(Policy):
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
         self.calls += self.training
         target = self.normalizer.normalize_actions(batch.actions)
-        noise = torch.randn(target.shape, generator=rng)
+        noise = draws.randn(target.shape, draws.for_rows(rng, batch))
         error = (self._predict(batch.observation) + 0.1 * noise - target).abs().mean()
         if self.training:
             self.threshold.lerp_(error.detach(), 0.1)

@@ -114,3 +114,7 @@ def _listing(names: Sequence[str]) -> str:
 def _fail(message: str, status: int) -> int:
     print("prism: " + " ".join(message.split()), file=sys.stderr)
     return status
+
+
+if __name__ == "__main__":  # torchrun -m prism.cli train ...
+    sys.exit(main())

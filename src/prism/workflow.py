@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from rich.console import Console
 
+from prism import collective
 from prism.controller import ControllerConfig
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
@@ -31,42 +33,69 @@ from prism.training.monitor import read_log
 
 
 def train_experiment(
-    experiment: Experiment, run: Path, resume: bool = False, console: Console | None = None, title: str = "train"
+    experiment: Experiment,
+    run: Path,
+    resume: bool | Literal["auto"] = False,
+    console: Console | None = None,
+    title: str = "train",
 ) -> TrainResult:
-    """Demonstrations -> statistics -> policy -> the loop; the run folder then explains itself."""
-    console = console or Console(stderr=True)
+    """Demonstrations -> statistics -> policy -> the loop; the run folder then explains itself.
+
+    `resume` "auto": go on with a run that is there, start one that is not. On several ranks all do the same; rank 0
+    records what has to be recorded, before the others look, and writes the files.
+    """
+    leader = collective.is_leader()
+    console = (console or Console(stderr=True)) if leader else Console(quiet=True)
+    opened = None
+    with collective.together():
+        if leader:
+            resume = _check_run(run, resume)
+            opened = open_demonstrations(experiment.demonstrations, experiment.task, console)
+    resume = collective.max_over_ranks([float(leader and bool(resume))]) == [1.0]
+    with collective.together():
+        opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console)
+        demonstrations, source, copies = opened
+        experiment = replace(experiment, demonstrations=demonstrations)
+        config = experiment.train
+
+        # A mirrored episode is no independent one: held out is held out with all its copies.
+        originals = len(source.lengths) // copies
+        held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
+        training = np.concatenate([held_in + copy * originals for copy in range(copies)]).tolist()
+
+        normalizer = Normalizer.from_statistics(compute_statistics(source, training))
+        spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
+        policy = build_policy(spec, config.seed, normalizer)
+        if not (resume and list_checkpoints(run)):
+            load_pretrained(policy)
+        policy.to(_device())
+        horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
+        windows = Windows(source, *horizons, training)
+        windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
+    ranks = f", {collective.world_size()} ranks" if collective.world_size() > 1 else ""
+    console.print(
+        f"{title}: {len(training)} episodes, {len(windows)} windows, "
+        f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{ranks} -> {run}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    with collective.together():
+        if leader:
+            run.mkdir(parents=True, exist_ok=True)
+            if not (run / FILE).exists():
+                experiment.save(run)
+    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title)
+
+
+def _check_run(run: Path, resume: bool | Literal["auto"]) -> bool:
+    """Whether there is a run to go on with; what was asked for must fit what is there."""
+    if resume == "auto":
+        return (run / FILE).exists()
     if resume and not run.is_dir():
         raise PrismError(f"{run} does not exist, so there is nothing to resume: check the name, or drop --resume")
     if not resume and (run / FILE).exists():
         raise PrismError(f"{run} holds a run already: continue it with --resume, or choose another --out")
-    demonstrations, source, copies = open_demonstrations(experiment.demonstrations, experiment.task, console)
-    experiment = replace(experiment, demonstrations=demonstrations)
-    config = experiment.train
-
-    # A mirrored episode is no independent one: held out is held out with all its copies.
-    originals = len(source.lengths) // copies
-    held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
-    training = np.concatenate([held_in + copy * originals for copy in range(copies)]).tolist()
-
-    normalizer = Normalizer.from_statistics(compute_statistics(source, training))
-    spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
-    policy = build_policy(spec, config.seed, normalizer)
-    if not (resume and list_checkpoints(run)):
-        load_pretrained(policy)
-    policy.to(_device())
-    horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
-    windows = Windows(source, *horizons, training)
-    windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
-    console.print(
-        f"{title}: {len(training)} episodes, {len(windows)} windows, "
-        f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters -> {run}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    run.mkdir(parents=True, exist_ok=True)
-    if not (run / FILE).exists():
-        experiment.save(run)
-    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title)
+    return resume
 
 
 def _device() -> torch.device:

@@ -26,6 +26,7 @@ class Train:
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
+        torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs (docs/distributed.md)
 
     A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
         prism eval runs/pusht-human
@@ -54,8 +55,12 @@ class Train:
     experiment.json lists them all."""
     resume: bool = False
     """Go on from the newest checkpoint of the run."""
+    auto_resume: bool = False
+    """Go on with the run if it is there, start it if not: for jobs that are restarted (torchrun --max-restarts)."""
 
     def __post_init__(self) -> None:
+        if self.resume and self.auto_resume:
+            raise PrismError("give --resume or --auto-resume, not both: the second also starts a run that is not there")
         if self.minutes is not None and self.steps is not None:
             raise PrismError("give --minutes or --steps, not both: each is the whole training budget")
         if self.minutes is not None and self.minutes <= 0:
@@ -68,15 +73,25 @@ class Train:
             raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
 
     def run(self) -> None:
+        from prism import collective
+
+        with collective.session():
+            try:
+                self._train()
+            except collective.ReportedError:
+                raise SystemExit(2) from None  # rank 0 says what is wrong
+
+    def _train(self) -> None:
         from rich.console import Console
 
-        from prism.experiments import Experiment, recipe, with_budget, with_preset
+        from prism import collective
+        from prism.experiments import FILE, Experiment, recipe, with_budget, with_preset
         from prism.jsonconfig import with_settings
         from prism.workflow import train_experiment
 
         experiment = recipe(self.recipe)
         run = self.out or Path("runs") / experiment.name
-        if self.resume and run.is_dir():
+        if (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists()):
             experiment = Experiment.load(run)  # options that were given the first time need not be given again
         experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
         if self.preset is not None:
@@ -92,7 +107,10 @@ class Train:
         experiment = with_settings(replace(experiment, demonstrations=demonstrations), self.set)
 
         console = Console(stderr=True)
-        result = train_experiment(experiment, run, self.resume, console, title=experiment.name)
+        resume = "auto" if self.auto_resume else self.resume
+        result = train_experiment(experiment, run, resume, console, title=experiment.name)
+        if not collective.is_leader():
+            return
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         print(f"next: prism eval {run}" if not result.stopped_by else f"next: prism train {self.recipe} --resume")

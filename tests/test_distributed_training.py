@@ -1,0 +1,166 @@
+"""The loop on several ranks: the same run as in one process, one checkpoint, agreement, and errors that end all."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prism import collective
+from prism.errors import PrismError
+from prism.training import agreement, checkpoint
+from prism.training.config import TrainConfig
+from prism.training.loop import train
+from prism.training.monitor import read_log
+from tests.ranks import run_ranks
+from tests.test_training import files_of
+from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet
+
+CONFIG = TrainConfig(
+    batch_size=16, steps=8, warmup_steps=2, log_every=1, val_every=4, val_batches=3, checkpoint_minutes=0, threads=1
+)
+
+
+class EvenPolicy(FakePolicy):
+    """Whose buffer does not look at the batch: FakePolicy's follows its own rows, which no method may do."""
+
+    stop_at = 0
+
+    def loss(self, batch: Any, rng: torch.Generator) -> Any:
+        if self.training and self.calls + 1 == self.stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        before = self.threshold.clone()
+        output = super().loss(batch, rng)
+        self.threshold.copy_(before + 0.1)
+        return output
+
+
+def policy() -> EvenPolicy:
+    plain = make_policy()
+    return EvenPolicy(plain.spec, plain.normalizer)
+
+
+def run(rank: int, folder: Path, resume: Any = False, changes: dict[str, Any] | None = None, oddity: str = "") -> Any:
+    windows, held_out = make_windows(seed=1 if oddity == f"data {rank}" else 0)
+    own = policy()
+    if oddity == f"weights {rank}":
+        torch.nn.init.ones_(own.net[0].weight)
+    if oddity == f"code {rank}":
+        agreement.source_fingerprint = lambda: "0123"  # type: ignore[assignment]
+    if oddity == f"stop {rank}":
+        own.stop_at = 3
+    result = train(own, windows, held_out, dataclasses.replace(CONFIG, **(changes or {})), folder, resume, quiet())
+    weights = torch.cat([p.flatten() for p in result.policy.parameters()])
+    return result.step, result.val_loss, result.stopped_by, weights.tolist(), str(result.checkpoint)
+
+
+def test_two_ranks_write_the_run_of_one_process(tmp_path: Path) -> None:
+    alone = run(0, tmp_path / "alone")
+    ranks = run_ranks(2, run, tmp_path / "ranks")
+    for found in ranks:
+        assert found[0] == 8, found
+        assert found[1] == pytest.approx(alone[1], rel=1e-5)
+        assert found[3] == ranks[0][3]
+    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "ranks")] == ["step-00000008"]
+    checkpoint.verify_checkpoint(checkpoint.folder_of(tmp_path / "ranks", 8))
+    assert [record["step"] for record in read_log(tmp_path / "ranks")] == list(range(1, 9))
+
+
+def test_a_signal_to_one_rank_stops_all_and_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = run_ranks(2, run, folder, False, {"steps": 100_000, "val_every": 0}, "stop 1")
+    assert [found[2] for found in first] == ["SIGTERM", "SIGTERM"], first
+    assert first[0][0] == first[1][0] == 3
+    target = {"steps": 100_000, "val_every": 0}
+    second = run_ranks(3, run, folder, True, target, "stop 2")
+    assert [found[2] for found in second] == ["SIGTERM"] * 3, second
+    assert second[0][0] == 6
+
+
+def test_auto_resume_starts_and_goes_on(tmp_path: Path) -> None:
+    whole = run(0, tmp_path / "whole")
+    assert run(0, tmp_path / "auto", "auto")[:1] == (8,)
+    again = run(0, tmp_path / "auto", "auto")
+    assert (again[0], again[3]) == (8, whole[3])
+    assert files_of(checkpoint.folder_of(tmp_path / "auto", 8)) == files_of(checkpoint.folder_of(tmp_path / "whole", 8))
+
+
+@pytest.mark.parametrize(
+    ("oddity", "message"),
+    [
+        ("data 1", "same training data: rank 1 has"),
+        ("weights 1", "same first weights"),
+        ("code 1", "same code: rank 1"),
+    ],
+)
+def test_ranks_that_differ_are_refused_on_all(tmp_path: Path, oddity: str, message: str) -> None:
+    first, second = run_ranks(2, run, tmp_path / "run", False, None, oddity)
+    assert first[0] == "PrismError"
+    assert message in first[1]
+    assert "\n" not in first[1]
+    assert second[0] == "ReportedError"
+    assert not checkpoint.list_checkpoints(tmp_path / "run")
+
+
+def test_an_error_of_rank_0_ends_every_rank(tmp_path: Path) -> None:
+    assert run(0, tmp_path / "run")[0] == 8
+    first, second = run_ranks(2, run, tmp_path / "run")
+    assert first == (
+        "PrismError",
+        f"{tmp_path / 'run'} holds a run already: continue it with --resume, or choose another folder",
+    )
+    assert second[0] == "ReportedError"
+    newest = checkpoint.folder_of(tmp_path / "run", 8) / "training.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    first, second = run_ranks(2, run, tmp_path / "run", True)
+    assert "none of its 1 checkpoints is intact" in first[1]
+    assert second[0] == "ReportedError"
+
+
+def test_too_many_ranks_are_refused(tmp_path: Path) -> None:
+    found = run_ranks(2, run, tmp_path / "run", False, {"batch_size": 1})
+    assert "2 ranks cannot share a batch of 1" in found[0][1]
+    assert [name for name, _ in found] == ["PrismError", "ReportedError"]
+
+
+def fail_on_one(rank: int) -> str:
+    with collective.together():
+        if rank == 1:
+            raise PrismError("the disk of this machine is full")
+    return "not reached"
+
+
+def leave_early(rank: int) -> str:
+    if rank == 1:
+        os._exit(1)
+    with collective.explain_loss():
+        collective.max_over_ranks([1.0])
+    return "not reached"
+
+
+def test_an_error_of_another_rank_is_told_by_rank_0() -> None:
+    first, second = run_ranks(2, fail_on_one)
+    assert first == ("PrismError", "rank 1: the disk of this machine is full")
+    assert second[0] == "ReportedError"
+
+
+def test_a_rank_that_dies_is_noticed() -> None:
+    first, second = run_ranks(2, leave_early)
+    assert second == ("died", "")
+    assert first[0] == "PrismError"
+    assert "rank 0 lost another rank" in first[1]
+
+
+def report(rank: int) -> tuple[list[str], bytes, list[float]]:
+    text = collective.gather_text("x" * rank)
+    return text, collective.from_leader(b"abc" if rank == 0 else b""), collective.max_over_ranks([rank, -rank])
+
+
+def test_messages() -> None:
+    for found in run_ranks(3, report):
+        assert found == (["", "x", "xx"], b"abc", [2.0, 0.0])
