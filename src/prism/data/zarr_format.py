@@ -25,7 +25,7 @@ from prism.data.zarr_store import AGAIN, ENDS, open_arrays
 from prism.errors import PrismError
 
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
-DEFAULT_CACHE_BYTES = 128 * 2**20
+DEFAULT_CACHE_BYTES = 64 * 2**20
 _MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a time
 
 

@@ -1,0 +1,152 @@
+"""`prism bench data`: windows a second from every format, and memory as the dataset grows ten times.
+
+Each dataset is generated with the shapes that people have (prism.bench.data_files) and read in a process of its own:
+opened, its vectors cached, then batches of windows in random order, as training asks for them. windows_per_s is on
+the dataset of ten times the size, by CPU time of the one thread that reads, which other programs do not disturb;
+windows_per_s_wall is beside it. memory_ratio_10x is the ratio of the peaks of resident memory, and memory_growth_mb
+the difference, which does not hide behind the size of Python and torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from prism.bench.data_files import WRITERS
+from prism.bench.timing import provenance, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+
+
+@dataclass(frozen=True)
+class DataBenchConfig:
+    json: Path | None = None  # write the figures to this file
+    overwrite: bool = False
+    formats: tuple[str, ...] = ()  # all of them unless told
+    seconds: float = 3.0  # of reading, for each dataset
+    batch: int = 32
+    obs_horizon: int = 2
+    pred_horizon: int = 16
+    growth: int = 10
+    scale: float = 1.0  # of the number of steps; smaller is quicker, and caches then hold everything
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.formats if name not in WRITERS]:
+            raise PrismError(f"--formats {unknown[0]}: use some of {', '.join(WRITERS)}")
+        if min(self.batch, self.obs_horizon, self.pred_horizon) < 1 or self.growth < 2:
+            raise PrismError("batch and horizons must be at least 1, growth at least 2")
+        if not (self.seconds > 0 and self.scale > 0):
+            raise PrismError("seconds and scale must be positive")
+
+
+def peak_memory() -> int:
+    """Bytes. VmHWM where there is one: getrusage's counts the parent's memory too, as it was when this was started."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def read_windows(settings: dict[str, Any]) -> dict[str, float]:
+    """In the measuring process."""
+    import torch
+
+    from prism.data import open_dataset
+    from prism.data.windows import Windows
+
+    torch.set_num_threads(1)
+    begin = time.perf_counter()
+    windows = Windows(open_dataset(Path(settings["path"])), settings["obs_horizon"], settings["pred_horizon"])
+    opened = time.perf_counter() - begin
+    rng = np.random.default_rng(settings["seed"])
+    windows.batch(rng.integers(len(windows), size=settings["batch"]))
+    count, wall, cpu = 0, time.perf_counter(), time.process_time()
+    while count == 0 or time.perf_counter() - wall < settings["seconds"]:
+        windows.batch(rng.integers(len(windows), size=settings["batch"]))
+        count += settings["batch"]
+    return {
+        "windows_per_s": count / (time.process_time() - cpu),
+        "windows_per_s_wall": count / (time.perf_counter() - wall),
+        "open_s": opened,
+        "steps": len(windows),
+        "peak_bytes": peak_memory(),
+    }
+
+
+def measure(config: DataBenchConfig, path: Path) -> dict[str, float]:
+    settings = {name: getattr(config, name) for name in ("seconds", "batch", "obs_horizon", "pred_horizon", "seed")}
+    command = [sys.executable, "-m", "prism.bench.data", json.dumps({**settings, "path": str(path)})]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise PrismError(f"{path}: the measuring process failed: {last[0]}")
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def run(config: DataBenchConfig) -> dict[str, Any]:
+    names = config.formats or tuple(WRITERS)
+    once: dict[str, dict[str, float]] = {}
+    grown: dict[str, dict[str, float]] = {}
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("formats", total=2 * len(names))
+        for name in names:
+            file, write, steps = WRITERS[name]
+            steps = max(round(steps * config.scale / 100), 1) * 100
+            for times, results in ((1, once), (config.growth, grown)):
+                with tempfile.TemporaryDirectory(prefix="prism-bench-") as folder:
+                    write(Path(folder) / file, steps, times)
+                    results[name] = measure(config, Path(folder) / file)
+                progress.advance(bar)
+    growth = {name: grown[name]["peak_bytes"] - once[name]["peak_bytes"] for name in names}
+    return {
+        "windows_per_s": {name: grown[name]["windows_per_s"] for name in names},
+        "windows_per_s_wall": {name: grown[name]["windows_per_s_wall"] for name in names},
+        "memory_ratio_10x": {name: grown[name]["peak_bytes"] / once[name]["peak_bytes"] for name in names},
+        "memory_growth_mb": {name: growth[name] / 1e6 for name in names},
+        "once": once,
+        "grown": grown,
+        "settings": {name: getattr(config, name) for name in ("seconds", "batch", "obs_horizon", "growth", "scale")},
+        **provenance(config.seed),
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    table = Table(title="Windows in random order, one thread")
+    columns = ("format", "steps", "windows a second", "peak memory, MB", f"{result['settings']['growth']}x the data")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "format" else "right")
+    for name, speed in result["windows_per_s"].items():
+        grown = result["grown"][name]
+        ratio = f"{result['memory_ratio_10x'][name]:.2f}x memory"
+        table.add_row(name, f"{grown['steps']:,}", f"{speed:,.0f}", f"{grown['peak_bytes'] / 1e6:.0f}", ratio)
+    console.print(table)
+
+
+def main(config: DataBenchConfig) -> None:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = run(config)
+    show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, overwrite=config.overwrite)
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_windows(json.loads(sys.argv[1]))))
