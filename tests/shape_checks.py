@@ -9,7 +9,10 @@ from beartype import beartype
 
 CHECKED = tuple(
     f"prism.{name}"
-    for name in ("attention", "distance", "encoder", "generator", "objective", "prism_policy", "types", "vision")
+    for name in (
+        *("attention", "audio", "distance", "encoder", "generator", "objective", "prism_policy", "sensor_encoders"),
+        *("text", "types", "vision"),
+    )
 )
 
 
