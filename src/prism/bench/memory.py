@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveTensors(TorchDispatchMode):
     """Follows every storage that an operation creates until it is freed; `peak` is the most that lived at once.
 
     Views share a storage and count once. Scratch memory inside one operation is not seen.
