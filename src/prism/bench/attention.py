@@ -170,6 +170,11 @@ def run(config: AttentionBenchConfig) -> dict[str, Any]:
     return {**result, "auto": auto, "time_ms": time_ms, "settings": settings, **provenance(config.seed)}
 
 
+def _clock(result: dict[str, Any]) -> tuple[str, str]:
+    """What to show: on one thread CPU time, which a busy machine does not disturb; else the wall clock."""
+    return ("CPU", "cpu_median") if result["settings"]["threads"] == 1 else ("wall clock", "median")
+
+
 def show(result: dict[str, Any], console: Console) -> None:
     errors = Table(title="Relative error against exact softmax (median)")
     errors.add_column("features m", justify="right")
@@ -178,12 +183,13 @@ def show(result: dict[str, Any], console: Console) -> None:
     for m, value in result["error"]["favor"].items():
         errors.add_row(m, f"{value:.4f}", f"{result['error']['favor_paper'][m]:.4f}")
     console.print(errors)
+    clock, median = _clock(result)
     for mode, by_kind in result["time_ms"].items():
-        table = Table(title=f"Milliseconds, {mode.replace('_', ' + ')} (median)")
+        table = Table(title=f"Milliseconds of {clock} time, {mode.replace('_', ' + ')} (median)")
         for column in ("T", *by_kind, "auto is", "auto / fastest"):
             table.add_column(column, justify="right")
         for length, entry in result["auto"][mode].items():
-            cells = [f"{by_kind[kind][length]['median']:.3g}" for kind in by_kind]
+            cells = [f"{by_kind[kind][length][median]:.3g}" for kind in by_kind]
             table.add_row(length, *cells, entry["resolved"], f"{entry['ratio']:.2f}")
         console.print(table)
     console.print(f"auto against the fastest, worst length: {result['auto_worst_ratio']:.3f} (forward)")
@@ -203,12 +209,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for kind, by_m in result["error"].items():
         left.loglog([int(m) for m in by_m], list(by_m.values()), "o-", color=colors[kind], label=kind)
     left.set(xlabel="random features m", ylabel="relative error against softmax")
+    clock, median = _clock(result)
     for kind, by_length in result["time_ms"]["forward"].items():
-        values = [entry["median"] for entry in by_length.values()]
+        values = [entry[median] for entry in by_length.values()]
         style = {"linestyle": "--", "linewidth": 2.5} if kind == "auto" else {"marker": "o", "markersize": 3}
         right.loglog([int(t) for t in by_length], values, color=colors[kind], label=kind, **style)
     lengths = [int(t) for t in result["time_ms"]["forward"]["auto"]]
-    right.set(xlabel="queries and keys T", ylabel="ms, forward")
+    right.set(xlabel="queries and keys T", ylabel=f"ms of {clock} time, forward")
     right.set_xticks(lengths[::2], [str(t) for t in lengths[::2]])
     right.set_xticks([], minor=True)
     for axes in (left, right):

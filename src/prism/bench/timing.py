@@ -46,17 +46,23 @@ def interleave(
     """Time every call once a round, in a new random order each round.
 
     Lasts about `seconds` of CPU time (a busy machine makes it longer, not coarser) and at least `min_rounds`. The CPU
-    time is the whole process's, so that it covers torch's worker threads. Short calls are repeated, all equally often,
-    until the shortest sample lasts `min_sample_seconds`, after one call that is not timed: it brings back the caches.
+    time is the whole process's, so that it covers torch's worker threads. Short calls are repeated until a sample
+    lasts `min_sample_seconds`, after one call that is not timed: it brings back the caches. Calls within a factor of
+    two of the fastest are repeated equally often, so that close contests are fair.
     """
-    shortest = math.inf
-    for call in calls.values():
+    lasts = {}
+    for name, call in calls.items():
         call()  # the first one allocates
+        lasts[name] = math.inf
         for _ in range(3):
             begin = time.perf_counter()
             call()
-            shortest = min(shortest, time.perf_counter() - begin)
-    repeats = max(1, round(min_sample_seconds / max(shortest, 1e-7)))
+            lasts[name] = min(lasts[name], max(time.perf_counter() - begin, 1e-7))
+    shortest = min(lasts.values())
+    repeats = {
+        name: max(1, round(min_sample_seconds / (shortest if last < 2 * shortest else last)))
+        for name, last in lasts.items()
+    }
     wall: dict[str, list[float]] = {name: [] for name in calls}
     cpu: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
@@ -66,14 +72,14 @@ def interleave(
             break
         for i in rng.permutation(len(names)):
             name = names[i]
-            call = calls[name]
-            if repeats > 1:
+            call, count = calls[name], repeats[name]
+            if count > 1:
                 call()
             cpu_begin, begin = time.process_time(), time.perf_counter()
-            for _ in range(repeats):
+            for _ in range(count):
                 call()
-            wall[name].append((time.perf_counter() - begin) / repeats)
-            cpu[name].append((time.process_time() - cpu_begin) / repeats)
+            wall[name].append((time.perf_counter() - begin) / count)
+            cpu[name].append((time.process_time() - cpu_begin) / count)
     return {name: Times(np.array(wall[name]), np.array(cpu[name])) for name in names}
 
 
