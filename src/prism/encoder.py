@@ -119,7 +119,8 @@ class ResidualBlock(nn.Module):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(F.relu(self.up(self.norm(x))))
+        y: Tensor = x + self.down(F.relu(self.up(self.norm(x))))
+        return y
 
 
 class Encoder(nn.Module):
@@ -190,8 +191,8 @@ class Encoder(nn.Module):
             features, _ = encoder(stream.flatten(0, 1), present.flatten(), rng)
             parts.append(features)
         assert shape is not None
-        fused: Tensor = self.fusion(torch.cat(parts, dim=-1))
-        return fused.unflatten(0, shape)
+        fused: Tensor = self.fusion(torch.cat(parts, dim=-1)).unflatten(0, shape)
+        return fused
 
     def mix(self, steps: Float[Tensor, "B To F"]) -> Float[Tensor, "B S D"]:
         tokens = steps if self.mixer is None else self.mixer(steps.flatten(1)).unflatten(1, (self.tokens, self.width))

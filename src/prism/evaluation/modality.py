@@ -127,7 +127,7 @@ class ModalityStudy:
         summary = self.results[dropped].summary()
         row = {key: summary[key] for key in ("success", "success_ci", "score", "score_ci", "jerk", "mode_switches")}
         for metric in ("success", "score"):
-            mean, low, high = self.change(dropped, metric)  # type: ignore[arg-type]  # the two words it knows
+            mean, low, high = self.change(dropped, metric)
             row |= {f"{metric}_change": mean, f"{metric}_change_ci": [low, high]}
         return row
 
