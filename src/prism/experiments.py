@@ -90,7 +90,6 @@ def pusht_human() -> Experiment:
         demonstrations=Demonstrations("human", mirror=True),
         policy=pusht_policy(),
         train=pusht_training(),
-        controller=pusht_controller(),
     )
 
 
@@ -101,11 +100,6 @@ def pusht_training() -> TrainConfig:
 def pusht_policy() -> PrismConfig:
     """Tiny, with plans as offsets from the agent: the action is a position, and it starts where the agent is."""
     return replace(presets.tiny(), anchor="proprio", observation_noise=0.02)
-
-
-def pusht_controller() -> ControllerConfig:
-    """Short execution and typical plans: docs/learning-fast.md has the measurements."""
-    return ControllerConfig(exec_horizon=4, candidates=16, selection=SelectionConfig(centrality=0.67))
 
 
 def pusht(task: str = "pusht") -> Experiment:
@@ -120,7 +114,6 @@ def pusht(task: str = "pusht") -> Experiment:
         demonstrations=Demonstrations("shipped", mirror=True),
         policy=pusht_policy(),
         train=pusht_training(),
-        controller=pusht_controller(),
     )
 
 
