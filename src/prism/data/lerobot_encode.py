@@ -54,7 +54,8 @@ class VideoWriter:
         """(file number, first second, last second) of the episode in it."""
         seconds = [float(n / self._rate) for n in (self._begin, self._frames)]
         number, self._begin = self._number, self._frames
-        if self._file().stat().st_size > limit:
+        file = self._file()  # encoders hold frames back: it may not be there yet
+        if file.exists() and file.stat().st_size > limit:
             self.close()
         return number, seconds[0], seconds[1]
 
