@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import tyro
 
-from prism.commands.bench import Allocator, Attention, Modality, ModalityDropout, TrainStep
+from prism.commands.bench import Allocator, Attention, Data, Modality, ModalityDropout, TrainStep
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
@@ -41,6 +41,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench allocator": Allocator,
+    "bench data": Data,
     "bench modality": Modality,
     "bench modality-dropout": ModalityDropout,
 }

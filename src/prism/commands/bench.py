@@ -1,4 +1,4 @@
-"""prism bench attention | train-step | allocator | modality | modality-dropout"""
+"""prism bench attention | train-step | allocator | data | modality | modality-dropout"""
 
 from __future__ import annotations
 
@@ -71,6 +71,28 @@ class Allocator:
         from prism.bench.allocator import AllocatorBenchConfig, main
 
         main(AllocatorBenchConfig(json=self.json, overwrite=self.overwrite))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Reading datasets: windows a second from every format, and memory as the data grow ten times.
+
+    Try:
+        prism bench data --json data.json
+        prism bench data --formats prism lerobot_v3
+    """
+
+    formats: Annotated[tuple[str, ...], option("FORMAT")] = ()
+    """prism, zarr, zarr_zip, robomimic, lerobot_v21, lerobot_v3, calvin; all of them unless told."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from prism.bench.data import DataBenchConfig, main
+
+        main(DataBenchConfig(json=self.json, overwrite=self.overwrite, formats=self.formats))
 
 
 @dataclass(frozen=True)
