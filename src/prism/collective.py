@@ -6,14 +6,19 @@ nobody waits for a rank that has given up; a rank that died or hangs ends the wa
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from prism.errors import PrismError
 
@@ -56,13 +61,53 @@ def session() -> Iterator[None]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, timeout=timeout())
+        store, own, size = next(rendezvous("env://", timeout=timeout()))
+        store = PrefixStore(_meet(store, own, size, timeout().total_seconds()), store)
+        dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timeout())
     except (RuntimeError, ValueError) as error:
         raise PrismError(f"the ranks did not find each other ({_one_line(error)}); start them with torchrun") from error
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _meet(store: dist.Store, own: int, size: int, seconds: float) -> str:
+    """A name for this meeting of the ranks that no earlier one had.
+
+    torchrun restarts the ranks with the store of the attempt before, where the addresses of dead processes still are;
+    PyTorch 2.13's gloo connects to those and waits for ever, and the number of restarts is each machine's own. So
+    every rank leaves a word of its own, rank 0 collects them until every rank has confirmed to be in the collection.
+    """
+    word = uuid4().hex
+    store.set(f"prism/word/{own}", word)
+    deadline = time.monotonic() + seconds
+    published = ""
+    while time.monotonic() < deadline:
+        if own == 0 and _all_there(store, "word", size):
+            words = "-".join(_read(store, "word", at) for at in range(size))
+            if words != published:
+                store.set("prism/words", words)
+                published = words
+        if store.check(["prism/words"]):
+            words = store.get("prism/words").decode()
+            if words.split("-")[own : own + 1] == [word]:
+                store.set(f"prism/seen/{own}", words)
+                seen = own == 0 and _all_there(store, "seen", size)
+                if seen and all(_read(store, "seen", at) == words for at in range(size)):
+                    store.set("prism/agreed", words)
+                if store.check(["prism/agreed"]) and store.get("prism/agreed").decode() == words:
+                    return hashlib.sha256(words.encode()).hexdigest()[:16]
+        time.sleep(0.02)
+    raise PrismError(f"rank {own} waited {seconds:g} s for the other {size - 1} ranks to start: see what ended them")
+
+
+def _all_there(store: dist.Store, name: str, size: int) -> bool:
+    return bool(store.check([f"prism/{name}/{at}" for at in range(size)]))
+
+
+def _read(store: dist.Store, name: str, at: int) -> str:
+    return str(store.get(f"prism/{name}/{at}").decode())
 
 
 def timeout() -> timedelta:

@@ -107,7 +107,7 @@ class Train:
         experiment = with_settings(replace(experiment, demonstrations=demonstrations), self.set)
 
         console = Console(stderr=True)
-        resume = "auto" if self.auto_resume else self.resume
+        resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
         result = train_experiment(experiment, run, resume, console, title=experiment.name)
         if not collective.is_leader():
             return
