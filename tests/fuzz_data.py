@@ -28,7 +28,7 @@ from prism.data.convert import convert
 from prism.errors import PrismError
 from tests import data_files
 
-SECONDS = 60  # for one dataset of a few kilobytes: more is a hang
+SECONDS = 300  # for one dataset of a few kilobytes: more is a hang
 
 
 def write_prism(path: Path) -> Path:

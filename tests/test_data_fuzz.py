@@ -27,3 +27,9 @@ def test_a_thousand(kind: str) -> None:
     found, problems = run(kind, 1000)
     assert not problems
     assert sum(found.values()) == 1000
+
+
+@pytest.mark.slow
+def test_hdf5_that_never_ends(tmp_path: Path) -> None:
+    """Seed 714 damages the heap that holds `env_args` so that HDF5's library loops: the probe's limit ends it."""
+    assert fuzz("robomimic", 1, 714, tmp_path)["refused"] == 1

@@ -19,6 +19,7 @@ import numpy as np
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.extras import need
 from prism.data.files import reason
+from prism.data.hdf5_probe import probe
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, TableSource, make_table
 from prism.errors import PrismError
@@ -43,13 +44,20 @@ class RobomimicSource(TableSource):
     """A robomimic dataset. Opening it looks at the shapes of every demonstration, reading reads what is asked."""
 
     def __init__(
-        self, path: Path, fps: float | None = None, entries: Sequence[Entry] = (), mask: str | None = None
+        self,
+        path: Path,
+        fps: float | None = None,
+        entries: Sequence[Entry] = (),
+        mask: str | None = None,
+        trusted: bool = False,
     ) -> None:
         self.path = path
-        self._arguments = (path, fps, tuple(entries), mask)
+        self._arguments = (path, fps, tuple(entries), mask, True)  # a worker process need not look again
         self._lock = threading.Lock()
         self._datasets: OrderedDict[tuple[str, str], Any] = OrderedDict()
         self._h5py = need("h5py", "data", f"{path}: HDF5")
+        if not trusted and (problem := probe(path)):
+            raise PrismError(f"{path}: damaged: {problem}; {AGAIN}")
         try:
             self._file = self._h5py.File(path, "r")
         except Exception as error:  # OSError for damage; others for damage in odd places
