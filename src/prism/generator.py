@@ -59,9 +59,7 @@ class Block(nn.Module):
         self.self_attention = Attention(width, config.attention, rng)
         self.cross_norm = nn.LayerNorm(width)
         self.cross_attention = Attention(width, config.attention, rng)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)
-        )
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
 
     def forward(self, x: Float[Tensor, "B K Q D"], kv: KeyValues) -> Float[Tensor, "B K Q D"]:
         x = x + self.self_attention(self.self_norm(x))
