@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.distance import batch_distance, own_distance
+from prism.distance import batch_distance, nearest_distance, own_distance, pair_distance
 from tests.reference import rsimle
 
 
@@ -66,3 +66,19 @@ def test_chunked_broadcast_equals_unchunked(monkeypatch: pytest.MonkeyPatch) -> 
     whole = batch_distance(candidates, target, valid, weights.float(), eps=0.1)
     monkeypatch.setattr("prism.distance._CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(whole, batch_distance(candidates, target, valid, weights.float(), eps=0.1))
+
+
+def test_nearest_equals_the_minimum_of_all_pairs_in_any_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, target, valid, weights = _problem(4, 5, 3, 9, 4, 2)
+    expected = batch_distance(candidates, target, valid, weights.float()).amin(2)
+    for elements in (1, 60, 10**9):
+        monkeypatch.setattr("prism.distance._CHUNK_ELEMENTS", elements)
+        assert torch.equal(nearest_distance(candidates, target, valid, weights.float()), expected)
+
+
+def test_pairs_row_by_row_equal_all_pairs() -> None:
+    candidates, target, valid, weights = _problem(5, 4, 3, 6, 4, 2)
+    expected = batch_distance(candidates, target, valid, weights.float())
+    row, k, j = torch.tensor([0, 3, 2, 0]), torch.tensor([2, 0, 1, 2]), torch.tensor([5, 1, 2, 0])
+    found = pair_distance(candidates[row, k], target[j], valid[j], weights.float())
+    torch.testing.assert_close(found, expected[row, k, j], rtol=2e-5, atol=2e-5)

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prism import objective as module
 from prism.errors import PrismError
-from prism.objective import RSIMLE, ObjectiveConfig, choose_hard, quantile, soft_coverage
+from prism.objective import RSIMLE, Crowd, ObjectiveConfig, choose_hard, quantile, soft_coverage
+from prism.types import Share
 from tests.reference import rsimle
 
 B, K, T, A = 5, 7, 4, 3
@@ -147,6 +149,7 @@ def test_soft_candidates_respect_rejection_by_choice() -> None:
         {"temperature": 0.0},
         {"soft_candidates": 99},
         {"scope": "global"},
+        {"max_targets": 0},
     ],
 )
 def test_config_out_of_range_is_one_clear_line(bad: dict[str, object]) -> None:
@@ -160,3 +163,40 @@ def test_inverse_std_weights_sum_to_one() -> None:
     objective.set_action_std(torch.tensor([0.1, 0.2, 0.4]))
     assert float(objective.weights.sum()) == pytest.approx(1.0)
     assert math.isclose(float(objective.weights[0] / objective.weights[2]), 4.0, rel_tol=1e-5)
+
+
+def _large(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(9)
+    valid = torch.arange(T)[None] < torch.randint(1, T + 1, (rows, 1), generator=rng)
+    return torch.randn(rows, K, T, A, generator=rng), torch.randn(rows, T, A, generator=rng), valid
+
+
+def test_a_bounded_number_of_targets_keeps_the_own_one_and_never_rejects_more() -> None:
+    candidates, target, valid = _large()
+    exact = RSIMLE(ObjectiveConfig(candidates=K, scope="batch"), A).measure(candidates, target, valid)
+    bounded = RSIMLE(ObjectiveConfig(candidates=K, scope="batch", max_targets=8), A).measure(candidates, target, valid)
+    assert torch.equal(bounded.own, exact.own)
+    assert bool((bounded.near >= exact.near - 1e-5).all())
+    assert bool((bounded.near <= exact.own).all())
+    assert float((bounded.near < exact.own).float().mean()) > 0.3  # others count too
+
+
+def test_sampled_quantile_keeps_its_bound_and_does_not_depend_on_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, target, valid = _large()
+    objective = RSIMLE(ObjectiveConfig(candidates=K, rule="paper", quantile=0.3, clamp=(1e-4, 50.0)), A)
+    pairs = objective.measure(candidates, target, valid).pool.flatten()
+    monkeypatch.setattr(module, "EXACT_PAIRS", 100)
+    monkeypatch.setattr(module, "SAMPLED_PAIRS", 5000)
+    module._places.cache_clear()
+    sampled = objective.measure(candidates, target, valid)
+    assert sampled.pool.shape == (5000,)
+    bound = math.sqrt(math.log(2 / 0.05) / (2 * 5000))
+    low, high = (float(quantile(pairs, 0.3 + sign * bound)) for sign in (-1, 1))
+    assert low <= float(quantile(sampled.pool, 0.3)) <= high
+    crowd = Crowd(target, valid)
+    parts = [
+        objective.measure(candidates[a:b], target[a:b], valid[a:b], crowd, Share(a, 40)).pool
+        for a, b in ((0, 13), (13, 14), (14, 40))
+    ]
+    module._places.cache_clear()
+    torch.testing.assert_close(torch.cat(parts).sort().values, sampled.pool.sort().values)

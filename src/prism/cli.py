@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import tyro
 
-from prism.commands.bench import Allocator, Attention, Data, Modality, ModalityDropout, TrainStep
+from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
@@ -40,6 +40,7 @@ COMMANDS: dict[str, type[Command]] = {
     "data download": Download,
     "bench attention": Attention,
     "bench train-step": TrainStep,
+    "bench global-batch": GlobalBatch,
     "bench allocator": Allocator,
     "bench data": Data,
     "bench modality": Modality,

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -130,6 +131,12 @@ def quantile(values: Tensor, q: float) -> Tensor:
     if low + 1 >= flat.numel():
         return lower
     return torch.lerp(lower, flat.kthvalue(low + 2).values, position - low)
+
+
+@lru_cache(maxsize=1)
+def _places(pairs: int) -> Int[Tensor, "N"]:
+    """SAMPLED_PAIRS of so many pairs, each drawn independently of the others."""
+    return torch.randint(0, pairs, (SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0))
 
 
 def quantile_over_ranks(values: Tensor, q: float) -> Tensor:
@@ -252,8 +259,7 @@ class RSIMLE(nn.Module):
         """
         rows, count = candidates.shape[:2]
         total = crowd.target.shape[0]
-        rng = torch.Generator().manual_seed(0)
-        flat = torch.randint(0, total * count * total, (SAMPLED_PAIRS,), generator=rng)
+        flat = _places(total * count * total)
         row = flat // (count * total) - start
         here = flat[(row >= 0) & (row < rows)].to(candidates.device)
         row, k, j = here // (count * total) - start, here // total % count, here % total

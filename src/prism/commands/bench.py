@@ -1,4 +1,4 @@
-"""prism bench attention | train-step | allocator | data | modality | modality-dropout"""
+"""prism bench attention | train-step | global-batch | allocator | data | modality | modality-dropout"""
 
 from __future__ import annotations
 
@@ -52,6 +52,27 @@ class TrainStep:
         from prism.bench.train_step import TrainStepBenchConfig, main
 
         main(TrainStepBenchConfig(json=self.json, overwrite=self.overwrite))
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """What it costs that rejection looks at the whole global batch, as that grows to 4096.
+
+    Try:
+        prism bench global-batch --json global-batch.json --plot global-batch.png
+    """
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    plot: OutputFile = None
+    """Draw them into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from prism.bench.global_batch import GlobalBatchBenchConfig, main
+
+        main(GlobalBatchBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))
 
 
 @dataclass(frozen=True)
