@@ -51,9 +51,9 @@ _PROPRIO, _OBJECT = "proprio", "object_state"
 
 @dataclass(frozen=True)
 class ModalityDropoutConfig:
-    task: str = "metaworld-button-press-topdown"
+    task: str = "metaworld-reach"
     seeds: int = 3
-    steps: int = 1000
+    steps: int = 500
     episodes: int = 10
     dropout: float = 0.3
     demonstrations: int = 20

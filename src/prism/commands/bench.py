@@ -172,11 +172,11 @@ class ModalityDropout:
     A MetaWorld task whose object is seen twice: in the world and from the hand. docs/sensors.md has the results.
     """
 
-    task: str = "metaworld-button-press-topdown"
+    task: str = "metaworld-reach"
     """A MetaWorld task."""
     seeds: int = 3
     """Policies of each kind, and seeds of their training."""
-    steps: int = 1000
+    steps: int = 500
     """Training steps of each policy."""
     episodes: int = 10
     """Episodes under each condition."""
