@@ -52,12 +52,12 @@ class GlobalBatchBenchConfig:
     overwrite: bool = False
     preset: str = "base"
     candidates: int = 16  # K
-    rows: int = 8  # of this rank
+    rows: int = 16  # of this rank
     sizes: tuple[int, ...] = (64, 256, 1024, 4096)  # G
     state_dim: int = 16
     action_dim: int = 7
     padded: float = 0.1  # share of targets that run past the end of their episode
-    seconds: float = 5.0  # for each G
+    seconds: float = 10.0  # for each G
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -189,7 +189,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_xticks([], minor=True)
         axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
+        axes.set_ylim(top=axes.get_ylim()[1] * 6)  # room for the legend
+        axes.legend(frameon=False, ncols=2, loc="upper left")
         axes.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, format=path.suffix.lstrip("."))
