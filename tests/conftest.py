@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two xdist workers share two cores
@@ -15,6 +16,9 @@ from jaxtyping import install_import_hook
 from tests.shape_checks import CHECKED
 
 install_import_hook(CHECKED, "tests.shape_checks.checked")  # before prism is imported
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that runs us in the background ignores Ctrl-C for us
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 

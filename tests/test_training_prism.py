@@ -81,5 +81,7 @@ def test_a_loaded_policy_acts_like_the_trained_one(source: StoreSource, tmp_path
     observation = Windows(source, 2, 8).batch(np.arange(5)).observation
     rng = torch.Generator()
     expected = result.policy.sample(observation, 6, rng.manual_seed(1))
-    assert torch.equal(loaded.sample(observation, 6, rng.manual_seed(1)), expected)
+    actual = loaded.sample(observation, 6, rng.manual_seed(1))
+    # Not to the last bit: oneDNN's convolutions depend on how the weights happen to be aligned in memory.
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert bool(expected.isfinite().all())
