@@ -82,3 +82,11 @@ def test_pairs_row_by_row_equal_all_pairs() -> None:
     row, k, j = torch.tensor([0, 3, 2, 0]), torch.tensor([2, 0, 1, 2]), torch.tensor([5, 1, 2, 0])
     found = pair_distance(candidates[row, k], target[j], valid[j], weights.float())
     torch.testing.assert_close(found, expected[row, k, j], rtol=2e-5, atol=2e-5)
+
+
+def test_autocast_does_not_reach_the_distances() -> None:
+    candidates, target, valid, weights = _problem(6, 4, 3, 4, 5, 2)
+    for distance in (own_distance, batch_distance, nearest_distance):
+        expected = distance(candidates, target, valid, weights.float())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(distance(candidates, target, valid, weights.float()), expected)

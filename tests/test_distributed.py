@@ -154,3 +154,31 @@ def test_a_draw_that_belongs_to_no_row_differs_between_ranks_and_leaves_the_othe
     assert not torch.equal(first, second)
     expected = torch.randn(8, 2, generator=torch.Generator().manual_seed(5))
     assert torch.equal(torch.cat([draws.randn((4, 2), rng) for rng in generators]), expected)
+
+
+def half_precision(rank: int) -> list[Any]:
+    torch.set_num_threads(1)
+    policy = make_policy(OBJECTIVES["batch-soft"]).train()
+    learner = Learner(policy, dataclasses.replace(CONFIG, precision="bfloat16"))
+    objective = policy.get_submodule("objective")
+    assert isinstance(objective, RSIMLE)
+    kinds: list[str] = []
+    decide = objective.decide
+
+    def watch(distances: Any) -> Any:
+        kinds.append(f"{distances.own.dtype} {distances.near.dtype}")
+        return decide(distances)
+
+    objective.decide = watch  # type: ignore[method-assign]
+    batch = random_batch(12, small_config())
+    if collective.world_size() > 1:
+        batch = rows(batch, *rows_of(12, rank, collective.world_size()))
+    output = learner.gradient(batch, torch.Generator().manual_seed(1))
+    return [output.loss, float(objective.threshold), *kinds]
+
+
+def test_half_precision_keeps_distances_in_float32() -> None:
+    alone = half_precision(0)
+    for found in run_ranks(2, half_precision):
+        assert found[2:] == ["torch.float32 torch.float32"] == alone[2:]
+        assert found[:2] == pytest.approx(alone[:2], rel=2e-2)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +167,41 @@ def report(rank: int) -> tuple[list[str], bytes, list[float]]:
 def test_messages() -> None:
     for found in run_ranks(3, report):
         assert found == (["", "x", "xx"], b"abc", [2.0, 0.0])
+
+
+def hang(rank: int) -> str:
+    if rank == 1:
+        time.sleep(4.0)
+        return "late"
+    with collective.explain_loss():
+        collective.max_over_ranks([1.0])
+    return "not reached"
+
+
+def test_a_rank_that_hangs_ends_the_wait_of_the_others() -> None:
+    begin = time.monotonic()
+    first, _ = run_ranks(2, hang, environment={collective.TIMEOUT: "1"})
+    assert first[0] == "PrismError"
+    assert "lost another rank" in first[1]
+    assert time.monotonic() - begin < 30
+
+
+def test_a_checkpoint_of_another_policy_and_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(0, folder)[0] == 8
+    config = checkpoint.folder_of(folder, 8) / "config.json"
+    text = config.read_text()
+    assert '"method": "fake"' in text
+    config.write_text(text.replace('"method": "fake"', '"method": "diffusion"'))
+    sums = config.with_name("checksums.json")
+    values = json.loads(sums.read_text())
+    data = config.read_bytes()
+    values["config.json"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    sums.write_text(json.dumps(values))
+    first, second = run_ranks(2, run, folder, True)
+    assert "describes another policy" in first[1]
+    assert second[0] == "ReportedError"
+    (tmp_path / "file").write_text("not a folder")
+    first, second = run_ranks(2, run, tmp_path / "file" / "run")
+    assert "could not be written" in first[1]
+    assert [first[0], second[0]] == ["PrismError", "ReportedError"]

@@ -22,6 +22,11 @@ def _charbonnier(difference: Tensor, eps: float) -> Tensor:
     return torch.sqrt(difference * difference + eps * eps)
 
 
+def _full_precision(tensor: Tensor) -> torch.autocast:
+    """Under autocast einsum would go back to half precision, whatever it is given."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def own_distance(
     candidates: Float[Tensor, "B K Tp Da"],
     target: Float[Tensor, "B Tp Da"],
@@ -30,10 +35,11 @@ def own_distance(
     eps: float = EPS,
 ) -> Float[Tensor, "B K"]:
     """D_{i,k}: each candidate against its own target."""
-    gap = _charbonnier(candidates.float() - target.float().unsqueeze(1), eps)  # (B, K, Tp, Da)
-    mask = valid.to(gap.dtype)
-    step_weight = mask / mask.sum(1, keepdim=True).clamp(min=1.0)  # (B, Tp)
-    return torch.einsum("bkta,bt,a->bk", gap, step_weight, weights.to(gap.dtype))
+    with _full_precision(candidates):
+        gap = _charbonnier(candidates.float() - target.float().unsqueeze(1), eps)  # (B, K, Tp, Da)
+        mask = valid.to(gap.dtype)
+        step_weight = mask / mask.sum(1, keepdim=True).clamp(min=1.0)  # (B, Tp)
+        return torch.einsum("bkta,bt,a->bk", gap, step_weight, weights.to(gap.dtype))
 
 
 @torch.no_grad()
@@ -65,7 +71,8 @@ def batch_distance(
     chunk = max(1, _CHUNK_ELEMENTS // (b * k * t * a))
     for j in rest.split(chunk):
         gap = _charbonnier(flat.unsqueeze(1) - targets[j].unsqueeze(0), eps)  # (B K, chunk, Tp, Da)
-        out[:, j] = torch.einsum("njta,jt,a->nj", gap, step_weight[j], weights)
+        with _full_precision(candidates):
+            out[:, j] = torch.einsum("njta,jt,a->nj", gap, step_weight[j], weights)
     return out.reshape(b, k, -1)
 
 
