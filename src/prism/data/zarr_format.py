@@ -114,7 +114,10 @@ class ZarrSource(TableSource):
     def _stream(self, key: str, array: Any, image: bool, scale: float, notes: list[str]) -> _Stream:
         chunk = max(int(array.chunks[0]), 1)
         block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
-        missing = int(array.nchunks) - int(array.nchunks_initialized)
+        try:
+            missing = int(array.nchunks) - int(array.nchunks_initialized)
+        except Exception as error:  # names in the archive that make no sense
+            raise PrismError(f"{self.path}: 'data/{key}' cannot be listed ({reason(error)}); {AGAIN}") from None
         if missing and (image or key == "action"):
             raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {AGAIN}")
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
