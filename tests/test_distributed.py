@@ -19,7 +19,7 @@ from prism.training.config import TrainConfig
 from prism.training.learner import Learner
 from prism.training.optim import derive_seed
 from prism.types import Batch, Share
-from tests.policy_fakes import VECTORS, random_batch, small_config
+from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config
 from tests.ranks import run_ranks
 
 STEPS = 20
@@ -182,3 +182,22 @@ def test_half_precision_keeps_distances_in_float32() -> None:
     for found in run_ranks(2, half_precision):
         assert found[2:] == ["torch.float32 torch.float32"] == alone[2:]
         assert found[:2] == pytest.approx(alone[:2], rel=2e-2)
+
+
+def with_camera(rank: int) -> tuple[float, np.ndarray]:
+    torch.set_num_threads(1)
+    sensors = (*VECTORS, CAMERA)  # with random shifts
+    policy = build_policy(small_config().spec(sensors, 3, 10.0), seed=0).train()
+    batch = random_batch(7, small_config(), sensors)
+    if collective.world_size() > 1:
+        batch = rows(batch, *rows_of(7, rank, collective.world_size()))
+    output = Learner(policy, CONFIG).gradient(batch, torch.Generator().manual_seed(1))
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
+    return output.loss, torch.cat([g.flatten() for g in gradients]).numpy()
+
+
+def test_shifted_images_are_the_same_on_ranks() -> None:
+    loss, gradient = with_camera(0)
+    for found in run_ranks(2, with_camera):
+        assert found[0] == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(found[1], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())
