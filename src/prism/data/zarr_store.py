@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
     import zarr
 
     try:
-        store, root, children = _folder_store(path) if path.is_dir() else _zip_store(path)
+        store, root, children, stored = _folder_store(path) if path.is_dir() else _zip_store(path)
         checked, blosc = _checking(store)
         group = zarr.open_group(checked, path=root, mode="r")
         for key in (ENDS, "data"):
@@ -43,6 +44,10 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
                 notes.append(f"'{child}' is a group, not an array, and is left out")
             else:
                 raise PrismError(f"{path}: 'data/{child}' has no readable metadata; {AGAIN}")
+        for key, count in stored.items():
+            # a chunk under a damaged name is lost, and zarr would read zeros in its place
+            if key in arrays and count > int(arrays[key].nchunks_initialized):
+                raise PrismError(f"{path}: 'data/{key}' holds files that are no chunks of it; {AGAIN}")
         for array in (ends, *arrays.values()):
             if _uses_blosc(array):
                 if getattr(array, "shards", None) is not None:
@@ -55,17 +60,17 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
         raise PrismError(f"{path}: not readable as zarr ({reason(error)}); {AGAIN}") from None
 
 
-def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool]]:
-    """The store, the dataset's place in it, and what `data` holds: True for a group."""
+def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool], dict[str, int]]:
+    """The store, the dataset's place in it, what `data` holds (True: a group), and the chunks of each (zip only)."""
     from zarr.storage import LocalStore
 
     data = path / "data"
     folders = [child for child in data.iterdir() if child.is_dir()] if data.is_dir() else []
     children = {child.name: any((child / marker).exists() for marker in _GROUP) for child in folders}
-    return LocalStore(path, read_only=True), "", children
+    return LocalStore(path, read_only=True), "", children, {}
 
 
-def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool]]:
+def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], dict[str, int]]:
     """People zip the folder's content, or the folder: the dataset may be anywhere in the archive, but only once."""
     from zarr.storage import ZipStore
 
@@ -74,6 +79,8 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool]]:
             names = archive.namelist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         raise PrismError(f"{path}: truncated or not a zip archive ({reason(error)}); {AGAIN}") from None
+    if len(set(names)) < len(names):
+        raise PrismError(f"{path}: holds two files of one name; {AGAIN}")
     ends = [f"{ENDS}/{meta}" for meta in (".zarray", "zarr.json")]
     roots = {name[: -len(end)].strip("/") for name in names for end in ends if ("/" + name).endswith("/" + end)}
     if not roots:
@@ -85,7 +92,10 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool]]:
     inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     folders = {name.split("/")[0] for name in inside if "/" in name}
     children = {child: any(f"{child}/{marker}" in inside for marker in _GROUP) for child in folders}
-    return ZipStore(path, mode="r", read_only=True), root, children
+    files = [name for name in inside if "/" in name and not name.endswith("/")]
+    chunks = [name for name in files if not name.rsplit("/", 1)[1].startswith(".") and not name.endswith(_METADATA)]
+    stored = Counter(name.split("/")[0] for name in chunks)
+    return ZipStore(path, mode="r", read_only=True), root, children, dict(stored)
 
 
 def _uses_blosc(array: Any) -> bool:
