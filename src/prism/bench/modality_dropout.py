@@ -53,7 +53,7 @@ _PROPRIO, _OBJECT = "proprio", "object_state"
 class ModalityDropoutConfig:
     task: str = "metaworld-reach"
     seeds: int = 3
-    steps: int = 500
+    steps: int = 2000
     episodes: int = 10
     dropout: float = 0.3
     demonstrations: int = 20

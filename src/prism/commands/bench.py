@@ -176,7 +176,7 @@ class ModalityDropout:
     """A MetaWorld task."""
     seeds: int = 3
     """Policies of each kind, and seeds of their training."""
-    steps: int = 500
+    steps: int = 2000
     """Training steps of each policy."""
     episodes: int = 10
     """Episodes under each condition."""
