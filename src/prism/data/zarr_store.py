@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +43,11 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
                 notes.append(f"'{child}' is a group, not an array, and is left out")
             else:
                 raise PrismError(f"{path}: 'data/{child}' has no readable metadata; {AGAIN}")
-        for key, count in stored.items():
-            # a chunk under a damaged name is lost, and zarr would read zeros in its place
-            if key in arrays and count > int(arrays[key].nchunks_initialized):
-                raise PrismError(f"{path}: 'data/{key}' holds files that are no chunks of it; {AGAIN}")
+        # a chunk under a damaged name is lost, and zarr would read zeros in its place
+        there = {array.path: int(array.nchunks_initialized) for array in (ends, *arrays.values())}
+        lost = [a.path for a in (ends, *arrays.values()) if there[a.path] < int(a.nchunks)]
+        if lost and stored > sum(there.values()):
+            raise PrismError(f"{path}: '{lost[0]}' lacks chunks and there are files that belong to no array; {AGAIN}")
         for array in (ends, *arrays.values()):
             if _uses_blosc(array):
                 if getattr(array, "shards", None) is not None:
@@ -60,17 +60,17 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
         raise PrismError(f"{path}: not readable as zarr ({reason(error)}); {AGAIN}") from None
 
 
-def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool], dict[str, int]]:
-    """The store, the dataset's place in it, what `data` holds (True: a group), and the chunks of each (zip only)."""
+def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
+    """The store, the dataset's place in it, what `data` holds (True: a group), its files but metadata (zip)."""
     from zarr.storage import LocalStore
 
     data = path / "data"
     folders = [child for child in data.iterdir() if child.is_dir()] if data.is_dir() else []
     children = {child.name: any((child / marker).exists() for marker in _GROUP) for child in folders}
-    return LocalStore(path, read_only=True), "", children, {}
+    return LocalStore(path, read_only=True), "", children, 0
 
 
-def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], dict[str, int]]:
+def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
     """People zip the folder's content, or the folder: the dataset may be anywhere in the archive, but only once."""
     from zarr.storage import ZipStore
 
@@ -92,10 +92,9 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], dict[str, int]]
     inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     folders = {name.split("/")[0] for name in inside if "/" in name}
     children = {child: any(f"{child}/{marker}" in inside for marker in _GROUP) for child in folders}
-    files = [name for name in inside if "/" in name and not name.endswith("/")]
-    chunks = [name for name in files if not name.rsplit("/", 1)[1].startswith(".") and not name.endswith(_METADATA)]
-    stored = Counter(name.split("/")[0] for name in chunks)
-    return ZipStore(path, mode="r", read_only=True), root, children, dict(stored)
+    files = [name for name in names if not name.endswith(("/", *_METADATA))]
+    stored = sum(not name.rsplit("/", 1)[-1].startswith(".") for name in files)
+    return ZipStore(path, mode="r", read_only=True), root, children, stored
 
 
 def _uses_blosc(array: Any) -> bool:
