@@ -162,3 +162,32 @@ def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
 
     with pytest.raises(PrismError, match="not finite"):
         Controller(Broken(), ControllerConfig(exec_horizon=2)).act(see(0))
+
+
+def test_the_steps_of_act_can_be_taken_apart() -> None:
+    whole, parts = (Controller(PointPolicy(noise=0.5), ControllerConfig(exec_horizon=3, candidates=4)) for _ in "ab")
+    for t in range(8):
+        expected = whole.act(see(0.1 * t))
+        parts.observe(see(0.1 * t))
+        assert parts.needs_plan == (t % 3 == 0)
+        if parts.needs_plan:
+            sample = parts.policy.sample(parts.observation(), 4, parts.rng)
+            parts.adopt(sample[0].numpy(), latency_ms=50.0)
+            assert parts.replans[-1].latency_ms > 50.0
+        np.testing.assert_array_equal(parts.next_action(), expected)
+    assert [replan.index for replan in parts.replans] == [replan.index for replan in whole.replans]
+
+
+def test_actions_executed_elsewhere_are_counted() -> None:
+    policy = IndexPolicy(pred_horizon=8)
+    controller = Controller(policy, ControllerConfig(exec_horizon=3, candidates=2, selection=FIRST))
+    controller.advance(2)  # nothing to count yet
+    controller.act(see(0))
+    controller.advance(4)
+    controller.act(see(5))
+    assert controller.last_plan is not None
+    assert controller.last_plan.step == 5
+    np.testing.assert_allclose(controller.last_plan.remainder, np.repeat([[1.05], [1.06], [1.07]], 2, axis=1))
+    controller.advance(100)
+    assert controller.needs_plan
+    np.testing.assert_allclose(controller.next_action(), [2.07, 2.07])  # past the end: the last one is held

@@ -133,6 +133,6 @@ def test_controller_acts_on_every_kind_and_through_faults() -> None:
         assert np.isfinite(action).all()
     assert controller.health.faults == {"rgb": "frozen"}
     assert [step["rgb"] for step in controller._present] == [False, False]
-    assert controller._batch().streams["text"].dtype == torch.uint8
+    assert controller.observation().streams["text"].dtype == torch.uint8
     controller.act({**observation, "rgb": frame + 1, "force": np.full(3, 9.0)})
     assert controller.health.faults == {}

@@ -99,14 +99,14 @@ class Controller:
         self.scale: FloatArray = action_scale(policy) if scale is None else np.asarray(scale, dtype=np.float64)
         parameter = next(policy.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
-        self._rng = torch.Generator(device=self._device)
+        self.rng = torch.Generator(device=self._device)
         self.health = SensorMonitor(spec.sensors, spec.fps)
         self.replans: list[Replan] = []
         self.last_plan: Plan | None = None
         self.reset(seed)
 
     def reset(self, seed: int = 0) -> None:
-        self._rng.manual_seed(seed)
+        self.rng.manual_seed(seed)
         self.health.reset()
         horizon = self.policy.spec.obs_horizon
         self._window: deque[dict[str, NDArray[np.generic]]] = deque(maxlen=horizon)
@@ -121,22 +121,46 @@ class Controller:
     def act(
         self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
     ) -> NDArray[np.float32]:
-        """The action (Da,) for this observation: one time step of each sensor, in sensor units.
+        """The action (Da,) for this observation: observe, sample and adopt when a plan is due, next_action.
+
+        The steps are public for those who sample elsewhere: a server in batches, a runtime in another thread.
+        """
+        self.observe(observation, ages)
+        if self.needs_plan:
+            start = time.perf_counter()
+            with torch.inference_mode():
+                sample = self.policy.sample(self.observation(), self.config.candidates, self.rng)
+            candidates = sample[0].float().cpu().numpy()  # (K, Tp, Da)
+            self.adopt(candidates, (time.perf_counter() - start) * 1e3)
+        return self.next_action()
+
+    @property
+    def needs_plan(self) -> bool:
+        """Whether the next action takes a new plan: there is none, or exec_horizon of its actions are executed."""
+        return self.last_plan is None or self._next >= self.config.exec_horizon
+
+    def next_action(self) -> NDArray[np.float32]:
+        """The plan's next action (Da,), which from now on counts as executed."""
+        self.advance(1)
+        assert self.last_plan is not None
+        action: NDArray[np.float32] = self.last_plan.actions[self._next - 1].copy()
+        return action
+
+    def advance(self, steps: int) -> None:
+        """Count the next `steps` actions of the plan as executed; past its end the last one counts as held."""
+        if steps < 1 or self.last_plan is None:
+            return
+        self._next = min(self._next + steps, len(self.last_plan.actions))
+        self._step += steps
+        self._last_action = self.last_plan.actions[self._next - 1].astype(np.float64)
+
+    def observe(
+        self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
+    ) -> None:
+        """Slide the window by one time step of each sensor, in sensor units.
 
         `ages`: how many seconds ago each reading was taken, of the sensors for which that is known.
         """
-        self._observe(observation, ages)
-        if self.last_plan is None or self._next >= self.config.exec_horizon:
-            self._replan()
-            self._next = 0
-        assert self.last_plan is not None
-        action: NDArray[np.float32] = self.last_plan.actions[self._next].copy()
-        self._last_action = action.astype(np.float64)
-        self._next += 1
-        self._step += 1
-        return action
-
-    def _observe(self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None) -> None:
         streams: dict[str, NDArray[np.generic]] = {}
         present: dict[str, bool] = {}
         for sensor in self.policy.spec.sensors:
@@ -154,11 +178,12 @@ class Controller:
             self._window.append(streams)
             self._present.append(present)
 
-    def _replan(self) -> None:
+    def adopt(self, candidates: NDArray[np.float32], latency_ms: float) -> None:
+        """Choose among the candidates (K, Tp, Da), drawn for the present window: `last_plan` starts now.
+
+        `latency_ms`: what drawing them took; the time of the choice is added to it.
+        """
         start = time.perf_counter()
-        with torch.inference_mode():
-            sample = self.policy.sample(self._batch(), self.config.candidates, self._rng)
-        candidates = sample[0].float().cpu().numpy()  # (K, Tp, Da)
         plans = candidates.astype(np.float64)
         if not np.isfinite(plans).all():
             raise PrismError(
@@ -175,7 +200,7 @@ class Controller:
         )
         selection = select(plans, self.scale, state, self.config.selection)
         self._doubt = selection.doubt
-        latency = (time.perf_counter() - start) * 1e3
+        latency = latency_ms + (time.perf_counter() - start) * 1e3
 
         radius = self.config.selection.mode_radius
         distance = pairwise_distance(plans, self.scale)
@@ -210,13 +235,15 @@ class Controller:
             actions=chosen.astype(np.float32),
             remainder=None if remainder is None else remainder.astype(np.float32),
         )
+        self._next = 0
 
     def _remainder(self) -> FloatArray | None:
         if self.last_plan is None or self._next >= len(self.last_plan.actions):
             return None
         return self.last_plan.actions[self._next :].astype(np.float64)
 
-    def _batch(self) -> Observation:
+    def observation(self) -> Observation:
+        """The window as a batch of one, on the policy's device."""
         streams = {
             sensor.name: torch.from_numpy(np.stack([step[sensor.name] for step in self._window])[None])
             for sensor in self.policy.spec.sensors
