@@ -32,7 +32,7 @@ def _back_propagate_all(policy: PrismPolicy, batch: Batch, rng: torch.Generator)
     target = policy.normalizer.normalize_actions(batch.actions)
     prepared = policy.generator.prepare(policy.encoder(batch.observation, None))
     latent = policy.latents(target.shape[0], policy.config.objective.candidates, rng)
-    candidates = policy._generate(prepared, latent, policy._anchor(batch.observation))
+    candidates = policy._generate(prepared, latent, policy.anchor(batch.observation))
     choice = policy.objective.choose(candidates.detach(), target, batch.action_valid)
     index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
     return policy.objective.loss(candidates.gather(1, index), choice, target, batch.action_valid)[0]

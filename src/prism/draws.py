@@ -24,6 +24,19 @@ class RowGenerator(torch.Generator):
     spare: torch.Generator  # for draws that are not a whole number a row
 
 
+class EachRow(torch.Generator):
+    """A generator for every row: contexts of several robots in one batch, each with its own random numbers."""
+
+    generators: Sequence[torch.Generator]
+
+
+def each_row(generators: Sequence[torch.Generator]) -> EachRow:
+    """Row i of what is drawn comes from generators[i], as if it had been drawn alone."""
+    own = EachRow()
+    own.generators = generators
+    return own
+
+
 def for_rows(rng: torch.Generator, batch: Batch) -> torch.Generator:
     """`rng` as it is now, for the rows of `batch`; `rng` itself where the batch is whole."""
     if batch.share is None or isinstance(rng, RowGenerator):
@@ -53,6 +66,10 @@ def randint(high: int, shape: Sequence[int], rng: torch.Generator, dim: int = 0)
 def _keep_rows(
     draw: Callable[[Sequence[int], torch.Generator], Tensor], shape: Sequence[int], rng: torch.Generator, dim: int
 ) -> Tensor:
+    if isinstance(rng, EachRow):
+        single = [*shape]
+        single[dim] = shape[dim] // len(rng.generators)
+        return torch.cat([draw(single, generator) for generator in rng.generators], dim)
     if not isinstance(rng, RowGenerator):
         return draw(shape, rng)
     entries, rest = divmod(shape[dim], rng.rows)

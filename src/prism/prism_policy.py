@@ -4,46 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prism import draws
-from prism.encoder import Encoder, EncoderConfig
+from prism.context_policy import ContextConfig, ContextPolicy, seeded
+from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig, Prepared
-from prism.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.jsonconfig import from_json
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Crowd, Distances, ObjectiveConfig
-from prism.policy import LossOutput, Policy, PolicySpec
-from prism.sensors import SensorSpec
-from prism.types import Batch, Observation
+from prism.policy import LossOutput, PolicySpec
+from prism.types import Batch
 
 
 @dataclass(frozen=True)
-class PrismConfig:
-    obs_horizon: int = 8  # To; paper, Sec. 5
-    pred_horizon: int = 16  # Tp; paper, Sec. 5
-    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+class PrismConfig(ContextConfig):
+    method: ClassVar[str] = "prism"
+
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    anchor: str | None = None  # a vector sensor in the action's units: plans are offsets from its latest value
-    observation_noise: float = field(default=0.0, metadata=ADDED_LATER)  # training: on vectors, in standard deviations
 
     def __post_init__(self) -> None:
-        if self.observation_noise < 0:
-            raise PrismError(f"observation_noise is {self.observation_noise}; it must be 0 or more")
-        if self.obs_horizon < 1 or self.pred_horizon < 1:
-            raise PrismError(f"obs_horizon {self.obs_horizon} and pred_horizon {self.pred_horizon} must be at least 1")
+        super().__post_init__()
         if self.pred_horizon % self.generator.actions_per_query:
             raise PrismError(
                 f"pred_horizon {self.pred_horizon} is not a multiple of "
                 f"generator.actions_per_query {self.generator.actions_per_query}"
             )
-
-    def spec(self, sensors: tuple[SensorSpec, ...], action_dim: int, fps: float) -> PolicySpec:
-        return PolicySpec("prism", to_json(self), sensors, action_dim, fps, self.obs_horizon, self.pred_horizon)
 
 
 @dataclass(frozen=True)
@@ -56,47 +48,18 @@ class Draft:
     anchor: Float[Tensor, "B 1 1 Da"] | None
 
 
-class PrismPolicy(Policy):
+class PrismPolicy(ContextPolicy):
+    config: PrismConfig
+
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
-        super().__init__()
         config = from_json(PrismConfig, spec.config)
-        self.spec = spec
-        self.config = config
-        self.normalizer = normalizer
-        rng = torch.Generator().manual_seed(seed)
-        with torch.random.fork_rng(devices=[]):  # torch's layers initialise from the global generator
-            torch.manual_seed(seed)
+        super().__init__(spec, config, normalizer)
+        with seeded(seed) as rng:
             width = config.generator.width
             self.encoder = Encoder(config.encoder, spec.sensors, config.obs_horizon, width, normalizer)
             self.generator = Generator(config.generator, config.pred_horizon, spec.action_dim, rng)
         self.objective = RSIMLE(config.objective, spec.action_dim)
         self.objective.set_action_std(normalizer.action_std)
-        if config.anchor is not None:
-            shapes = {s.name: s.shape for s in spec.sensors if s.kind == "vector"}
-            if config.anchor not in shapes or shapes[config.anchor][0] < spec.action_dim:
-                raise PrismError(
-                    f"anchor '{config.anchor}' must be a vector sensor of at least {spec.action_dim} values; "
-                    f"the vectors are {shapes}"
-                )
-
-    def _anchor(self, observation: Observation) -> Float[Tensor, "B 1 1 Da"] | None:
-        """The latest anchor in normalised action space: what the generator's output is added to."""
-        if self.config.anchor is None:
-            return None
-        latest = observation.streams[self.config.anchor][:, -1, : self.spec.action_dim].float()
-        present = observation.present[self.config.anchor][:, -1:]
-        normalised = self.normalizer.normalize_actions(latest)
-        return torch.where(present, normalised, torch.zeros_like(normalised))[:, None, None, :]
-
-    def _disturb(self, observation: Observation, rng: torch.Generator) -> Observation:
-        """Noise on every vector, in units of its standard deviation: a small dataset is soon known by heart."""
-        streams = dict(observation.streams)
-        for spec in self.spec.sensors:
-            if spec.kind == "vector":
-                clean = streams[spec.name].float()
-                noise = draws.randn(clean.shape, rng).to(clean.device)
-                streams[spec.name] = clean + self.config.observation_noise * self.normalizer.scale(spec.name) * noise
-        return Observation(streams, observation.present)
 
     def _generate(self, prepared: Prepared, latent: Tensor, anchor: Tensor | None) -> Float[Tensor, "B K Tp Da"]:
         actions: Tensor = self.generator(prepared, latent)
@@ -145,15 +108,9 @@ class PrismPolicy(Policy):
 
     def _draft(self, batch: Batch, rng: torch.Generator) -> Draft:
         rng = draws.for_rows(rng, batch)
-        target = self.normalizer.normalize_actions(batch.actions)
-        observation = self.encoder.drop(batch.observation, rng) if self.training else batch.observation
-        anchor = self._anchor(observation)
-        if self.training and self.config.observation_noise > 0:
-            observation = self._disturb(observation, rng)
-        context = self.encoder(observation, rng if self.training else None)
-        prepared = self.generator.prepare(context)
-        latent = self.latents(target.shape[0], self.config.objective.candidates, rng)
-        return Draft(target, prepared, latent, anchor)
+        example = self.example(batch, rng)
+        latent = self.latents(example.target.shape[0], self.config.objective.candidates, rng)
+        return Draft(example.target, self.generator.prepare(example.context), latent, example.anchor)
 
     def _crowd(self, parts: Sequence[Batch]) -> Crowd | None:
         """The targets of the global batch, where these rows are not all of it."""
@@ -163,9 +120,8 @@ class PrismPolicy(Policy):
         target = torch.cat([self.normalizer.normalize_actions(part.actions) for part in parts])
         return self.objective.gather(target, torch.cat([part.action_valid for part in parts]), share)
 
-    @torch.inference_mode()
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
-        prepared = self.generator.prepare(self.encoder(observation))
-        latent = self.latents(observation.batch_size, candidates, rng)
-        actions = self._generate(prepared, latent, self._anchor(observation))
-        return self.normalizer.unnormalize_actions(actions.float())
+    def plan(
+        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
+    ) -> Float[Tensor, "B K Tp Da"]:
+        latent = self.latents(context.shape[0], candidates, rng)
+        return self._generate(self.generator.prepare(context), latent, None)
