@@ -45,7 +45,7 @@ clean:
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims,data,ros,clip,dev]'
+	@$(PIP) install -c constraints.txt -e '.[sims,data,ros,clip,baselines,onnx,serve,ray,dev]'
 	@touch $(VENV)/.installed-sims $@
 
 $(VENV)/.installed-sims: pyproject.toml constraints.txt | $(BIN)/python
