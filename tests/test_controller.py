@@ -171,7 +171,8 @@ def test_the_steps_of_act_can_be_taken_apart() -> None:
         parts.observe(see(0.1 * t))
         assert parts.needs_plan == (t % 3 == 0)
         if parts.needs_plan:
-            sample = parts.policy.sample(parts.observation(), 4, parts.rng)
+            with torch.inference_mode():
+                sample = parts.policy.sample(parts.observation(), 4, parts.rng)
             parts.adopt(sample[0].numpy(), latency_ms=50.0)
             assert parts.replans[-1].latency_ms > 50.0
         np.testing.assert_array_equal(parts.next_action(), expected)
