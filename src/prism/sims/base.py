@@ -1,4 +1,15 @@
-"""The environment interface, and the expert that can demonstrate in it."""
+"""The environment interface, and the expert that can demonstrate in it.
+
+A task's name says which sensors it has, so that a policy, a dataset and an environment agree on them by that name:
+
+    SIMULATOR-TASK           what learns fastest: vectors, privileged ones included where the benchmark has them
+    SIMULATOR-TASK-pixels    cameras (rgb_wrist, rgb_static) and proprioception; never the objects' state
+    SIMULATOR-TASK-rgbd      the same with depth_wrist and depth_static, metres
+
+An environment makes exactly the sensors that it lists and nothing else: a picture that nobody asked for costs more
+than the physics. One that needs a picture and cannot draw says so when it is made (offscreen.require_backend).
+tests/test_sims_conformance.py holds every environment to what is written here.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +33,12 @@ class StepResult:
 
 
 class Env(Protocol):
-    """A simulated robot. The same seed gives bit-identical episodes."""
+    """A simulated robot.
+
+    The same seed and the same actions give bit-identical observations, whatever was played before, in this process or
+    in another. Actions outside the limits are clipped; one that is not finite, a step before a reset or after the end
+    is a PrismError. Observations are the caller's to keep.
+    """
 
     name: str
     sensors: tuple[SensorSpec, ...]
@@ -32,14 +48,17 @@ class Env(Protocol):
     fps: float
     max_steps: int
 
-    def reset(self, seed: int) -> dict[str, Array]: ...
+    def reset(self, seed: int) -> dict[str, Array]:
+        """The first observation: one time step of every sensor."""
+        ...
+
     def step(self, action: NDArray[np.float32]) -> StepResult: ...
     def state(self) -> NDArray[np.float64]:
         """Privileged simulator state, for experts and analysis; never shown to a policy."""
         ...
 
     def render(self) -> NDArray[np.uint8] | None:
-        """A picture (H, W, 3), or None where this machine cannot draw one."""
+        """A picture for people (H, W, 3), or None where this machine cannot draw one. Changes nothing."""
         ...
 
     def close(self) -> None: ...

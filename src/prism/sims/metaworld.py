@@ -1,18 +1,19 @@
-"""MetaWorld v3: 50 manipulation tasks of one arm as state tasks, with their scripted experts.
+"""MetaWorld v3: 50 manipulation tasks of one arm, from state or from pixels, with their scripted experts.
 
 Protocol (DP3): 200 steps, success if any step succeeds. Actions are 4-D in [-1, 1]: a displacement of the hand
 and the closing of the gripper. Simulated time runs at 80 steps a second.
 
-A seed fixes the layout. MetaWorld's own reset has three traps that this module closes: it draws its layout from
-numpy's global state, it draws twice and keeps what the first draw left in the model, and positions in its first
-observation may predate the draw. Here the model is put back as it was loaded, both passes of the reset draw the
-same numbers from a generator of their own, and the first observation is taken after a forward pass.
+A seed fixes the layout. MetaWorld's own reset has four traps that this module closes: it draws its layout from
+numpy's global state, it draws twice and keeps what the first draw left in the model, positions in its first
+observation may predate the draw, and its goal is drawn where it is only after the first step. Here the model is put
+back as it was loaded, both passes of the reset draw the same numbers from a generator of their own, and the first
+observation is taken after a forward pass, with the goal in its place.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims import offscreen
 from prism.sims.base import Array, StepResult
+from prism.sims.metaworld_cameras import SIZE, Cameras, camera_specs
+
+Variant = Literal["state", "pixels", "rgbd"]
 
 SPLITS: dict[str, tuple[str, ...]] = {
     "easy": (
@@ -38,6 +42,12 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "very-hard": ("shelf-place", "disassemble", "stick-pull", "stick-push", "pick-place-wall"),
 }  # fmt: skip
 TASKS: tuple[str, ...] = tuple(sorted(task for split in SPLITS.values() for task in split))
+
+NAMES: dict[str, tuple[str, Variant]] = {
+    f"metaworld-{task}" + ("" if variant == "state" else f"-{variant}"): (task, variant)
+    for variant in get_args(Variant)
+    for task in TASKS
+}  # every task of this simulator by the name that make_env knows
 
 MAX_STEPS = 200
 FPS = 80.0
@@ -80,28 +90,40 @@ def _load(task: str) -> Any:
 
 
 class MetaWorldEnv:
-    """One MetaWorld task; sensors `proprio` (hand xyz, gripper opening) and `object_state`."""
+    """One MetaWorld task; sensor `proprio` (hand xyz, gripper opening), and
 
-    def __init__(self, task: str, max_steps: int = MAX_STEPS) -> None:
+    state    object_state: where things are; privileged
+    pixels   rgb_wrist and rgb_static, size x size
+    rgbd     these and depth_wrist, depth_static in metres
+    """
+
+    def __init__(self, task: str, variant: Variant = "state", max_steps: int = MAX_STEPS, size: int = SIZE) -> None:
         if task not in TASKS:
             raise PrismError(f"MetaWorld has no task '{task}': see prism.sims.metaworld.TASKS")
+        if variant not in get_args(Variant):
+            raise PrismError(f"MetaWorld has no variant '{variant}'; use one of {', '.join(get_args(Variant))}")
+        self.task, self.variant = task, variant
+        self.name = next(name for name, what in NAMES.items() if what == (task, variant))
+        if variant != "state":
+            offscreen.require_backend(self.name)  # before anything is recorded or trained
         self._env = _load(task)
         if not 1 <= max_steps <= self._env.max_path_length:
             raise PrismError(f"max_steps {max_steps} is out of range: 1 to {self._env.max_path_length} for {task}")
-        self.task = task
-        self.name = f"metaworld-{task}"
         self._objects = 2 if task in _TWO_OBJECTS else 1
-        self.sensors: tuple[SensorSpec, ...] = (
-            SensorSpec("proprio", "vector", (4,)),
-            SensorSpec("object_state", "vector", (27 if self._objects == 2 else 15,)),
+        shown = (
+            (SensorSpec("object_state", "vector", (27 if self._objects == 2 else 15,)),)
+            if variant == "state"
+            else camera_specs(variant == "rgbd", size)
         )
+        self.sensors: tuple[SensorSpec, ...] = (SensorSpec("proprio", "vector", (4,)), *shown)
         self.action_dim = 4
         self.action_low = np.full(4, -1.0, dtype=np.float32)
         self.action_high = np.full(4, 1.0, dtype=np.float32)
         self.fps = FPS
         self.max_steps = max_steps
         self._pristine = {name: getattr(self._env.model, name).copy() for name in _MODEL_ARRAYS}
-        self._renderer: offscreen.OffscreenRenderer | None = None
+        self._cameras = None if variant == "state" else Cameras(self._env.model, self.sensors)
+        self._renderer: offscreen.OffscreenRenderer | None = None  # for people
         self._raw: NDArray[np.float64] | None = None
         self._steps = 0
 
@@ -120,6 +142,8 @@ class MetaWorldEnv:
         mujoco.mj_forward(env.model, env.data)
         now = env._get_curr_obs_combined_no_goal()
         env._prev_obs = now
+        for name, position in env._target_site_config:
+            env._set_pos_site(name, position)
         self._raw = np.concatenate([now, now, env._get_pos_goal()])
         self._steps = 0
         return self._observe(self._raw)
@@ -142,7 +166,10 @@ class MetaWorldEnv:
         )
 
     def _observe(self, raw: NDArray[np.float64]) -> dict[str, Array]:
-        return {"proprio": raw[:4].astype(np.float32), "object_state": object_state(raw, raw[36:39], self._objects)}
+        proprio = raw[:4].astype(np.float32)
+        if self._cameras is None:
+            return {"proprio": proprio, "object_state": object_state(raw, raw[36:39], self._objects)}
+        return {"proprio": proprio, **self._cameras.observe(self._env.data)}
 
     def state(self) -> NDArray[np.float64]:
         """MetaWorld's own observation (39,): hand, gripper, objects, the same one step ago, goal."""
@@ -158,9 +185,10 @@ class MetaWorldEnv:
         return self._renderer.render(self._env.data)
 
     def close(self) -> None:
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        for pictures in (self._renderer, self._cameras):
+            if pictures is not None:
+                pictures.close()
+        self._renderer = None
         self._env.close()
 
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.errors import PrismError
+
 INSTALL_LINE = "apt-get install libosmesa6"
 _BACKENDS = ("osmesa", "egl")  # software first: the same pixels on every machine
 _OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's own words
@@ -70,6 +72,14 @@ def rendering_hint() -> str | None:
     return f"no pictures of MuJoCo scenes on this machine; to get them: {INSTALL_LINE}"
 
 
+def require_backend(who: str) -> str:
+    """The back end; PrismError with the remedy where there is none. `who` cannot do without pictures."""
+    name = backend()
+    if name is None:
+        raise PrismError(f"{who} needs pictures: {rendering_hint()}")
+    return name
+
+
 @dataclass(frozen=True)
 class View:
     """A free camera: the point it looks at, metres from it, degrees round it and above it (below 0: from above)."""
@@ -81,13 +91,14 @@ class View:
 
 
 class OffscreenRenderer:
-    """Draws one camera, named or free, of a MuJoCo model at (height, width); quality settings chosen for speed.
+    """Draws cameras, named or free, of a MuJoCo model at (height, width); quality settings chosen for speed.
 
     No multisampling, shadows, reflections or sky box: about ten times faster in software. The settings are made on
     the model before the GL context exists, because MuJoCo reads them only then.
     """
 
     def __init__(self, model: Any, height: int, width: int, camera: str | View) -> None:
+        """`camera`: the one that is drawn unless told."""
         import mujoco
 
         self._gl: Any = None
@@ -103,33 +114,68 @@ class OffscreenRenderer:
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
+        # 1 at the near plane, 0 at infinity: floats are dense near 0, so that far things keep their precision
+        self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
         self._scene = mujoco.MjvScene(model, maxgeom=2000)
         for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX", "mjRND_HAZE"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = False
         self._option = mujoco.MjvOption()
-        self._camera = mujoco.MjvCamera()
-        if isinstance(camera, View):
-            self._camera.type = mujoco.mjtCamera.mjCAMERA_FREE
-            self._camera.lookat[:] = camera.lookat
-            self._camera.distance = camera.distance
-            self._camera.azimuth = camera.azimuth
-            self._camera.elevation = camera.elevation
-        else:
-            self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
-            self._camera.fixedcamid = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
-            assert self._camera.fixedcamid >= 0, camera
+        self._default = camera
+        self._cameras: dict[str | View, Any] = {}
         self._rectangle = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), dtype=np.uint8)
+        self._depth = np.empty((height, width), dtype=np.float32)
+        self._camera(camera)
 
-    def render(self, data: Any) -> NDArray[np.uint8]:
+    def _camera(self, camera: str | View) -> Any:
+        if camera in self._cameras:
+            return self._cameras[camera]
+        mujoco = self._mujoco
+        made = mujoco.MjvCamera()
+        if isinstance(camera, View):
+            made.type = mujoco.mjtCamera.mjCAMERA_FREE
+            made.lookat[:] = camera.lookat
+            made.distance = camera.distance
+            made.azimuth = camera.azimuth
+            made.elevation = camera.elevation
+        else:
+            made.type = mujoco.mjtCamera.mjCAMERA_FIXED
+            made.fixedcamid = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+            assert made.fixedcamid >= 0, camera
+        self._cameras[camera] = made
+        return made
+
+    def _draw(self, data: Any, camera: str | View | None) -> None:
         mujoco = self._mujoco
         self._gl.make_current()
-        mujoco.mjv_updateScene(
-            self._model, data, self._option, None, self._camera, mujoco.mjtCatBit.mjCAT_ALL.value, self._scene
-        )
+        chosen = self._camera(camera or self._default)
+        everything = mujoco.mjtCatBit.mjCAT_ALL.value
+        mujoco.mjv_updateScene(self._model, data, self._option, None, chosen, everything, self._scene)
         mujoco.mjr_render(self._rectangle, self._scene, self._context)
-        mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
+
+    def render(self, data: Any, camera: str | View | None = None) -> NDArray[np.uint8]:
+        """(H, W, 3)"""
+        self._draw(data, camera)
+        self._mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
         return self._pixels[::-1].copy()  # OpenGL's first row is the lowest
+
+    def render_depth(
+        self, data: Any, camera: str | View | None = None
+    ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """The picture and its depth in metres along the optical axis, (H, W, 3), (H, W); 0 where there is nothing.
+
+        From the buffer's b, 1 near and 0 far:  z = near / (b + (1 - b) near / far). MuJoCo's near and far planes are
+        multiples of the model's extent.
+        """
+        self._draw(data, camera)
+        self._mujoco.mjr_readPixels(self._pixels, self._depth, self._rectangle, self._context)
+        near, far = (float(plane * self._model.stat.extent) for plane in self._planes())
+        buffer = self._depth[::-1].astype(np.float64)
+        metres = near / (buffer + (1.0 - buffer) * (near / far))
+        return self._pixels[::-1].copy(), np.where(buffer > 0.0, metres, 0.0).astype(np.float32)
+
+    def _planes(self) -> tuple[float, float]:
+        return self._model.vis.map.znear, self._model.vis.map.zfar
 
     def close(self) -> None:
         if self._gl is not None:

@@ -15,7 +15,7 @@ _PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*_PUSHT, *(f"metaworld-{task}" for task in metaworld.TASKS))
+    return (*_PUSHT, *metaworld.NAMES)
 
 
 def make_env(name: str) -> Env:
@@ -23,8 +23,8 @@ def make_env(name: str) -> Env:
         from prism.sims.pusht import PushTEnv
 
         return PushTEnv(_PUSHT[name])
-    if name in task_names():
-        return metaworld.MetaWorldEnv(name.removeprefix("metaworld-"))
+    if name in metaworld.NAMES:
+        return metaworld.MetaWorldEnv(*metaworld.NAMES[name])
     raise _unknown(name)
 
 
