@@ -22,9 +22,8 @@ from prism.selection import (
     IntArray,
     SelectionConfig,
     SelectionState,
-    mode_labels,
+    find_modes,
     overlap,
-    pairwise_distance,
     select,
 )
 from prism.types import Observation
@@ -198,13 +197,12 @@ class Controller:
             pose=None if pose is None else pose.astype(np.float64).ravel(),
             doubt=self._doubt,
         )
-        selection = select(plans, self.scale, state, self.config.selection)
+        radius = self.config.selection.mode_radius
+        modes = find_modes(plans, self.scale, radius)
+        selection = select(plans, self.scale, state, self.config.selection, modes)
         self._doubt = selection.doubt
         latency = latency_ms + (time.perf_counter() - start) * 1e3
 
-        radius = self.config.selection.mode_radius
-        distance = pairwise_distance(plans, self.scale)
-        modes = mode_labels(distance, radius)
         stay = None if remainder is None else overlap(plans, remainder, self.scale)
         moved = None if stay is None else float(stay[selection.index])
         switched = moved is not None and moved > radius
@@ -213,8 +211,8 @@ class Controller:
                 step=self._step,
                 latency_ms=latency,
                 index=selection.index,
-                spread=float(distance.sum() / max(1, len(plans) * (len(plans) - 1))),
-                modes=int(modes.max()) + 1,
+                spread=float(modes.distance.sum() / max(1, len(plans) * (len(plans) - 1))),
+                modes=int(modes.labels.max()) + 1,
                 overlap_distance=moved,
                 mode_switch=switched,
                 avoidable_switch=switched and stay is not None and bool(stay.min() <= radius),
@@ -230,7 +228,7 @@ class Controller:
             step=self._step,
             candidates=candidates,
             scores=selection.scores,
-            modes=modes,
+            modes=modes.labels,
             index=selection.index,
             actions=chosen.astype(np.float32),
             remainder=None if remainder is None else remainder.astype(np.float32),

@@ -103,21 +103,33 @@ def mode_labels(distance: FloatArray, radius: float) -> IntArray:
 
     Labels are numbered by first appearance. Order of the candidates does not change which belong together.
     """
-    near = distance <= radius
+    near = [set(np.flatnonzero(row).tolist()) for row in distance <= radius]  # small sets beat small arrays
     labels = np.full(len(distance), -1, dtype=np.int64)
+    left = set(range(len(distance)))
     count = 0
-    for seed in range(len(distance)):
-        if labels[seed] >= 0:
-            continue
-        member = np.zeros(len(distance), dtype=bool)
-        frontier = member.copy()
-        frontier[seed] = True
-        while frontier.any():
-            member |= frontier
-            frontier = near[frontier].any(axis=0) & ~member
-        labels[member] = count
+    while left:
+        frontier = [min(left)]
+        member: set[int] = set()
+        while frontier:
+            member.update(frontier)
+            frontier = [*set().union(*(near[i] for i in frontier)) - member]
+        labels[list(member)] = count
+        left -= member
         count += 1
     return labels
+
+
+@dataclass(frozen=True)
+class Modes:
+    """How the candidates of one replan lie to each other: found once, used by every rule and by the report."""
+
+    distance: FloatArray  # (K, K)
+    labels: IntArray  # (K,)
+
+
+def find_modes(candidates: FloatArray, scale: FloatArray, radius: float) -> Modes:
+    distance = pairwise_distance(candidates, scale)
+    return Modes(distance, mode_labels(distance, radius))
 
 
 def proxy_score(
@@ -153,14 +165,14 @@ def overlap(candidates: FloatArray, remainder: FloatArray, scale: FloatArray, di
     return plan_distance(candidates[:, :steps], remainder[None, :steps], scale, discount)
 
 
-def medoid(candidates: FloatArray, scale: FloatArray, radius: float) -> FloatArray:
+def medoid(candidates: FloatArray, scale: FloatArray, radius: float, modes: Modes | None = None) -> FloatArray:
     """(K,) mean distance to the members of its own mode; infinite outside the mode with most candidates.
 
     Its minimum is the most typical candidate of the most probable mode. Of modes of equal size the tighter
     one wins, then the more central one, so that the order of candidates does not matter.
     """
-    distance = pairwise_distance(candidates, scale)
-    labels = mode_labels(distance, radius)
+    modes = modes or find_modes(candidates, scale, radius)
+    distance, labels = modes.distance, modes.labels
     within = _mean_within(distance, labels)
     sizes = np.bincount(labels)
     tightness = np.bincount(labels, weights=within) / sizes
@@ -170,7 +182,12 @@ def medoid(candidates: FloatArray, scale: FloatArray, radius: float) -> FloatArr
 
 
 def commit(
-    candidates: FloatArray, remainder: FloatArray, scale: FloatArray, doubt: float, config: SelectionConfig
+    candidates: FloatArray,
+    remainder: FloatArray,
+    scale: FloatArray,
+    doubt: float,
+    config: SelectionConfig,
+    modes: Modes | None = None,
 ) -> Selection:
     """Overlap with hysteresis on modes: stay in the mode of the previous plan, but not for ever.
 
@@ -189,13 +206,13 @@ def commit(
     Where no candidate is within 2 * mode_radius of the remainder there is nothing to keep (the world
     changed, or the old plan was an outlier): the most probable mode is taken afresh.
     """
-    distance = pairwise_distance(candidates, scale)
-    labels = mode_labels(distance, config.mode_radius)
+    modes = modes or find_modes(candidates, scale, config.mode_radius)
+    distance, labels = modes.distance, modes.labels
     sizes = np.bincount(labels)
     old = overlap(candidates, remainder, scale, config.discount)
     nearest = int(np.argmin(old))
     if old[nearest] > 2.0 * config.mode_radius:
-        scores = medoid(candidates, scale, config.mode_radius)
+        scores = medoid(candidates, scale, config.mode_radius, modes)
         return Selection(int(np.argmin(scores)), scores)
     kept = int(labels[nearest])
     rivals = [m for m in range(len(sizes)) if m != kept and sizes[m] >= config.min_share * len(candidates)]
@@ -211,11 +228,17 @@ def commit(
     return Selection(int(np.argmin(scores)), scores, doubt)
 
 
-def select(candidates: FloatArray, scale: FloatArray, state: SelectionState, config: SelectionConfig) -> Selection:
+def select(
+    candidates: FloatArray,
+    scale: FloatArray,
+    state: SelectionState,
+    config: SelectionConfig,
+    modes: Modes | None = None,
+) -> Selection:
     """Apply the configured rule to candidates (K, Tp, Da) in robot units; `scale` is (Da,), positive.
 
     Without history the `initial` rule decides. Without a pose, ProxyScore becomes the last-action rule,
-    as Sec. 4.5 has it.
+    as Sec. 4.5 has it. `modes`: of these candidates at config.mode_radius, where they are known already.
     """
     rule: Rule = config.rule
     if rule == "proxy_score" and state.pose is None:
@@ -224,7 +247,7 @@ def select(candidates: FloatArray, scale: FloatArray, state: SelectionState, con
         rule = config.initial
     if rule == "commit":
         assert state.remainder is not None
-        return commit(candidates, state.remainder, scale, state.doubt, config)
+        return commit(candidates, state.remainder, scale, state.doubt, config, modes)
     if rule == "overlap":
         assert state.remainder is not None
         scores = overlap(candidates, state.remainder, scale, config.discount)
@@ -235,7 +258,7 @@ def select(candidates: FloatArray, scale: FloatArray, state: SelectionState, con
         assert state.pose is not None
         scores = proxy_score(candidates, state.pose, scale, config.action_kind, config.pose_dims)
     elif rule == "medoid":
-        scores = medoid(candidates, scale, config.mode_radius)
+        scores = medoid(candidates, scale, config.mode_radius, modes)
     else:
         scores = np.arange(len(candidates), dtype=np.float64)
     return Selection(int(np.argmin(scores)), scores)
