@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("rosbags")
 
 from rosbags.rosbag2 import StoragePlugin, Writer
-from rosbags.typesys import Stores, get_typestore
+from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
@@ -148,3 +148,38 @@ def test_damaged_bag(tmp_path: Path) -> None:
     (path / "metadata.yaml").write_text("{")
     with pytest.raises(PrismError, match="take: episode 0"):
         open_dataset(path, fps=10)
+
+
+def test_sound_in_a_bag(tmp_path: Path) -> None:
+    """A microphone's chunks (as audio_common sends them) become the samples that end at each step."""
+    kind, rate, chunk = "audio_common_msgs/msg/AudioData", 8000, 200
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    store.register(get_types_from_msg("uint8[] data", kind))
+    ramp = np.arange(2 * rate, dtype="<i2")  # every sample is its own index
+    with Writer(tmp_path / "take", version=9, storage_plugin=StoragePlugin.SQLITE3) as writer:
+        sound = writer.add_connection("/microphone", kind, typestore=store)
+        camera = writer.add_connection("/camera", "sensor_msgs/msg/Image", typestore=store)
+        moves = writer.add_connection("/arm_command", "std_msgs/msg/Float64MultiArray", typestore=store)
+        for i in range(0, len(ramp), chunk):
+            time = START * 10**9 + i * 10**9 // rate
+            message = store.types[kind](data=ramp[i : i + chunk].view(np.uint8))
+            writer.write(sound, time, bytes(store.serialize_cdr(message, kind)))
+        for i in range(20):
+            time = START * 10**9 + i * 10**8
+            frame = image(START + i / 10, i)
+            writer.write(camera, time, bytes(store.serialize_cdr(frame, "sensor_msgs/msg/Image")))
+            move = store.serialize_cdr(command(i / 10), "std_msgs/msg/Float64MultiArray")
+            writer.write(moves, time, bytes(move))
+    with pytest.raises(PrismError, match="depends on the rate; give --fps"):
+        open_dataset(tmp_path / "take")
+    source = open_dataset(tmp_path / "take", fps=10)
+    sensor = next(s for s in source.sensors if s.kind == "audio")
+    assert sensor.shape[0] == rate // 10
+    part = source.read(0)
+    heard, here = part.streams[sensor.name], part.present[sensor.name]
+    assert not here[0], "nothing had been recorded before the first step"
+    for step in range(1, 20):
+        assert here[step]
+        last = step * rate // 10
+        expected = np.arange(last - rate // 10, last)
+        np.testing.assert_allclose(heard[step] * 32768, expected, atol=1e-2, err_msg=f"step {step}")

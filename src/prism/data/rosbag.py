@@ -8,6 +8,7 @@ a pass over each bag: convert bags once, and train on the result.
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -135,7 +136,7 @@ class RosbagSource(TableSource):
             self._reader = None
 
     def __del__(self) -> None:
-        if getattr(self, "_reader", None) is not None:
+        if getattr(self, "_reader", None) is not None and not sys.is_finalizing():  # else it cannot import any more
             self._close()
 
     def _connections(self, reader: Any, topic: str, number: int) -> list[Any]:
