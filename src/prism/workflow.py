@@ -38,8 +38,10 @@ def train_experiment(
     resume: bool | Literal["auto"] = False,
     console: Console | None = None,
     title: str = "train",
+    until: float = 1.0,
 ) -> TrainResult:
-    """Demonstrations -> statistics -> policy -> the loop; the run folder then explains itself.
+    """Demonstrations -> statistics -> policy -> the loop, up to `until` of its budget; the run folder then explains
+    itself.
 
     `resume` "auto": go on with a run that is there, start one that is not. On several ranks all do the same; rank 0
     records what has to be recorded, before the others look, and writes the files.
@@ -84,7 +86,7 @@ def train_experiment(
             run.mkdir(parents=True, exist_ok=True)
             if not (run / FILE).exists():
                 experiment.save(run)
-    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title)
+    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title, until=until)
 
 
 def _check_run(run: Path, resume: bool | Literal["auto"]) -> bool:

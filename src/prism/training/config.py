@@ -10,6 +10,7 @@ from prism import jsonconfig
 from prism.errors import PrismError
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Clock = Literal["wall", "cpu"]
 
 # These do not enter the mathematics of the run, so a resumed run may change them.
 FREE_ON_RESUME = frozenset(
@@ -31,6 +32,10 @@ class TrainConfig:
     follows the budget: the fraction done is max(step / steps, seconds / (60 minutes)). With a step budget alone
     a run is reproduced bit for bit, also through a resume; with a time budget the learning rate depends on the
     clock, so no two runs are equal to the last bit.
+
+    `clock` says which time `minutes` means. "cpu" counts the seconds that the process computed, all its threads
+    together (on several ranks: rank 0's): runs that share a busy machine, or are paused, then still get equal
+    amounts of computing. With one thread on an idle core it is the wall clock.
     """
 
     batch_size: int = 64
@@ -56,6 +61,7 @@ class TrainConfig:
     workers: int = 0  # threads that prepare batches ahead; 0: in the loop itself (fastest for vectors)
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
     accumulate: int = field(default=1, metadata=jsonconfig.ADDED_LATER)  # parts that a batch is computed in, one by one
+    clock: Clock = field(default="wall", metadata=jsonconfig.ADDED_LATER)  # what `minutes` counts
 
     def __post_init__(self) -> None:
         at_least_one = ("batch_size", "val_batches", "keep_last", "max_skipped_steps", "log_every", "accumulate")
@@ -77,6 +83,8 @@ class TrainConfig:
         _require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "in [0, 1)")
         kinds = get_args(Precision)
         _require(self.precision in kinds, "precision", self.precision, f"one of {', '.join(kinds)}")
+        clocks = get_args(Clock)
+        _require(self.clock in clocks, "clock", self.clock, f"one of {', '.join(clocks)}")
         if self.steps == 0 and self.minutes == 0:
             raise PrismError("training config: no budget; set steps or minutes (--steps, --minutes)")
 

@@ -39,6 +39,7 @@ from prism.training.signals import StopRequest, exclusive
 from prism.types import Batch
 
 _TRAINING, _VALIDATION = 1, 2  # streams of random numbers
+_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class TrainResult:
     policy: Policy  # averaged weights, evaluation mode: what load_policy(run_dir) gives
     checkpoint: Path
     step: int
-    seconds: float  # in the loop, over all sittings
+    seconds: float  # in the loop, over all sittings, by the clock of the config
     loss: float | None  # of the last step
     val_loss: float | None  # the last one measured
     best_val_loss: float | None
@@ -63,6 +64,7 @@ def train(
     resume: bool | Literal["auto"] = False,
     console: Console | None = None,
     title: str = "train",
+    until: float = 1.0,
 ) -> TrainResult:
     """Train `policy` in place, on the device it is on; checkpoints and logs go to `run_dir`.
 
@@ -70,6 +72,9 @@ def train(
     data and config have to be those it was started with (config.FREE_ON_RESUME may differ). "auto" continues a run
     that is there and starts one that is not. SIGTERM and Ctrl-C finish the step, save and return. What is deployed is
     the average: result.policy, or load_policy(run_dir).
+
+    `until` < 1 stops at that fraction of the budget, saved; a resume goes on as if it had not: to look at a run on
+    its way, off its clock.
 
     Inside collective.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
     """
@@ -118,11 +123,12 @@ def train(
         for note in notes:
             monitor.say(note)
         policy.train()
-        started = time.perf_counter() - seconds
+        clock = _CLOCKS[config.clock]
+        started = clock() - seconds
         last_save = time.perf_counter()
         stopped_by = ""
 
-        while (fraction := config.fraction(step, seconds)) < 1.0 and not stopped_by:
+        while (fraction := config.fraction(step, seconds)) < until and not stopped_by:
             batch = dataclasses.replace(next(loader), share=share).to(learner.device)
             rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
             rate = learning_rate(config, step, fraction)
@@ -145,11 +151,11 @@ def train(
             clock_save = leader and 0 < 60 * config.checkpoint_minutes <= now - last_save
             with collective.explain_loss():  # one clock, rank 0's, and one decision to stop
                 seconds, clock_due, signalled = collective.max_over_ranks(
-                    [now - started if leader else 0.0, float(clock_save), float(stop.number)]
+                    [clock() - started if leader else 0.0, float(clock_save), float(stop.number)]
                 )
             stopped_by = signal.Signals(int(signalled)).name if signalled else ""
 
-            done = config.fraction(step, seconds) >= 1.0
+            done = config.fraction(step, seconds) >= until
             save_due = done or _every(config.checkpoint_every, step) or clock_due > 0
             measured = None
             if windows_val is not None and (save_due or _every(config.val_every, step)):
