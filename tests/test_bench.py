@@ -115,3 +115,22 @@ def test_allocator_bench_says_when_its_process_dies(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(allocator.sys, "executable", "/bin/false")
     with pytest.raises(PrismError, match="ended by itself"):
         allocator.run(allocator.AllocatorBenchConfig(batch=2, rounds=1, warmup=0, base_rounds=0))
+
+
+def test_data_bench_measures_speed_and_memory(tmp_path: Path) -> None:
+    from prism.bench.data import DataBenchConfig, main
+
+    name, file = "prism", tmp_path / "data.json"
+    main(DataBenchConfig(json=file, formats=(name,), seconds=0.05, scale=0.05, batch=4, growth=2))
+    result = json.loads(file.read_text())
+    assert result["windows_per_s"].keys() == result["memory_ratio_10x"].keys() == {name}
+    assert result["windows_per_s"][name] > 0
+    assert 0.5 < result["memory_ratio_10x"][name] < 2
+    assert result["grown"][name]["steps"] == 2 * result["once"][name]["steps"]
+
+
+def test_data_bench_refuses_unknown_formats() -> None:
+    from prism.bench.data import DataBenchConfig
+
+    with pytest.raises(PrismError, match="--formats csv: use some of prism"):
+        DataBenchConfig(formats=("csv",))
