@@ -17,7 +17,7 @@ from prism.sims import offscreen
 from prism.sims.base import Array
 
 SIZE = 84
-SHIFT = 4  # training: pixels by which a picture is moved at random
+MARGIN = 4  # pixels cut off at each side: in the middle, at random in training (Diffusion Policy's random crop)
 REACH = (0.02, 3.0)  # metres of depth that mean something: the hand's own fingers, the far wall of the table
 
 
@@ -39,9 +39,12 @@ CAMERAS = {
 
 def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
     """rgb_wrist and rgb_static; with `depth` also depth_wrist and depth_static."""
-    specs = [SensorSpec(f"rgb_{name}", "rgb", (size, size, 3), random_shift=SHIFT) for name in CAMERAS]
+    crop = (size - 2 * MARGIN, size - 2 * MARGIN)
+    specs = [SensorSpec(f"rgb_{n}", "rgb", (size, size, 3), crop=crop, random_shift=MARGIN) for n in CAMERAS]
     if depth:
-        specs += [SensorSpec(f"depth_{n}", "depth", (size, size), random_shift=SHIFT, clip=REACH) for n in CAMERAS]
+        specs += [
+            SensorSpec(f"depth_{n}", "depth", (size, size), crop=crop, random_shift=MARGIN, clip=REACH) for n in CAMERAS
+        ]
     return tuple(specs)
 
 
