@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -91,3 +96,32 @@ def make_picture_env() -> PointEnv:
 
 def make_point_policy() -> PointPolicy:
     return PointPolicy()
+
+
+class DeadlyEnv(PointEnv):
+    """Takes its process down in the middle of the episodes whose seeds are named, so many times each.
+
+    `deaths` holds a folder a seed in which each death leaves a file: the memory that survives the process.
+    """
+
+    def __init__(self, deaths: Path, times: Mapping[int, int]) -> None:
+        super().__init__()
+        self._deaths, self._times, self._seed = deaths, times, 0
+
+    def reset(self, seed: int) -> dict[str, NDArray[np.generic]]:
+        self._seed = seed
+        return super().reset(seed)
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        folder = self._deaths / str(self._seed)
+        folder.mkdir(exist_ok=True)
+        if self._steps == 3 and (count := len(list(folder.iterdir()))) < self._times.get(self._seed, 0):
+            (folder / str(count)).touch()
+            if count % 2:
+                raise ValueError("the simulation diverged")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def make_deadly_env(deaths: Path, times: Mapping[int, int]) -> DeadlyEnv:
+    return DeadlyEnv(deaths, times)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.recording import load_result, load_results, recording_path, save_result
 from prism.evaluation.results import EvaluationResult, flat_json, metrics_json, write_json
-from prism.evaluation.rollout import RecordConfig, _Job, _setup, evaluate, run_episode, to_film
+from prism.evaluation.rollout import IncompleteError, RecordConfig, _Job, _setup, evaluate, run_episode, to_film
 from prism.sensors import SensorSpec
 from tests.evaluation_fakes import (
     SENSORS,
     PointEnv,
     PointPolicy,
+    make_deadly_env,
     make_picture_env,
     make_point_env,
     make_point_policy,
@@ -47,6 +49,35 @@ def test_same_result_for_any_number_of_workers(filmed: EvaluationResult) -> None
     assert [e.seed for e in alone.episodes] == [100, 101, 102, 103, 104]
     here = run_episode(PointEnv(), Controller(PointPolicy(), CONFIG), 103)
     np.testing.assert_array_equal(here.actions, alone.episodes[3].actions)
+
+
+def test_an_episode_that_kills_its_process_is_run_again_with_the_same_result(
+    filmed: EvaluationResult, tmp_path: Path
+) -> None:
+    env = functools.partial(make_deadly_env, tmp_path, {101: 2})
+    result = evaluate(make_point_policy, "point", 5, 100, CONFIG, 2, None, False, env)
+    assert comparable(result) == comparable(filmed)
+    assert sorted(line.split(":")[0] for line in result.crashes) == ["seed 101", "seed 101"]
+    assert any("SIGKILL" in line for line in result.crashes)
+    assert any("ValueError: the simulation diverged" in line for line in result.crashes)
+    assert result.lost == ()
+
+
+def test_an_episode_that_always_kills_is_named_and_the_others_are_kept(
+    filmed: EvaluationResult, tmp_path: Path
+) -> None:
+    env = functools.partial(make_deadly_env, tmp_path / "deaths", {101: 99})
+    (tmp_path / "deaths").mkdir()
+    with pytest.raises(
+        IncompleteError, match=r"^point: a worker died 3 times at seed 101: .*; 3 of 4 episodes"
+    ) as error:
+        evaluate(make_point_policy, "point", 4, 100, CONFIG, 2, None, False, env)
+    kept = error.value.result
+    assert [episode.seed for episode in kept.episodes] == [100, 102, 103]
+    expected = [row for row in comparable(filmed) if row["seed"] in (100, 102, 103)]
+    assert comparable(kept) == expected
+    save_result(recording_path(tmp_path, "point"), kept)
+    assert load_results(tmp_path)[0].lost == kept.lost
 
 
 def test_the_camera_changes_nothing_but_adds_pictures_and_fans(filmed: EvaluationResult) -> None:

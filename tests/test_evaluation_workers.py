@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from prism.errors import PrismError
-from prism.evaluation.workers import WorkerPool
-from tests.worker_fakes import setup
+from prism.evaluation.workers import LostJobsError, WorkerPool
+from tests.worker_fakes import hopeless, setup
 
 
 def test_results_come_in_order_from_workers_that_stay(tmp_path: Path) -> None:
@@ -44,9 +44,20 @@ def test_a_dead_worker_is_replaced_and_reported(tmp_path: Path, how: str, reason
 def test_a_job_that_always_kills_is_an_error(tmp_path: Path) -> None:
     with (
         WorkerPool[int, tuple[int, int]](functools.partial(setup, tmp_path, 99, "exit"), 1) as pool,
-        pytest.raises(PrismError, match="3 times at 2"),
+        pytest.raises(LostJobsError, match="3 times at 2") as error,
     ):
-        pool.run([1, 2])
+        pool.run([1, 2, 3])
+    assert {index: value for index, (value, _) in error.value.results.items()} == {0: 1, 2: 9}
+    assert list(error.value.lost) == [1]
+
+
+def test_where_nothing_runs_not_everything_is_tried(tmp_path: Path) -> None:
+    with (
+        WorkerPool[int, None](functools.partial(hopeless, tmp_path), 1) as pool,
+        pytest.raises(PrismError, match=r"3 times at 0: the process ended with exit status 3 \(and 1 more\)"),
+    ):
+        pool.run(list(range(50)))
+    assert len(list(tmp_path.iterdir())) == 6
 
 
 def test_a_refusal_is_passed_on_at_once(tmp_path: Path) -> None:
@@ -61,7 +72,7 @@ def test_a_refusal_is_passed_on_at_once(tmp_path: Path) -> None:
 INTERRUPTED = """
 import functools, sys
 from pathlib import Path
-from prism.evaluation.workers import WorkerPool
+from prism.evaluation.workers import LostJobsError, WorkerPool
 from tests.worker_fakes import forever
 if __name__ == "__main__":
     try:

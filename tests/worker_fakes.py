@@ -30,6 +30,12 @@ def setup(counter: Path, deaths: int, how: str) -> Callable[[int], tuple[int, in
     return functools.partial(_square, counter=counter, deaths=deaths, how=how)
 
 
+def hopeless(counter: Path) -> Callable[[int], None]:
+    """A worker that dies before it can do anything."""
+    (counter / str(os.getpid())).touch()
+    os._exit(3)
+
+
 def forever(folder: Path) -> Callable[[int], None]:
     """Jobs that leave their process number in the folder and then wait."""
     return functools.partial(_wait, folder)

@@ -22,7 +22,7 @@ from prism.evaluation.modality_page import write_page
 from prism.evaluation.recording import load_results, recording_path, save_result
 from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
-from prism.evaluation.rollout import TEST_SEED, RecordConfig, evaluate
+from prism.evaluation.rollout import TEST_SEED, IncompleteError, RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
@@ -142,18 +142,24 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     task = options.task or experiment.task
     if task is None:
         raise PrismError(f"{run} was trained on a dataset alone: say where to roll it out with --task")
-    result = evaluate(
-        path,
-        task,
-        options.episodes,
-        options.first_seed,
-        controller=options.controller(experiment.controller),
-        workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),
-        record=options.record,
-        progress=progress,
-    )
+    lost: IncompleteError | None = None
+    try:
+        result = evaluate(
+            path,
+            task,
+            options.episodes,
+            options.first_seed,
+            controller=options.controller(experiment.controller),
+            workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),
+            record=options.record,
+            progress=progress,
+        )
+    except IncompleteError as error:  # what there is is worth keeping
+        result, lost = error.result, error
     save_result(recording_path(run, result.task), result, overwrite=True)
     write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
+    if lost is not None:
+        raise lost
     return result
 
 

@@ -63,7 +63,7 @@ def load_result(path: Path) -> EvaluationResult:
         controller = dict(meta["controller"])
         controller["selection"] = SelectionConfig(**controller["selection"])
         meta["controller"] = ControllerConfig(**controller)
-        meta["crashes"] = tuple(meta["crashes"])
+        meta |= {name: tuple(meta.get(name, ())) for name in ("crashes", "lost")}
         meta["episodes"] = tuple(_episode(row, arrays, i) for i, row in enumerate(meta["episodes"]))
         return EvaluationResult(**meta)
     except (KeyError, TypeError, ValueError) as error:

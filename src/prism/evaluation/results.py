@@ -73,6 +73,7 @@ class EvaluationResult:
     episodes: tuple[EpisodeResult, ...]  # in the order of their seeds
     seconds: float
     crashes: tuple[str, ...] = ()  # one line for each worker that died and was replaced
+    lost: tuple[str, ...] = ()  # one line for each episode that killed its worker every time: not among `episodes`
     rendering_hint: str | None = None  # why there are no pictures, and the line that would bring them
     info: dict[str, Any] = field(default_factory=dict)  # command, date, versions, machine
 
@@ -107,6 +108,7 @@ class EvaluationResult:
             "replans": len(latencies),
             "seconds": self.seconds,
             "crashes": list(self.crashes),
+            "lost": list(self.lost),
             "policy": self.policy,
             "controller": dataclasses.asdict(self.controller),
         }

@@ -17,7 +17,7 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
-from prism.evaluation.workers import WorkerPool
+from prism.evaluation.workers import LostJobsError, WorkerPool
 from prism.policy import Policy
 from prism.sims.base import Env
 
@@ -48,6 +48,16 @@ class _Job:
         return f"seed {self.seed}"
 
 
+class IncompleteError(PrismError):
+    """Episodes that crashed their process every time; `result` holds the others."""
+
+    def __init__(self, result: EvaluationResult) -> None:
+        kept, lost = len(result.episodes), len(result.lost)
+        more = f" (and {lost - 1} more)" if lost > 1 else ""
+        super().__init__(f"{result.task}: {result.lost[0]}{more}; {kept} of {kept + lost} episodes are kept")
+        self.result = result
+
+
 class Progress(Protocol):
     """Called after each episode, in the order in which they end."""
 
@@ -68,7 +78,8 @@ def evaluate(
     """Episodes with seeds first_seed, first_seed + 1, ... of `task`, each by a controller seeded with the same number.
 
     `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment
-    (both are called once in every worker). `record=None` makes no pictures.
+    (both are called once in every worker). `record=None` makes no pictures. An episode whose process dies is run
+    again in a new one; if it dies every time, the others are finished and IncompleteError brings them.
     """
     if episodes < 1 or workers < 1:
         raise PrismError(f"episodes = {episodes} and workers = {workers} must both be at least 1")
@@ -86,18 +97,29 @@ def evaluate(
                 done.append(outcome.episode)
                 report(outcome.episode, len(done), episodes)
 
-            outcomes = pool.run(jobs, finished)
+            lost: tuple[str, ...] = ()
+            try:
+                outcomes = pool.run(jobs, finished)
+            except LostJobsError as error:
+                if not error.results:
+                    raise PrismError(f"{task}: {error}") from error
+                outcomes = [error.results[i] for i in sorted(error.results)]
+                lost = tuple(error.lost[i] for i in sorted(error.lost))
         seconds = time.perf_counter() - start
         results = [outcome.episode for outcome in outcomes]
         if record is not None and record.videos:
             chosen = to_film(results, record.videos)
             films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
-            for i, outcome in zip(chosen, pool.run(films), strict=True):
+            try:
+                filmed = dict(zip(chosen, pool.run(films), strict=True))
+            except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
+                filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
+            for i, outcome in filmed.items():
                 # Everything but the recording stays as first measured.
                 film = outcome.episode
                 results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
                 hint = hint or outcome.rendering_hint
-    return EvaluationResult(
+    result = EvaluationResult(
         task=task,
         policy=str(policy) if isinstance(policy, Path) else getattr(load, "__qualname__", repr(load)),
         first_seed=first_seed,
@@ -106,9 +128,13 @@ def evaluate(
         episodes=tuple(results),
         seconds=seconds,
         crashes=tuple(pool.crashes),
+        lost=lost,
         rendering_hint=hint,
         info=run_info(first_seed),
     )
+    if lost:
+        raise IncompleteError(result)
+    return result
 
 
 def to_film(episodes: list[EpisodeResult], count: int) -> list[int]:

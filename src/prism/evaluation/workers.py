@@ -2,7 +2,7 @@
 
 A simulator can take its process down (a segmentation fault, the out-of-memory killer), and
 concurrent.futures gives up the whole pool then. Here the dead worker is replaced, its job is run again,
-and the caller learns of it.
+and the caller learns of it. A job that keeps dying is given up, alone: the others are finished first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
 from prism.errors import PrismError
+
+HOPELESS = 2  # jobs given up before any was done: it is not the jobs
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -31,6 +33,16 @@ class _Slot:
     process: SpawnProcess
     connection: Connection
     job: int | None = None
+
+
+class LostJobsError(PrismError):
+    """Jobs that were given up, after everything else was done."""
+
+    def __init__(self, results: Mapping[int, Any], lost: Mapping[int, str]) -> None:
+        first, *more = lost.values()
+        super().__init__(first + (f" (and {len(more)} more)" if more else ""))
+        self.results = dict(results)  # by the number of the job
+        self.lost = dict(lost)  # the reason, by the number of the job
 
 
 class WorkerPool(Generic[Job, Result]):
@@ -62,13 +74,15 @@ class WorkerPool(Generic[Job, Result]):
         """Results in the order of `jobs`.
 
         A job that raises PrismError stops everything with that error: running it again would not help. Any other
-        exception, or the death of the process, is a crash; after `retries` repetitions of the same job it becomes
-        a PrismError.
+        exception, or the death of the process, is a crash; after `retries` repetitions of the same job it is given
+        up, the others are done, and LostJobsError carries their results. Where nothing succeeds, the rest of the
+        jobs is not tried.
         """
         results: dict[int, Result] = {}
+        lost: dict[int, str] = {}
         attempts = [0] * len(jobs)
         pending = deque(range(len(jobs)))
-        while len(results) < len(jobs):
+        while len(results) + len(lost) < len(jobs):
             while pending and len(self._slots) < min(self._workers, len(jobs)):
                 self._slots.append(_start(self._setup))
             for slot in self._slots:
@@ -93,9 +107,14 @@ class WorkerPool(Generic[Job, Result]):
                 job = jobs[slot.job]
                 attempts[slot.job] += 1
                 self.crashes.append(f"{job}: {value}")
-                if attempts[slot.job] > self._retries:
-                    raise PrismError(f"a worker died {attempts[slot.job]} times at {job}: {value}")
-                pending.appendleft(slot.job)
+                if attempts[slot.job] <= self._retries:
+                    pending.appendleft(slot.job)
+                    continue
+                lost[slot.job] = f"a worker died {attempts[slot.job]} times at {job}: {value}"
+                if len(lost) >= HOPELESS and not results:
+                    raise LostJobsError(results, lost)
+        if lost:
+            raise LostJobsError(results, lost)
         return [results[index] for index in range(len(jobs))]
 
 
