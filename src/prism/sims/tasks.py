@@ -6,7 +6,7 @@ import difflib
 from typing import get_args
 
 from prism.errors import PrismError
-from prism.sims import metaworld
+from prism.sims import metaworld, robosuite_setup
 from prism.sims.base import Env, Expert
 from prism.sims.pusht_features import Variant
 
@@ -15,7 +15,7 @@ _PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*_PUSHT, *metaworld.NAMES)
+    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES)
 
 
 def make_env(name: str) -> Env:
@@ -25,6 +25,10 @@ def make_env(name: str) -> Env:
         return PushTEnv(_PUSHT[name])
     if name in metaworld.NAMES:
         return metaworld.MetaWorldEnv(*metaworld.NAMES[name])
+    if name in robosuite_setup.NAMES:
+        from prism.sims.robosuite_env import RobosuiteEnv
+
+        return RobosuiteEnv(*robosuite_setup.NAMES[name])
     raise _unknown(name)
 
 
@@ -36,6 +40,12 @@ def make_expert(name: str, env: Env) -> Expert:
         raise PrismError(f"the expert of '{name}' cannot act in '{env.name}': pass make_env('{name}')")
     if isinstance(env, metaworld.MetaWorldEnv):
         return metaworld.MetaWorldExpert(env)
+    if name in robosuite_setup.NAMES:
+        from prism.sims.robosuite_env import RobosuiteEnv
+        from prism.sims.robosuite_experts import make_robosuite_expert
+
+        assert isinstance(env, RobosuiteEnv)
+        return make_robosuite_expert(env)
     from prism.sims.pusht import PushTEnv
     from prism.sims.pusht_expert import PushTExpert
 

@@ -1,0 +1,179 @@
+"""Scripted demonstrators for robosuite: a list of phases an arm, each of which pulls the hand to a target.
+
+Targets are functions of the simulator's state, asked anew at every step, so the loop is closed: an object that slips,
+rolls or was not grasped is followed, and a phase whose condition breaks sends the arm back to its first phase. The
+hand's speed and the change of its speed from step to step are bounded. What a seed changes is in Style: pace, heights,
+small offsets; two demonstrations of one start are alike and not the same.
+
+    e = target - hand,   a = limit(GAIN e / 5 cm),   |a - a_previous| <= SLEW
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+Frame = tuple[NDArray[np.float64], NDArray[np.float64]]  # position (3,), rotation (3, 3)
+
+MOVE_UNIT, TURN_UNIT = 0.05, 0.5  # metres and radians that an action of 1 asks for (OSC_POSE)
+GAIN, TURN_GAIN = 1.6, 1.2
+SLEW = 0.2  # largest change of an action's part from one step to the next
+DOWN = np.array([0.0, 0.0, -1.0])
+UP = np.array([0.0, 0.0, 1.0])
+
+
+class Scene(Protocol):
+    """What an expert needs of an environment."""
+
+    action_dim: int
+
+    def hand(self, robot: int = 0) -> Frame: ...
+    def base_turn(self, robot: int = 0) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Move the hand to `target(where the hand was when the phase began)`; then the next phase."""
+
+    target: Callable[[Frame], Frame]
+    closed: bool
+    near: float = 0.012  # metres
+    turned: float = 0.12  # radians
+    speed: float = 1.0  # of 0.3 m/s
+    least: int = 0  # steps
+    most: int = 120  # steps, after which it goes on anyway
+    until: Callable[[], bool] | None = None  # wait for this as well
+    keep: Callable[[], bool] | None = None  # once false: begin again with the first phase
+
+
+@dataclass(frozen=True)
+class Style:
+    """What differs between demonstrations of the same start."""
+
+    pace: float  # 0.75 .. 1
+    hover: float  # metres added to heights at which things are approached and carried
+    offset: Vector  # metres, small, (3,): where exactly the hand takes hold
+    tilt: float  # radians, small
+
+    @staticmethod
+    def draw(seed: int) -> Style:
+        rng = np.random.default_rng([seed, 2])
+        return Style(rng.uniform(0.75, 1.0), rng.uniform(0.0, 0.04), rng.uniform(-0.004, 0.004, 3), rng.normal(0, 0.02))
+
+
+def rotation_vector(turn: NDArray[np.float64]) -> Vector:
+    """Logarithm of a rotation matrix; at half a turn any of its two axes."""
+    cosine = (np.trace(turn) - 1.0) / 2.0
+    angle = float(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    skew = np.array([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]]) / 2.0
+    sine = float(np.linalg.norm(skew))
+    if sine > 1e-6:
+        return np.asarray(skew / sine * angle)
+    if cosine > 0:
+        return np.zeros(3)
+    column = (turn + np.eye(3))[:, int(np.argmax(np.diag(turn)))]
+    return np.asarray(column / np.linalg.norm(column) * angle)
+
+
+def about_z(angle: float) -> NDArray[np.float64]:
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
+
+
+def angle_between(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(rotation_vector(a @ b.T)))
+
+
+def grasp_turn(across: Vector, like: NDArray[np.float64], approach: Vector = DOWN) -> NDArray[np.float64]:
+    """The hand's rotation with fingers pointing along `approach` and closing along `across`, whose sign does not
+    matter: of the two the one nearer to `like`."""
+    across = across - approach * float(across @ approach)
+    across = across / np.linalg.norm(across)
+    made = np.stack([across, np.cross(approach, across), approach], axis=1)
+    other = made @ np.diag([-1.0, -1.0, 1.0])
+    return made if angle_between(made, like) <= angle_between(other, like) else other
+
+
+def carried(hand: Frame, thing: Frame, goal: Frame) -> Frame:
+    """Where the hand must be for `thing`, held as it is now, to be at `goal`."""
+    turn = goal[1] @ thing[1].T
+    return goal[0] + turn @ (hand[0] - thing[0]), turn @ hand[1]
+
+
+def moved(frame: Frame, by: Sequence[float] | Vector) -> Frame:
+    return frame[0] + np.asarray(by), frame[1]
+
+
+class Arm:
+    """One arm working through its phases."""
+
+    def __init__(self, scene: Scene, robot: int, phases: Sequence[Phase], pace: float) -> None:
+        self._scene, self._robot, self._phases, self._pace = scene, robot, tuple(phases), pace
+        self._last = np.zeros(6)
+        self._begin(0)
+
+    @property
+    def phase(self) -> int:
+        return self._number
+
+    def _begin(self, number: int) -> None:
+        self._number, self._steps = number % len(self._phases), 0
+        self._start = self._scene.hand(self._robot)
+
+    def act(self) -> NDArray[np.float32]:
+        hand = self._scene.hand(self._robot)
+        for _ in range(len(self._phases)):
+            phase = self._phases[self._number]
+            if phase.keep is not None and not phase.keep():
+                self._begin(0)
+                continue
+            position, turn = phase.target(self._start)
+            move = position - hand[0]
+            rotate = rotation_vector(turn @ hand[1].T)
+            there = np.linalg.norm(move) < phase.near and np.linalg.norm(rotate) < phase.turned
+            done = there and self._steps >= phase.least and (phase.until is None or phase.until())
+            if not done and self._steps < phase.most:
+                break
+            self._begin(self._number + 1)
+        self._steps += 1
+        base = self._scene.base_turn(self._robot)
+        limit = phase.speed * self._pace
+        wanted = np.concatenate(
+            [
+                _limited(GAIN / MOVE_UNIT * (base.T @ move), limit),
+                _limited(TURN_GAIN / TURN_UNIT * (base.T @ rotate), 1.0),
+            ]
+        )
+        self._last = self._last + np.clip(wanted - self._last, -SLEW, SLEW)
+        return np.append(self._last, 1.0 if phase.closed else -1.0).astype(np.float32)
+
+
+def _limited(vector: Vector, length: float) -> Vector:
+    norm = float(np.linalg.norm(vector))
+    return vector if norm <= length else vector * (length / norm)
+
+
+class ScriptedExpert(ABC):
+    """Phases for each arm, drawn up when an episode starts."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._arms: list[Arm] = []
+
+    @abstractmethod
+    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
+        """The phases of each arm, for the episode that has just begun."""
+
+    def reset(self, seed: int) -> None:
+        style = Style.draw(seed)
+        scripts = self.script(style)
+        self._arms = [Arm(self._scene, i, phases, style.pace) for i, phases in enumerate(scripts)]
+
+    def act(self) -> NDArray[np.float32]:
+        return np.concatenate([arm.act() for arm in self._arms])
