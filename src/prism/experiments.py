@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prism import presets
+from prism.context_policy import ContextConfig
 from prism.controller import ControllerConfig
 from prism.demonstrations import Demonstrations
 from prism.errors import PrismError
@@ -34,12 +35,17 @@ class Experiment:
     name: str
     task: str | None  # where it is rolled out; None: no simulator, a dataset alone
     demonstrations: Demonstrations
-    policy: PrismConfig = field(default_factory=presets.tiny)
+    policy: ContextConfig = field(default_factory=presets.tiny)  # of any method
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
     controller: ControllerConfig = field(default_factory=ControllerConfig)
 
+    @property
+    def method(self) -> str:
+        return self.policy.method
+
     def save(self, run: Path) -> None:
-        files.replace_file(run / FILE, files.encode_json({"format_version": FORMAT_VERSION, **to_json(self)}))
+        head = {"format_version": FORMAT_VERSION, "method": self.method}
+        files.replace_file(run / FILE, files.encode_json({**head, **to_json(self)}))
 
     @staticmethod
     def load(run: Path) -> Experiment:
@@ -49,9 +55,12 @@ class Experiment:
         data = files.read_json(path)
         if (version := data.pop("format_version", None)) != FORMAT_VERSION:
             raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
+        method = data.pop("method", "prism")  # before there were others, it was not written
+        if method not in presets.METHODS:
+            raise PrismError(f"{path}: unknown method '{method}'; this prism knows {', '.join(presets.METHODS)}")
         # Written by an older version: what it did not know has the default, which is what it did.
-        default = to_json(Experiment("", None, Demonstrations("expert")))
-        return from_json(Experiment, _filled(default, data), str(path))
+        default = to_json(Experiment("", None, Demonstrations("expert"), presets.method_config(method)))
+        return from_json(Experiment, _filled(default, data), str(path), {"policy": presets.CONFIGS[method]})
 
 
 def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -187,8 +196,27 @@ def recipe(name: str) -> Experiment:
 
 
 def with_preset(experiment: Experiment, name: str) -> Experiment:
-    """The same experiment with another size of network."""
-    return replace(experiment, policy=presets.preset(name))
+    """The same experiment with another size of network; what belongs to the task stays."""
+    policy = experiment.policy
+    sized = replace(presets.preset(name), anchor=policy.anchor, observation_noise=policy.observation_noise)
+    return replace(experiment, policy=presets.as_method(sized, experiment.method, name))
+
+
+def with_method(experiment: Experiment, method: str, preset: str = "tiny") -> Experiment:
+    """The same experiment with another method: its head on the same encoder, its optimiser and selection rule.
+
+    Data, horizons, encoder, anchor, observation noise, batch size, budget and seed stay. `preset` is the head's size.
+    """
+    if not isinstance(experiment.policy, PrismConfig):
+        raise PrismError(
+            f"experiment '{experiment.name}' is of method '{experiment.method}' already: start from PRISM's"
+        )
+    policy = presets.as_method(experiment.policy, method, preset)
+    if method == "imle":  # its own selection rule
+        selection = replace(experiment.controller.selection, rule="overlap")
+        controller = replace(experiment.controller, candidates=32, selection=selection)
+        experiment = replace(experiment, controller=controller)
+    return replace(experiment, policy=policy)
 
 
 def with_budget(

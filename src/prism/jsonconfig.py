@@ -11,6 +11,7 @@ import difflib
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from prism.errors import PrismError
@@ -42,8 +43,11 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def from_json(kind: type[T], data: Any, where: str = "config") -> T:
-    """Rebuild a dataclass; every key must be known, and there unless it was added later."""
+def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[str, type] | None = None) -> T:
+    """Rebuild a dataclass; every key must be known, and there unless it was added later.
+
+    `kinds`: the class of a field that may hold any of several, by the field's name.
+    """
     if not isinstance(data, dict):
         raise PrismError(f"{where}: expected an object with the fields of {kind.__name__}, found {type(data).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -51,7 +55,7 @@ def from_json(kind: type[T], data: Any, where: str = "config") -> T:
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; it was written by another version of prism")
     if missing := sorted(name for name in set(fields) - set(data) if fields[name].metadata != ADDED_LATER):
         raise PrismError(f"{where}: key '{missing[0]}' is missing; it was written by another version of prism")
-    hints = get_type_hints(kind)
+    hints = {**get_type_hints(kind), **(kinds or {})}
     return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data})
 
 
@@ -79,7 +83,9 @@ def with_settings(config: T, settings: typing.Sequence[str]) -> T:
             target[last] = json.loads(text)
         except json.JSONDecodeError:
             target[last] = text
-    return from_json(type(config), data, "--set")
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    kinds = {name: type(value) for name, value in fields.items() if dataclasses.is_dataclass(value)}
+    return from_json(type(config), data, "--set", kinds)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from prism.attention import AttentionConfig
+from prism.baselines.act import ActConfig, ActPolicy
+from prism.baselines.diffusion import DiffusionConfig, DiffusionPolicy
+from prism.baselines.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
+from prism.baselines.imle import ImleConfig, ImlePolicy
+from prism.baselines.regressor import RegressorConfig, RegressorPolicy
+from prism.baselines.unet import UNetConfig
+from prism.context_policy import ContextConfig
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
 from prism.generator import GeneratorConfig
@@ -65,9 +74,66 @@ def preset(name: str) -> PrismConfig:
     return PRESETS[name]()
 
 
+# --------------------------------------------------------------------------- methods
+
+Method = Literal["prism", "diffusion", "flow_matching", "imle", "act", "mse"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+CONFIGS: dict[str, type[ContextConfig]] = {
+    config.method: config
+    for config in (PrismConfig, DiffusionConfig, FlowMatchingConfig, ImleConfig, ActConfig, RegressorConfig)
+}
+
+UNETS = {
+    "tiny": UNetConfig(dims=(32, 64, 128), step_embedding=64, condition=0),
+    "base": UNetConfig(dims=(128, 256, 512), step_embedding=128, condition=512),
+    "paper": UNetConfig(),  # 79.9 M parameters
+}
+
+
+def method_config(method: str, name: str = "tiny") -> ContextConfig:
+    """A method in one of the sizes; what all methods share is PRISM's of that size."""
+    return as_method(preset(name), method, name)
+
+
+def as_method(config: PrismConfig, method: str, name: str = "tiny") -> ContextConfig:
+    """The head of a method, in the size `name`, on the encoder, horizons, anchor and noise of a PRISM config."""
+    if method not in METHODS:
+        raise PrismError(f"unknown method '{method}'; use one of {', '.join(METHODS)}")
+    if name not in PRESETS:
+        raise PrismError(f"unknown preset '{name}'; use one of {', '.join(PRESETS)}")
+    width, generator = config.generator.width, config.generator
+    if method == "prism":
+        return config
+    if method == "mse":
+        return RegressorConfig.like(config, width, generator=generator)
+    if method == "act":
+        sizes = {} if name == "paper" else {"feedforward": int(generator.mlp_ratio * width)}
+        if name == "tiny":
+            sizes |= {"style_layers": 2, "encoder_layers": 2, "latent": 16}
+        return ActConfig.like(config, width, heads=generator.attention.heads, **sizes)
+    unet = UNETS[name]
+    if method == "imle":
+        return ImleConfig.like(config, width, unet=unet)
+    # Offsets from an anchor reach beyond [-1, 1] in their own unit: docs/baselines.md.
+    offset_scale = 1.0 if config.anchor is None else 0.5
+    if method == "flow_matching":
+        return FlowMatchingConfig.like(config, width, unet=unet, offset_scale=offset_scale)
+    clip = 1.0 if config.anchor is None else 3.0
+    return DiffusionConfig.like(config, width, unet=unet, offset_scale=offset_scale, clip=clip)
+
+
 def build_policy(spec: PolicySpec, seed: int = 0, normalizer: Normalizer | None = None) -> Policy:
     """A policy with fresh weights; without `normalizer` the identity, for loading a state dict into it."""
     normalizer = normalizer or Normalizer.empty(spec.sensors, spec.action_dim)
-    if spec.method == "prism":
-        return PrismPolicy(spec, normalizer, seed)
-    raise PrismError(f"unknown method '{spec.method}'; this version of prism knows: prism")
+    policies: dict[str, type[Policy]] = {
+        "prism": PrismPolicy,
+        "diffusion": DiffusionPolicy,
+        "flow_matching": FlowMatchingPolicy,
+        "imle": ImlePolicy,
+        "act": ActPolicy,
+        "mse": RegressorPolicy,
+    }
+    if spec.method not in policies:
+        raise PrismError(f"unknown method '{spec.method}'; this version of prism knows: {', '.join(policies)}")
+    return policies[spec.method](spec, normalizer, seed)

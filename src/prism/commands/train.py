@@ -12,6 +12,7 @@ from prism.commands.style import option
 from prism.errors import PrismError
 
 Preset = Literal["tiny", "base", "paper"]
+Method = Literal["prism", "diffusion", "flow_matching", "imle", "act", "mse"]  # presets.METHODS, without torch
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Train:
         prism train pusht --data my.zarr.zip --out runs/mine
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
+        prism train pusht-human --method diffusion  another method on the same encoder and data (docs/baselines.md)
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
         torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs (docs/distributed.md)
 
@@ -43,7 +45,9 @@ class Train:
     steps: Annotated[int | None, option("N")] = None
     """Stop after this many steps; the learning rate follows this budget."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the run goes; runs/RECIPE unless told."""
+    """Where the run goes; runs/RECIPE unless told, runs/RECIPE-METHOD for another method."""
+    method: Annotated[Method | None, option("NAME")] = None
+    """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse."""
     preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
     """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
     episodes: Annotated[int | None, option("N")] = None
@@ -85,17 +89,20 @@ class Train:
         from rich.console import Console
 
         from prism import collective
-        from prism.experiments import FILE, Experiment, recipe, with_budget, with_preset
+        from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset
         from prism.jsonconfig import with_settings
         from prism.workflow import train_experiment
 
         experiment = recipe(self.recipe)
-        run = self.out or Path("runs") / experiment.name
+        other = "" if self.method in (None, experiment.method) else f"-{self.method}"
+        run = self.out or Path("runs") / f"{experiment.name}{other}"
         if (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists()):
             experiment = Experiment.load(run)  # options that were given the first time need not be given again
         experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
         if self.preset is not None:
             experiment = with_preset(experiment, self.preset)
+        if self.method is not None and self.method != experiment.method:
+            experiment = with_method(experiment, self.method, self.preset or "tiny")
         demonstrations = experiment.demonstrations
         if self.episodes is not None:
             demonstrations = replace(demonstrations, episodes=self.episodes)

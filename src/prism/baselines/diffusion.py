@@ -1,0 +1,103 @@
+"""Diffusion Policy (Chi et al. 2023): a UNet that removes noise, asked many times for one plan.
+
+Training: a random step t, noise on the plan, the network says which noise. Sampling: from noise, `evaluations` steps of
+DDIM (deterministic given the first noise) or DDPM, all K candidates in one batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from prism import draws
+from prism.baselines.base import row_mean
+from prism.baselines.schedule import NoiseSchedule, Prediction, Spacing, timesteps
+from prism.baselines.unet import Films
+from prism.baselines.unet_policy import UNetPolicy, UNetPolicyConfig
+from prism.errors import PrismError
+from prism.jsonconfig import from_json
+from prism.normalize import Normalizer
+from prism.policy import LossOutput, PolicySpec
+from prism.types import Batch
+
+Sampler = Literal["ddim", "ddpm"]
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(UNetPolicyConfig):
+    method: ClassVar[str] = "diffusion"
+
+    train_steps: int = 100  # T; published
+    prediction: Prediction = "epsilon"  # published; sample: the network gives the plan itself
+    sampler: Sampler = "ddim"
+    evaluations: int = 10  # NFE: forward passes a plan
+    spacing: Spacing = "leading"  # published; use trailing for one evaluation
+    clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value, kind in (
+            ("prediction", self.prediction, Prediction),
+            ("sampler", self.sampler, Sampler),
+            ("spacing", self.spacing, Spacing),
+        ):
+            if value not in get_args(kind):
+                raise PrismError(f"diffusion.{name} is '{value}'; use one of {', '.join(get_args(kind))}")
+        timesteps(self.train_steps, self.evaluations, self.spacing)
+        if self.evaluations == 1 and self.spacing == "leading":
+            raise PrismError("diffusion: one evaluation with spacing 'leading' would start at the data: use 'trailing'")
+        if self.clip <= 0:
+            raise PrismError(f"diffusion.clip is {self.clip}; it must be above 0")
+
+
+class DiffusionPolicy(UNetPolicy):
+    config: DiffusionConfig
+
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
+        config = from_json(DiffusionConfig, spec.config)
+        super().__init__(spec, config, normalizer, seed)
+        self.schedule = NoiseSchedule(config.train_steps)
+
+    def predict(
+        self, noisy: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, "N"]
+    ) -> Float[Tensor, "B K Tp Da"]:
+        output: Tensor = self.unet(noisy, films, self.unet.step_films(step.float()))
+        return output.float()
+
+    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+        """E |eps - eps_theta(sqrt(ab_t) a + sqrt(1 - ab_t) eps, t, context)|^2 over the steps that exist."""
+        rng = draws.for_rows(rng, batch)
+        example = self.example(batch, rng)
+        data = self.data(example)
+        step = draws.randint(self.config.train_steps, (len(data),), rng).to(data.device)
+        noise = draws.randn(data.shape, rng).to(data.device)
+        noisy = self.schedule.add_noise(data, noise, step)
+        output = self.predict(noisy.unsqueeze(1), self.films(example.context), step)[:, 0]
+        goal = noise if self.config.prediction == "epsilon" else data
+        return LossOutput(row_mean((output - goal).square(), batch.action_valid).mean(), {})
+
+    def plan(
+        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
+    ) -> Float[Tensor, "B K Tp Da"]:
+        films = self.films(context)
+        x = self.noise(context.shape[0], candidates, rng)
+        return self.config.offset_scale * self.denoise(x, films, rng)
+
+    def denoise(self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        """From noise to plans in the method's own space."""
+        config, schedule = self.config, self.schedule
+        visited = timesteps(config.train_steps, config.evaluations, config.spacing)
+        for step, into in pairwise([*visited, -1]):
+            output = self.predict(x, films, torch.tensor([step], device=x.device))
+            data, noise = schedule.split(x, output, step, config.prediction, config.clip)
+            if config.sampler == "ddim":
+                x = schedule.ddim(data, noise, into)
+            else:
+                fresh = self.noise(x.shape[0], x.shape[1], rng) if into >= 0 else noise
+                x = schedule.ddpm(x, data, step, into, fresh)
+        return x

@@ -1,0 +1,148 @@
+"""The 1-D UNet of Diffusion Policy (Chi et al. 2023): convolutions over time, FiLM by the context in every block.
+
+    block:  h = Mish(GroupNorm(conv(x)));  h = s * h + b;  h = Mish(GroupNorm(conv(h)));  h + residual(x)
+            (s, b) = W Mish([step embedding, condition]) + bias
+
+    x (Tp) -> 2 blocks -> down -> 2 blocks -> down -> 2 blocks -> 2 middle -> 2 blocks -> up -> 2 blocks -> up -> conv
+                 |                   +--------------------------------skip----^          |
+                 +---------------------------(not used, as published)
+
+W acts on each entry of its input alone, so it is stored as two matrices, one for the step and one for the condition:
+the same function and number of parameters, but the condition's half is computed once a context and shared by all
+candidates and steps, and the step's half once for all contexts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prism.errors import PrismError
+
+Films = tuple[Tensor, ...]  # (B or 1, 1, 2 C) a block: scale and bias of its C channels
+
+
+@dataclass(frozen=True)
+class UNetConfig:
+    dims: tuple[int, ...] = (256, 512, 1024)  # published
+    kernel: int = 5
+    groups: int = 8
+    step_embedding: int = 256
+    condition: int = 1024  # the context is projected to this; 0: taken as it is, all tokens side by side
+
+    def __post_init__(self) -> None:
+        if len(self.dims) < 2 or any(dim < 1 or dim % self.groups for dim in self.dims):
+            raise PrismError(f"unet.dims {self.dims}: give two or more, each a multiple of unet.groups {self.groups}")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise PrismError(f"unet.kernel is {self.kernel}; it must be odd")
+        if self.step_embedding < 4 or self.step_embedding % 2 or self.condition < 0:
+            raise PrismError("unet.step_embedding must be even and at least 4, unet.condition at least 0")
+
+    def check_horizon(self, pred_horizon: int) -> None:
+        factor = 2 ** (len(self.dims) - 1)
+        if pred_horizon % factor:
+            raise PrismError(
+                f"pred_horizon {pred_horizon} is not a multiple of {factor}: "
+                f"the UNet halves time {len(self.dims) - 1} times"
+            )
+
+
+def step_features(step: Float[Tensor, "N"], width: int) -> Float[Tensor, "N width"]:
+    """Sines and cosines of the step at geometric frequencies from 1 to 1/10,000."""
+    half = width // 2
+    frequency = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
+    angle = step[:, None].float() * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=1)
+
+
+class ConvBlock(nn.Sequential):
+    def __init__(self, channels_in: int, channels_out: int, config: UNetConfig) -> None:
+        super().__init__(
+            nn.Conv1d(channels_in, channels_out, config.kernel, padding=config.kernel // 2),
+            nn.GroupNorm(config.groups, channels_out),
+            nn.Mish(),
+        )
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, channels_in: int, channels_out: int, condition: int, step: int, config: UNetConfig) -> None:
+        super().__init__()
+        self.first = ConvBlock(channels_in, channels_out, config)
+        self.second = ConvBlock(channels_out, channels_out, config)
+        self.condition_film = nn.Linear(condition, 2 * channels_out)
+        self.step_film = nn.Linear(step, 2 * channels_out, bias=False) if step else None
+        same = channels_in == channels_out
+        self.residual: nn.Module = nn.Identity() if same else nn.Conv1d(channels_in, channels_out, 1)
+
+    def forward(self, x: Float[Tensor, "N C T"], film: Float[Tensor, "N F 1"]) -> Float[Tensor, "N O T"]:
+        scale, bias = film.chunk(2, dim=1)
+        h = torch.addcmul(bias, scale, self.first(x))
+        y: Tensor = self.second(h) + self.residual(x)
+        return y
+
+
+class UNet(nn.Module):
+    """Sequences (B, K, Tp, Da) of K candidates a context, to sequences of the same shape.
+
+    `steps=False` leaves the step embedding out: a network that answers in one pass (IMLE Policy).
+    """
+
+    def __init__(self, config: UNetConfig, channels: int, condition: int, steps: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        width = config.step_embedding if steps else 0
+        self.embed_step: nn.Module | None = None
+        if steps:
+            self.embed_step = nn.Sequential(nn.Linear(width, 4 * width), nn.Mish(), nn.Linear(4 * width, width))
+
+        def block(inside: int, out: int) -> ResidualBlock:
+            return ResidualBlock(inside, out, condition, width, config)
+
+        dims = config.dims
+        pairs = list(zip((channels, *dims[:-1]), dims, strict=True))
+        self.down = nn.ModuleList(nn.ModuleList([block(inside, out), block(out, out)]) for inside, out in pairs)
+        self.shrink = nn.ModuleList(nn.Conv1d(dim, dim, 3, stride=2, padding=1) for dim in dims[:-1])
+        self.middle = nn.ModuleList([block(dims[-1], dims[-1]), block(dims[-1], dims[-1])])
+        back = list(reversed(pairs[1:]))
+        self.up = nn.ModuleList(nn.ModuleList([block(2 * out, into), block(into, into)]) for into, out in back)
+        self.grow = nn.ModuleList(nn.ConvTranspose1d(into, into, 4, stride=2, padding=1) for into, _ in back)
+        self.final = nn.Sequential(ConvBlock(dims[0], dims[0], config), nn.Conv1d(dims[0], channels, 1))
+        self._blocks = [m for m in self.modules() if isinstance(m, ResidualBlock)]  # down, middle, up
+
+    def condition_films(self, condition: Float[Tensor, "B C"]) -> Films:
+        active = F.mish(condition)
+        return tuple(block.condition_film(active).unsqueeze(1) for block in self._blocks)
+
+    def step_films(self, step: Float[Tensor, "B"]) -> Films:
+        assert self.embed_step is not None
+        active = F.mish(self.embed_step(step_features(step, self.config.step_embedding)))
+        return tuple(block.step_film(active).unsqueeze(1) for block in self._blocks if block.step_film is not None)
+
+    def forward(
+        self, x: Float[Tensor, "B K Tp Da"], condition: Films, step: Films | None = None
+    ) -> Float[Tensor, "B K Tp Da"]:
+        rows, candidates = x.shape[:2]
+        together = condition if step is None else tuple(c + s for c, s in zip(condition, step, strict=True))
+        films = iter([f.expand(rows, candidates, -1).reshape(rows * candidates, -1, 1) for f in together])
+        h = x.flatten(0, 1).transpose(1, 2)
+        skips: list[Tensor] = []
+        for level, pair in enumerate(self.down):
+            for block in pair:  # type: ignore[attr-defined]
+                h = block(h, next(films))
+            skips.append(h)
+            if level < len(self.shrink):
+                h = self.shrink[level](h)
+        for block in self.middle:
+            h = block(h, next(films))
+        for pair, grow in zip(self.up, self.grow, strict=True):
+            h = torch.cat([h, skips.pop()], dim=1)
+            for block in pair:  # type: ignore[attr-defined]
+                h = block(h, next(films))
+            h = grow(h)
+        out: Tensor = self.final(h).transpose(1, 2).unflatten(0, (rows, candidates))
+        return out
