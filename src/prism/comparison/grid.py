@@ -1,0 +1,235 @@
+"""What is compared: contestants x recipes x seeds. Each combination is a cell with a folder of its own.
+
+OUT/cells/RECIPE/CONTESTANT/seed-S/
+    experiment.json   everything that determines the training
+    cell.json         who it is, and how it is evaluated
+    checkpoints/ ...  a run of `prism train`
+    curve.json        evaluations on the way
+    result.json       there when the cell is done: all that the summary reads
+    failed.json       why it is not
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rich.console import Console
+
+from prism.demonstrations import open_demonstrations
+from prism.errors import PrismError
+from prism.evaluation.rollout import TEST_SEED
+from prism.experiments import Experiment, recipe, with_budget, with_preset
+from prism.jsonconfig import from_json, to_json, with_settings
+from prism.training import files
+from prism.training.config import Clock
+
+CELLS, CELL, CURVE, RESULT, FAILED = "cells", "cell.json", "curve.json", "result.json", "failed.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method, or a variation of one: its name, and what differs from the recipe."""
+
+    name: str
+    method: str
+    settings: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Contestant:
+        """METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE for a variation: wide=prism:policy.generator.width=128."""
+        head, colon, rest = text.partition(":")
+        name, equals, method = head.partition("=")
+        if (equals and not method) or (colon and not rest) or not re.fullmatch(r"[\w.+-]+", name):
+            raise PrismError(
+                f"--methods {text}: write METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE; "
+                "for example wide=prism:policy.generator.width=128"
+            )
+        return Contestant(name, method or name, tuple(rest.split(",")) if rest else ())
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which episodes a cell is judged by; nothing is chosen by them, the last weights are what counts."""
+
+    episodes: int = 50
+    first_seed: int = TEST_SEED
+    curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
+    curve_episodes: int = 20  # the first so many of the episodes
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.curve_episodes < 1:
+            raise PrismError(f"episodes {self.episodes} and curve_episodes {self.curve_episodes} must be at least 1")
+        if any(not 0 < fraction < 1 for fraction in self.curve) or list(self.curve) != sorted(set(self.curve)):
+            raise PrismError(f"curve {self.curve}: give growing fractions between 0 and 1, for example 0.1 0.25 0.5")
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """A comparison. Every contestant gets the same budget, data, seeds and evaluation."""
+
+    recipes: tuple[str, ...]
+    contestants: tuple[Contestant, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    minutes: float | None = None
+    steps: int | None = None
+    clock: Clock = "wall"
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+
+    def __post_init__(self) -> None:
+        for what, values in (
+            ("recipe", self.recipes),
+            ("method", tuple(contestant.name for contestant in self.contestants)),
+            ("seed", self.seeds),
+        ):
+            if not values:
+                raise PrismError(f"there is no {what} to compare")
+            if repeated := [value for value in values if values.count(value) > 1]:
+                raise PrismError(f"the {what} {repeated[0]} is named twice; give variations a name: NAME=METHOD:...")
+        if (self.minutes is None) == (self.steps is None):
+            raise PrismError("give --minutes or --steps, one of them: it is the budget of every training")
+        if self.clock not in get_args(Clock):
+            raise PrismError(f"clock is '{self.clock}'; use one of {', '.join(get_args(Clock))}")
+        if min(self.seeds) < 0:
+            raise PrismError(f"seed {min(self.seeds)} is out of range: use 0 or more")
+
+    @property
+    def reference(self) -> str:
+        """The contestant that the others are tested against: the first PRISM, or the first of all."""
+        return next((c.name for c in self.contestants if c.method == "prism"), self.contestants[0].name)
+
+    @property
+    def budget(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps:,} steps"
+        return f"{self.minutes:g} minutes" + (" of CPU time" if self.clock == "cpu" else "")
+
+
+@dataclass(frozen=True)
+class CellId:
+    recipe: str
+    contestant: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.recipe} {self.contestant} seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        return out / CELLS / self.recipe / self.contestant / f"seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """cell.json; with experiment.json beside it, all that its process needs."""
+
+    id: CellId
+    method: str
+    evaluation: EvaluationPlan
+
+    def save(self, folder: Path) -> None:
+        files.replace_file(folder / CELL, files.encode_json({"format_version": FORMAT_VERSION, **to_json(self)}))
+
+    @staticmethod
+    def load(folder: Path) -> CellSpec:
+        data = files.read_json(folder / CELL)
+        if (version := data.pop("format_version", None)) != FORMAT_VERSION:
+            raise PrismError(f"{folder / CELL} has format_version {version}, this prism reads {FORMAT_VERSION}")
+        return from_json(CellSpec, data, str(folder / CELL))
+
+
+State = Literal["done", "failed", "open"]
+
+
+def state_of(folder: Path) -> tuple[State, str]:
+    """What is on disk: done, failed (and why), or still to do."""
+    if (folder / RESULT).is_file():
+        return "done", ""
+    if (folder / FAILED).is_file():
+        return "failed", str(files.read_json(folder / FAILED).get("reason", "no reason given"))
+    return "open", "not finished yet" if (folder / CELL).exists() else "not started yet"
+
+
+def cell_ids(config: CompareConfig) -> list[CellId]:
+    """Seed by seed: after a third of the time there is a first, complete comparison."""
+    return [
+        CellId(name, contestant.name, seed)
+        for seed in config.seeds
+        for name in config.recipes
+        for contestant in config.contestants
+    ]
+
+
+def experiments_of(config: CompareConfig, console: Console) -> dict[CellId, Experiment]:
+    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not)."""
+    made: dict[CellId, Experiment] = {}
+    for name in config.recipes:
+        plain = recipe(name)
+        if plain.task is None:
+            raise PrismError(f"{name} is a dataset without a simulator: a comparison needs a task to roll out in")
+        if config.preset is not None:
+            plain = with_preset(plain, config.preset)
+        plain = with_settings(plain, [s for s in config.settings if s.startswith("demonstrations.")])
+        demonstrations, _, _ = open_demonstrations(plain.demonstrations, plain.task, console)
+        # Processes of a cluster start in other folders.
+        demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
+        plain = replace(plain, demonstrations=demonstrations)
+        for contestant in config.contestants:
+            experiment = _with_method(plain, contestant.method, config.preset or "tiny")
+            experiment = with_settings(experiment, [*config.settings, *contestant.settings])
+            experiment = replace(experiment, demonstrations=demonstrations)
+            train = replace(experiment.train, clock=config.clock, threads=1, workers=0, keep_last=1)
+            for seed in config.seeds:
+                budgeted = with_budget(replace(experiment, train=train), config.minutes, config.steps, seed)
+                made[CellId(name, contestant.name, seed)] = budgeted
+    return made
+
+
+def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
+    """Write what each cell is; PrismError where a cell of another definition is in the way."""
+    methods = {contestant.name: contestant.method for contestant in config.contestants}
+    experiments = experiments_of(config, console)
+    ids = cell_ids(config)
+    for id in ids:
+        folder = id.folder(out)
+        experiment = experiments[id]
+        spec = CellSpec(id, methods[id.contestant], config.evaluation)
+        if (folder / CELL).exists():
+            _refuse_other(folder, {"experiment": to_json(experiment), "cell": to_json(spec)})
+            continue
+        with files.explain_write_errors(folder, "Nothing was trained"):
+            folder.mkdir(parents=True, exist_ok=True)
+            experiment.save(folder)
+            spec.save(folder)
+    return ids
+
+
+def _refuse_other(folder: Path, asked: dict[str, Any]) -> None:
+    there = {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
+    before, now = _flat(there), _flat(asked)
+    if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        changes = ", ".join(f"{key} = {before.get(key)} there, {now.get(key)} now" for key in different[:3])
+        more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        raise PrismError(f"{folder} was made with other settings ({changes}{more}): remove it, or choose another --out")
+
+
+def _flat(data: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(data, dict):
+        return {key: value for k, v in data.items() for key, value in _flat(v, f"{path}.{k}" if path else k).items()}
+    return {path: data}
+
+
+def _with_method(experiment: Experiment, method: str, preset: str) -> Experiment:
+    from prism import experiments
+
+    if method == "prism":
+        return experiment
+    with_method: Any = getattr(experiments, "with_method", None)
+    if with_method is None:
+        raise PrismError(f"unknown method '{method}'; this version of prism knows: prism")
+    changed: Experiment = with_method(experiment, method, preset)
+    return changed

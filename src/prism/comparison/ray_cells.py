@@ -1,0 +1,77 @@
+"""Cells as tasks of a Ray cluster. The folder of the comparison has to be visible to every node (a shared disk).
+
+A task starts the same process as local.py, so a cell is the same anywhere. When its node is lost, the cell is started
+again on another and goes on from the checkpoint on the shared disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from prism.comparison.grid import CELL, CellId
+from prism.comparison.local import RETRIES, launch, outcome
+from prism.evaluation.ray_workers import connect
+
+
+def _work(folder: str) -> tuple[str, str]:
+    """On a node: the cell's process, until it ends. When this task is killed, the pipe closes and the cell saves."""
+    path = Path(folder)
+    if not (path / CELL).is_file():
+        return "failed", f"{path} is not there on this node: --out must be on a disk that all nodes share"
+    process = launch(path)
+    try:
+        process.wait()
+    except BaseException:
+        if process.stdin is not None:
+            process.stdin.close()
+        process.wait()
+        raise
+    return outcome(path, process)
+
+
+def run_on_ray(
+    out: Path, ids: Sequence[CellId], jobs: int, console: Console, on_done: Callable[[CellId], object]
+) -> dict[CellId, str]:
+    """As local.run_local; `jobs` 0: as many as the cluster has CPUs."""
+    ray = connect()
+    task: Any = ray.remote(_work).options(num_cpus=1, max_retries=0)
+    pending, running = deque(ids), dict[Any, CellId]()
+    attempts = dict.fromkeys(ids, 0)
+    failed: dict[CellId, str] = {}
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        while pending or running:
+            while pending and (not jobs or len(running) < jobs):
+                id = pending.popleft()
+                running[task.remote(str(id.folder(out).resolve()))] = id
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                id = running.pop(reference)
+                try:
+                    state, reason = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    state, reason = "crashed", (str(error).strip().splitlines() or [type(error).__name__])[-1]
+                if state == "crashed":
+                    attempts[id] += 1
+                    if attempts[id] <= RETRIES:
+                        say(f"{id}: {reason}; it goes on from its last checkpoint")
+                        pending.appendleft(id)
+                        continue
+                    state, reason = "failed", f"its process died {attempts[id]} times: {reason}"
+                if state == "failed":
+                    failed[id] = reason
+                    say(f"{id} failed: {reason}")
+                else:
+                    on_done(id)
+                    say(f"{id} is done; {len(pending) + len(running)} of {len(ids)} to go")
+    finally:  # Ctrl-C: each saves what it has learnt
+        for reference in running:
+            ray.cancel(reference)
+    return failed
