@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import tyro
 
 from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
+from prism.commands.compare import Compare
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
@@ -38,6 +39,7 @@ COMMANDS: dict[str, type[Command]] = {
     "data inspect": Inspect,
     "data convert": Convert,
     "data download": Download,
+    "bench compare": Compare,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench global-batch": GlobalBatch,
