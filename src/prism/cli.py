@@ -22,6 +22,8 @@ from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
 from prism.commands.report import Report
+from prism.commands.serve import Serve
+from prism.commands.study import Lemmas, Threshold
 from prism.commands.train import Train
 from prism.errors import PrismError
 
@@ -35,11 +37,14 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "eval": Eval,
     "report": Report,
+    "serve": Serve,
     "data collect": Collect,
     "data inspect": Inspect,
     "data convert": Convert,
     "data download": Download,
     "bench compare": Compare,
+    "study lemmas": Lemmas,
+    "study threshold": Threshold,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench global-batch": GlobalBatch,

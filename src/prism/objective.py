@@ -9,7 +9,9 @@ Two threshold rules (docs/deviations.md has the measurements):
   paper       EMA of the q-quantile of *all pairs*, clipped to [1e-4, 0.2], against min_j D_{i,k->j}; distances are
               sums over dimensions. On real data it sits on its clamp.
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
-              at every stage of training, and the threshold shrinks as the policy improves.
+              at every stage of training, and the threshold shrinks as the policy improves. That quantity is the
+              distance divided by its mean over the row's candidates to the power `relative`: at 0 a row that the
+              policy knows well loses all its candidates (the fallback), at 1 no row ever does.
 
 "Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and distances are gathered from
 all ranks and from all parts of an accumulated batch, candidates never are. So `choose` has three parts: `measure`
@@ -66,6 +68,7 @@ class ObjectiveConfig:
     weights: Weights = "uniform"  # actions are already normalised, so inverse_std scales twice
     eps: float = EPS
     max_targets: int = field(default=1024, metadata=ADDED_LATER)  # batch scope and paper rule: bound on the cost
+    relative: float = field(default=0.0, metadata=ADDED_LATER)  # calibrated: 0 as it is .. 1 in units of the row's mean
 
     def __post_init__(self) -> None:
         for name, value, kind in (
@@ -85,6 +88,8 @@ class ObjectiveConfig:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
         if self.soft_weight < 0 or self.temperature <= 0 or self.eps <= 0:
             raise PrismError("objective.soft_weight must be >= 0, objective.temperature and objective.eps > 0")
+        if not 0.0 <= self.relative <= 1.0 or (self.relative and self.rule == "paper"):
+            raise PrismError(f"objective.relative is {self.relative}; use 0 to 1, and 0 with the paper's rule")
         if self.max_targets < 1:
             raise PrismError(f"objective.max_targets is {self.max_targets}; it must be at least 1")
         if not 1 <= self.soft_candidates <= self.candidates:
@@ -235,7 +240,8 @@ class RSIMLE(nn.Module):
         config = self.config
         own = own_distance(candidates, target, valid, self.weights, config.eps)  # (B, K)
         if not self.needs_crowd:
-            return Distances(own, own, own)
+            near = self._relative(own)
+            return Distances(own, near, near)
         crowd = crowd or Crowd(target, valid)
         total, count = crowd.target.shape[0], candidates.shape[1]
         exact = total * count * total <= EXACT_PAIRS
@@ -249,8 +255,15 @@ class RSIMLE(nn.Module):
             others = (crowd.target[spread], crowd.valid[spread])
             near = torch.minimum(own, nearest_distance(candidates, *others, self.weights, config.eps))
         if config.rule == "calibrated":
+            near = self._relative(near)
             return Distances(own, near, near)
         return Distances(own, near, self._sample_pairs(candidates, crowd, share.start if share else 0))
+
+    def _relative(self, near: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+        """Distances against how far the row's candidates are on average, as far as `relative` says."""
+        if self.config.relative == 0.0:
+            return near
+        return near / near.mean(1, keepdim=True).clamp(min=self.config.eps) ** self.config.relative
 
     def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], crowd: Crowd, start: int) -> Float[Tensor, "N"]:
         """Distances of those of SAMPLED_PAIRS random pairs (i, k, j) of the global batch whose row i is here.

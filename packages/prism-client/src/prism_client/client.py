@@ -1,0 +1,178 @@
+"""One connection to a policy server: request, reply, and again after the network failed."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import websockets.sync.client
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+
+from prism_client import wire
+
+logger = logging.getLogger("prism_client")
+
+
+class ServerError(RuntimeError):
+    """The server understood and said no: its one line. Asking the same again will not help."""
+
+
+class ConnectionLostError(ConnectionError):
+    """No connection could be made within `retry_for` seconds."""
+
+
+class Client:
+    """Asks a policy server for plans; reconnects by itself. One thread at a time.
+
+    client = Client("ws://robot-brain:8000")
+    reply = client.infer({"proprio": q, "rgb_wrist": image})    # one time step of each sensor
+    reply["actions"]                                            # (T, D): from this observation on
+
+    The server keeps the history of observations of a connection. After a reconnect it starts anew; `connections`
+    tells, and RecedingHorizon sends the latest observations again.
+
+    `retry_for`: seconds for which a lost connection is sought again, with growing pauses and a little chance in them,
+    so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take.
+    """
+
+    def __init__(
+        self,
+        uri: str = "ws://127.0.0.1:8000",
+        api_key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        retry_for: float = 30.0,
+        first_pause: float = 0.1,
+        longest_pause: float = 5.0,
+    ) -> None:
+        self.uri = uri if "://" in uri else f"ws://{uri}"
+        self.connections = 0
+        self._api_key = api_key
+        self._timeout = timeout
+        self._retry_for = retry_for
+        self._pauses = (first_pause, longest_pause)
+        self._socket: websockets.sync.client.ClientConnection | None = None
+        self._metadata: dict[str, Any] = {}
+        self._reset: dict[str, Any] = {}
+        self.connect()
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the server said of its policy: sensors, action_dim, fps, obs_horizon, pred_horizon, exec_horizon."""
+        return self._metadata
+
+    def infer(
+        self,
+        observation: Mapping[str, Any],
+        *,
+        executed: int | None = None,
+        plan: bool = True,
+        ages: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
+        """The server's reply to one time step of each sensor; a sensor may be left out.
+
+        `executed`: how many actions of the last plan were executed (the server's exec_horizon unless told).
+        `plan=False` adds the observation to the history and makes no plan. `ages`: seconds since each was measured.
+        """
+        message: dict[str, Any] = {**observation, **self._reset}
+        if executed is not None:
+            message["executed"] = int(executed)
+        if not plan:
+            message["plan"] = False
+        if ages is not None:
+            message["ages"] = dict(ages)
+        reply = self._exchange(wire.pack(message))
+        self._reset = {}
+        return reply
+
+    def reset(self, seed: int | None = None) -> None:
+        """The next observation starts an episode; a seed repeats its random numbers."""
+        self._reset = {"reset": True} if seed is None else {"reset": True, "seed": int(seed)}
+
+    def connect(self) -> None:
+        """Called by the constructor and whenever it is needed; returns at once while the connection stands."""
+        if self._socket is not None:
+            return
+        end = time.monotonic() + self._retry_for
+        pause = self._pauses[0]
+        while True:
+            try:
+                self._open()
+                return
+            except (ConnectionClosed, InvalidHandshake, OSError) as error:  # TimeoutError is an OSError
+                status = error.response.status_code if isinstance(error, InvalidStatus) else 503
+                if isinstance(error, InvalidURI) or 400 <= status < 500:
+                    raise ServerError(f"{self.uri}: {_words(error)}") from error
+                wait = pause * random.uniform(0.5, 1.5)
+                if time.monotonic() + wait > end:
+                    raise ConnectionLostError(
+                        f"{self.uri}: {_words(error)}; tried for {self._retry_for:g} s"
+                    ) from error
+                logger.warning("%s: %s; again in %.1f s", self.uri, _words(error), wait)
+            time.sleep(wait)
+            pause = min(2 * pause, self._pauses[1])
+
+    def close(self) -> None:
+        if self._socket is not None:
+            socket, self._socket = self._socket, None
+            socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        headers = {"Authorization": f"Api-Key {self._api_key}"} if self._api_key else None
+        socket = websockets.sync.client.connect(
+            self.uri,
+            compression=None,
+            max_size=None,
+            additional_headers=headers,
+            open_timeout=self._timeout,
+            close_timeout=1.0,
+        )
+        try:
+            first = socket.recv(timeout=self._timeout)
+            if isinstance(first, str):
+                raise ServerError(first)
+            self._metadata = wire.unpack(first)
+        except BaseException:
+            socket.close()
+            raise
+        self._socket = socket
+        self.connections += 1
+
+    def _exchange(self, frame: bytes) -> dict[str, Any]:
+        """One reply. A request that the network lost is sent once more on a new connection."""
+        for last in (False, True):
+            self.connect()
+            assert self._socket is not None
+            try:
+                self._socket.send(frame)
+                reply = self._socket.recv(timeout=self._timeout)
+            except (ConnectionClosed, OSError) as error:
+                self.close()
+                if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1009:
+                    raise ServerError("the server refused the message: it is too large") from error
+                if last:
+                    raise ConnectionLostError(f"{self.uri}: {_words(error)}") from error
+                logger.warning("%s: %s; connecting again", self.uri, _words(error))
+                continue
+            if isinstance(reply, str):
+                raise ServerError(reply)
+            return dict(wire.unpack(reply))
+        raise AssertionError  # the loop returns or raises
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, InvalidStatus):
+        body = (error.response.body or b"").decode("utf-8", "replace").strip()
+        return f"the server answered {error.response.status_code} {body}".strip()
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,317 @@
+"""Control that never waits for a plan: the old one is executed while the new one is made.
+
+    step      t    t+1   t+2   t+3   ...                         the new plan was asked for at t, arrives before t+2
+    old plan  a0   a1    (a2   a3)                               executed until then
+    new plan  b0   b1     b2   b3    b4 ...                      b0, b1 are too late: they are skipped, b2 is next
+
+Latency compensation: a plan made for observation t is executed from the action that is due when it arrives, so actions
+stay aligned with time. The join: the gap d = a2 - b2 between both plans is added to the new one and taken away in equal
+parts over `blend` steps, at most `max_step` each,
+
+    out_j = b_j + o_j,   |o_j| = max(|d| - (j + 1) min(|d| / (blend + 1), max_step), 0),   sign(o_j) = sign(d)
+
+so no step is larger than that of the plans themselves plus min(|d| / (blend + 1), max_step). A plan that does not come:
+the old one is executed to its end, then the robot holds. Everything here runs in the caller's thread and asks a clock
+that can be a test's; the planner (runtime_lanes.LanePlanner) has the threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prism.controller import Controller, Replan
+from prism.deploy.uncertainty import Decision, Hook, UncertaintyConfig
+from prism.errors import PrismError
+
+Array = NDArray[np.generic]
+Hold = Literal["last", "zero"]
+Source = Literal["plan", "hold"]
+logger = logging.getLogger("prism.control")
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    ticket: int
+    candidates: NDArray[np.float32] | None  # (K, Tp, Da) robot units; None: it failed
+    latency_ms: float  # from the request
+    error: str | None = None
+
+
+class Planner(Protocol):
+    def observe(self, streams: Mapping[str, Array], present: Mapping[str, bool]) -> None:
+        """Take in one time step; must not block."""
+
+    def request(self, candidates: int, rng: torch.Generator) -> int:
+        """Start a plan from the window as it is now; its ticket. Must not block."""
+
+    def poll(self) -> PlanResult | None: ...
+
+    def wait(self, timeout: float) -> PlanResult | None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class AsyncConfig:
+    blend: int = 3  # steps over which the gap between two plans is closed; 0: none, jump
+    max_step: float | None = None  # the most of it a step, in half ranges of an action; None: no bound
+    hold: Hold = "last"  # without a plan: the last action (positions), or zero (velocities, changes)
+    keep: tuple[int, ...] = ()  # dimensions that keep their last value even when hold is zero: a gripper
+    budget_ms: float | None = None  # a plan later than this missed its deadline; None: exec_horizon / fps
+    first_timeout: float = 60.0  # seconds that the first plan may take: before it there is nothing to execute
+    slow_factor: float = 0.5  # of the speed, when uncertainty says "slow"
+    uncertainty: UncertaintyConfig = field(default_factory=UncertaintyConfig)
+
+    def __post_init__(self) -> None:
+        if self.hold not in get_args(Hold):
+            raise PrismError(f"control.hold is '{self.hold}'; use one of {', '.join(get_args(Hold))}")
+        if self.blend < 0:
+            raise PrismError(f"control.blend is {self.blend}; use 0 (off) or more")
+        if not 0 < self.slow_factor <= 1:
+            raise PrismError(f"control.slow_factor is {self.slow_factor}; it must be in (0, 1]")
+        for name, value in (("max_step", self.max_step), ("budget_ms", self.budget_ms)):
+            if value is not None and not 0 < value < math.inf:
+                raise PrismError(f"control.{name} is {value}; it must be above 0")
+
+
+@dataclass
+class Statistics:
+    """Since the last reset."""
+
+    actions: int = 0
+    plans: int = 0  # adopted
+    misses: int = 0  # later than the budget, or not at all
+    late_plans: int = 0  # so late that no action of it was left
+    errors: int = 0  # the planner failed
+    holds: int = 0  # actions without a plan
+    uncertain: int = 0  # plans beyond a limit of uncertainty
+    latency_ms: list[float] = field(default_factory=list)  # request -> result, of every plan
+    plan_age_ms: list[float] = field(default_factory=list)  # of every action: since the observation behind its plan
+    skipped: list[int] = field(default_factory=list)  # actions of each plan that were too late
+
+    def summary(self) -> dict[str, Any]:
+        ages, latencies = np.array(self.plan_age_ms or [0.0]), np.array(self.latency_ms or [0.0])
+        return {
+            "plans": self.plans,
+            "plan_misses": self.misses,
+            "plans_too_late": self.late_plans,
+            "plan_errors": self.errors,
+            "holds": self.holds,
+            "uncertain_plans": self.uncertain,
+            "plan_latency_p50_ms": float(np.median(latencies)),
+            "plan_latency_p99_ms": float(np.quantile(latencies, 0.99)),
+            "plan_age_p50_ms": float(np.median(ages)),
+            "plan_age_max_ms": float(ages.max()),
+            "actions_skipped_mean": float(np.mean(self.skipped)) if self.skipped else 0.0,
+        }
+
+
+@dataclass(frozen=True)
+class Command:
+    action: NDArray[np.float32]  # (Da,)
+    source: Source
+    plan_age_ms: float  # since the observation that the executed plan was made for
+    replan: Replan | None  # of a plan that was adopted in this step: spread, modes, switches
+    decision: Decision  # what uncertainty says at the moment
+    error: str | None  # what went wrong in this step, in words
+
+
+class AsyncController:
+    """`step` once a control period: an action, at once. The first one waits for the first plan."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        planner: Planner,
+        config: AsyncConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        hook: Hook | None = None,
+    ) -> None:
+        self.controller = controller
+        self.planner = planner
+        self.config = config or AsyncConfig()
+        self._clock = clock
+        self._hook = hook or self.config.uncertainty.decide
+        spec = controller.policy.spec
+        if bad := [d for d in self.config.keep if not 0 <= d < spec.action_dim]:
+            raise PrismError(f"control.keep names dimension {bad[0]}, but actions have {spec.action_dim}")
+        self._period = 1.0 / spec.fps if spec.fps > 0 else 0.0
+        own = self.config.budget_ms
+        self._budget = (controller.config.exec_horizon * self._period * 1e3 or math.inf) if own is None else own
+        self._reset()
+
+    def reset(self, seed: int = 0) -> None:
+        """Start an episode."""
+        self.controller.reset(seed)
+        self.planner.reset()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.statistics = Statistics()
+        self.decision: Decision = "continue"
+        self._flying: tuple[int, float] | None = None  # ticket and time of the request that is under way
+        self._executed = 0  # actions of plans since that request
+        self._missed = False  # the flying request is beyond its budget, and counted
+        self._cursor = 0  # next action of the plan
+        self._phase = 0.0  # how much of it is done, when slow
+        self._born = 0.0  # when the observation behind the plan was made
+        self._before: NDArray[np.float32] | None = None  # the last completed action
+        self._last: NDArray[np.float32] | None = None  # what was commanded last
+
+    def step(self, observation: Mapping[str, Array | str], ages: Mapping[str, float] | None = None) -> Command:
+        """Take in one observation, and say what to do now."""
+        self.controller.observe(observation, ages)
+        self.planner.observe(*self.controller.latest())
+        replan, error = self._collect(self.planner.poll())
+        self._check_budget()
+        if self._flying is None and self._due():
+            self._request()
+            if self.controller.last_plan is None:  # nothing to execute yet, and nothing moves yet: wait
+                replan, error = self._collect(self.planner.wait(self.config.first_timeout))
+                if self.controller.last_plan is None:
+                    raise PrismError(
+                        f"the first plan did not come: {error or f'{self.config.first_timeout:g} s passed'}"
+                    )
+        action, source = self._next()
+        self._last = action
+        age = (self._clock() - self._born) * 1e3
+        self.statistics.actions += 1
+        self.statistics.holds += source == "hold"
+        self.statistics.plan_age_ms.append(age)
+        return Command(action.copy(), source, age, replan, self.decision, error)
+
+    # ------------------------------------------------------------------ plans
+
+    @property
+    def _left(self) -> int:
+        plan = self.controller.last_plan
+        return 0 if plan is None else len(plan.actions) - self._cursor
+
+    def _due(self) -> bool:
+        """exec_horizon actions after the last request; sooner where the plan would run out meanwhile; at once when
+        there is nothing to execute."""
+        if self.controller.last_plan is None or self.decision == "stop" or self._left == 0:
+            return True
+        usual = self.statistics.latency_ms[-1] if self.statistics.latency_ms else 0.0
+        needed = math.ceil(usual / 1e3 / self._period) + 1 if self._period else 1
+        return self._executed >= self.controller.config.exec_horizon or self._left <= needed
+
+    def _request(self) -> None:
+        ticket = self.planner.request(self.controller.config.candidates, self.controller.rng)
+        self._flying = (ticket, self._clock())
+        self._executed, self._missed = 0, False
+
+    def _check_budget(self) -> None:
+        if self._flying is not None and not self._missed and (self._clock() - self._flying[1]) * 1e3 > self._budget:
+            self._miss()
+
+    def _miss(self) -> None:
+        self._missed = True
+        self.statistics.misses += 1
+
+    def _collect(self, result: PlanResult | None) -> tuple[Replan | None, str | None]:
+        """Adopt a plan that has arrived, from the action that is due now."""
+        if result is None or self._flying is None or result.ticket != self._flying[0]:
+            return None, None
+        asked, skip = self._flying[1], self._executed
+        self._flying = None
+        self.statistics.latency_ms.append(result.latency_ms)
+        if result.latency_ms > self._budget and not self._missed:
+            self._miss()
+        if result.error is None and result.candidates is not None and not np.isfinite(result.candidates).all():
+            result = replace(result, error="the plan holds numbers that are not finite")
+        if result.error is not None or result.candidates is None:
+            self.statistics.errors += 1
+            logger.error("no plan: %s; the old one is executed to its end", result.error)
+            return None, result.error
+        if skip >= result.candidates.shape[1]:
+            self.statistics.late_plans += 1
+            logger.warning("a plan came %d actions late, none of it is left", skip)
+            return None, f"a plan came {skip} actions late"
+        reference = self._continuation()
+        self.controller.adopt(result.candidates[:, skip:], result.latency_ms)
+        plan = self.controller.last_plan
+        assert plan is not None
+        if reference is not None:
+            self.controller.last_plan = replace(plan, actions=self._join(plan.actions, reference))
+        self._cursor, self._phase, self._born = 0, 0.0, asked
+        self._before = self._last
+        self.statistics.plans += 1
+        self.statistics.skipped.append(skip)
+        replan = self.controller.replans[-1]
+        self.decision = self._hook(replan)
+        self.statistics.uncertain += self.decision != "continue" or self.config.uncertainty.exceeded(replan)
+        return replan, None
+
+    def _continuation(self) -> NDArray[np.float32] | None:
+        """What would be commanded next without the new plan."""
+        plan = self.controller.last_plan
+        if plan is None or self._last is None:
+            return None
+        return plan.actions[self._cursor] if self._left and self.decision != "stop" else self._held()
+
+    def _join(self, actions: NDArray[np.float32], reference: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(Tp, Da): the new plan, starting where the old one would have gone on; see the top of this file."""
+        gap = reference.astype(np.float64) - actions[0]
+        part = np.abs(gap) / (self.config.blend + 1)
+        if self.config.max_step is not None:
+            part = np.minimum(part, self.config.max_step * self.controller.scale)
+        steps = np.arange(1, len(actions) + 1)[:, None]
+        offset = np.sign(gap) * np.maximum(np.abs(gap) - steps * part, 0.0)
+        joined: NDArray[np.float32] = (actions + offset).astype(np.float32)
+        return joined
+
+    # ------------------------------------------------------------------ actions
+
+    def _next(self) -> tuple[NDArray[np.float32], Source]:
+        plan = self.controller.last_plan
+        assert plan is not None
+        if self.decision == "stop" or self._left == 0:
+            return self._held(), "hold"
+        target = plan.actions[self._cursor]
+        pace = self.config.slow_factor if self.decision == "slow" else 1.0
+        whole = self._phase + pace >= 1.0 - 1e-9
+        action = target if pace == 1.0 and self._phase == 0.0 else self._part(target, pace)
+        self._phase = 0.0 if whole else self._phase + pace
+        if whole:
+            self._cursor += 1
+            self._executed += 1
+            self._before = target
+            self.controller.advance(1)
+        return action.astype(np.float32), "plan"
+
+    def _part(self, target: NDArray[np.float32], pace: float) -> NDArray[np.float32]:
+        """The same path at less speed: part of the way to a position, or part of a change."""
+        share = min(self._phase + pace, 1.0)
+        if self.config.hold == "last":
+            before = target if self._before is None else self._before
+            slow = before + share * (target - before)
+        else:
+            slow = (share - self._phase) * target
+        keep = list(self.config.keep)
+        slow[keep] = target[keep]
+        part: NDArray[np.float32] = slow.astype(np.float32)
+        return part
+
+    def _held(self) -> NDArray[np.float32]:
+        """The safe thing to do without a plan."""
+        last = self._last
+        if last is None:  # stopped by the very first plan: its first action is where it would have begun
+            plan = self.controller.last_plan
+            assert plan is not None
+            last = plan.actions[0]
+        if self.config.hold == "last":
+            return last.copy()
+        held = np.zeros_like(last)
+        keep = list(self.config.keep)
+        held[keep] = last[keep]
+        return held

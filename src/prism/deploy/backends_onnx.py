@@ -1,0 +1,95 @@
+"""ONNX Runtime behind the interface of a back end, in float32 or int8."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prism.context_policy import ContextPolicy
+from prism.deploy.backends import Backend, Frame
+from prism.deploy.export_onnx import EXPORTED, export_fusion, export_plan, export_sensor, require
+from prism.deploy.int8 import quantise_encoder, quantise_plan
+from prism.errors import PrismError
+from prism.prism_policy import PrismPolicy
+
+_CALIBRATION_FRAMES = 32
+
+
+class OnnxBackend(Backend):
+    """Graphs made from the policy when this is built. Sound and text stay in PyTorch, and so does the plan of a
+    method without a single pass.
+
+    int8: image sensors by the ranges of `frames`, the generator dynamically; vectors and fusion stay float32, they
+    cost nothing.
+    """
+
+    def __init__(
+        self, policy: ContextPolicy, int8: bool = False, frames: Sequence[Frame] = (), threads: int = 1
+    ) -> None:
+        super().__init__(policy)
+        require("onnxruntime")
+        self.name = "onnx-int8" if int8 else "onnx"
+        self._graphs: dict[str, bytes] = {}
+        for index, encoder in enumerate(self.encoders):
+            if encoder.spec.kind not in EXPORTED:
+                continue
+            graph = export_sensor(encoder)
+            if int8 and encoder.spec.is_image:
+                readings = [np.asarray(f[encoder.spec.name]) for f in frames if encoder.spec.name in f]
+                if not readings:
+                    raise PrismError(
+                        f"int8 needs frames of sensor '{encoder.spec.name}' to calibrate with: give a dataset or "
+                        "observations that have it"
+                    )
+                chosen = np.linspace(0, len(readings) - 1, min(len(readings), _CALIBRATION_FRAMES)).astype(int)
+                graph = quantise_encoder(graph, [readings[i] for i in chosen])
+            self._graphs[f"sensor-{index}"] = graph
+        if isinstance(policy, PrismPolicy):
+            self._graphs["fusion"] = export_fusion(policy)
+            plan = export_plan(policy)
+            self._graphs["plan"] = quantise_plan(plan) if int8 else plan
+        self._sessions: dict[str, Any] = {}
+        self.threads(threads)
+
+    def threads(self, count: int) -> None:
+        """Sessions are made anew: ONNX Runtime fixes its threads then."""
+        super().threads(count)
+        self._sessions = {name: session(graph, count) for name, graph in self._graphs.items()}
+
+    def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
+        own = self._sessions.get(f"sensor-{sensor}")
+        if own is None:
+            return self.encoders[sensor].encode(stream, None)
+        return _run(own, {"stream": stream})
+
+    def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
+        own = self._sessions.get("fusion")
+        return super().fuse(features) if own is None else _run(own, {"features": features})
+
+    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        own = self._sessions.get("plan")
+        if own is None or not isinstance(self.policy, PrismPolicy):
+            return super().plan(steps, candidates, rng)
+        return _run(own, {"steps": steps, "latents": self.policy.latents(len(steps), candidates, rng)})
+
+
+def session(graph: bytes, threads: int) -> Any:
+    """An ONNX Runtime session on the CPU with a fixed number of threads, which sleep when there is nothing to do."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _run(own: Any, inputs: dict[str, Tensor]) -> Tensor:
+    feed = {name: value.detach().contiguous().numpy() for name, value in inputs.items()}
+    return torch.from_numpy(own.run(None, feed)[0])

@@ -1,0 +1,263 @@
+"""One connected robot: what it may ask for, its history, its controller, and what the live page may see of it.
+
+A request is a map with one time step of each sensor under the sensor's name, and these keys, all optional:
+
+    reset      true: this observation starts an episode (the history and the plan are forgotten)
+    seed       whole number, with reset: repeats the random numbers of an episode
+    executed   how many actions of the last plan the robot has executed; the server's exec_horizon unless told
+    plan       false: take this observation into the history, make no plan
+    ages       {sensor: seconds since it was measured}
+    prompt     the instruction, of a policy with one text sensor; what openpi's clients call it
+
+A sensor may be left out: it is absent for that step. A key that is neither is refused, because a misspelt sensor would
+be an absent one for ever.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.controller import Controller, ControllerConfig, Plan, Replan
+from prism.errors import PrismError
+from prism.health import as_spec
+from prism.policy import Policy
+from prism.selection import FloatArray
+from prism.sensors import SensorSpec
+
+Array = NDArray[np.generic]
+KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt")
+TRACE = 240  # executed actions that the live page shows
+WHO: ContextVar[str] = ContextVar("who", default="-")  # whose request a log line is about
+
+logger = logging.getLogger("prism.serve")
+
+
+class RequestError(PrismError):
+    """What a client may mend: it gets this line and stays connected."""
+
+
+@dataclass(frozen=True)
+class Request:
+    observation: dict[str, Array]
+    reset: bool = False
+    seed: int | None = None
+    executed: int | None = None
+    plan: bool = True
+    ages: dict[str, float] | None = None
+
+
+class Reader:
+    """Turns messages into requests for one policy; says in one line what is wrong with those that are none."""
+
+    def __init__(self, sensors: tuple[SensorSpec, ...], rename: Mapping[str, str] | None = None) -> None:
+        self._specs = {spec.name: spec for spec in sensors}
+        self._rename = dict(rename or {})  # key of the client -> sensor; "": ignored
+        texts = [spec.name for spec in sensors if spec.kind == "text"]
+        self._rename.setdefault("prompt", texts[0] if len(texts) == 1 else "")
+        if clash := sorted(set(self._specs) & set(KEYS)):
+            raise PrismError(f"the policy has a sensor called '{clash[0]}', which is a word of the protocol: rename it")
+        for key, name in self._rename.items():
+            if name and name not in self._specs:
+                raise PrismError(f"--map {key}={name}: the policy has no sensor '{name}'; it has {self._names()}")
+
+    def read(self, message: Mapping[str, Any]) -> Request:
+        observation: dict[str, Array] = {}
+        for key, value in message.items():
+            name = self._rename.get(key, key)
+            if not name or (key in KEYS and key != "prompt"):
+                continue
+            if name not in self._specs:
+                raise RequestError(self._unknown(key))
+            if name in observation:
+                raise RequestError(f"sensor '{name}' is in the request twice, once as '{key[:60]}'")
+            if value is not None:  # None: absent, as if it had been left out
+                observation[name] = self._reading(self._specs[name], value)
+        executed = _whole(message, "executed", 100_000)
+        seed = _whole(message, "seed", 2**63 - 1)
+        reset = _truth(message, "reset", False)
+        return Request(observation, reset, seed, executed, _truth(message, "plan", True), self._ages(message))
+
+    def _reading(self, spec: SensorSpec, value: object) -> Array:
+        if isinstance(value, Mapping | bytes) or (isinstance(value, str) and spec.kind != "text"):
+            raise RequestError(f"sensor '{spec.name}': send an array, not {type(value).__name__}")
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # too large for float32: infinite, so absent
+                return as_spec(spec, value)
+        except PrismError as error:
+            raise RequestError(str(error)) from None
+        except (ValueError, TypeError, OverflowError):  # ragged lists
+            raise RequestError(f"sensor '{spec.name}': this is no array of numbers") from None
+
+    def _ages(self, message: Mapping[str, Any]) -> dict[str, float] | None:
+        ages = message.get("ages")
+        if ages is None:
+            return None
+        if not isinstance(ages, Mapping) or not all(
+            isinstance(age, int | float | np.number) and not isinstance(age, bool) for age in ages.values()
+        ):
+            raise RequestError("ages is {sensor: seconds}")
+        named: dict[str, float] = {self._rename.get(str(key), str(key)): float(age) for key, age in ages.items()}
+        if unknown := [key for key in named if key not in self._specs]:
+            raise RequestError(self._unknown(str(unknown[0])))
+        return named
+
+    def _unknown(self, key: str) -> str:
+        close = difflib.get_close_matches(key[:60], self._specs, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"the policy has {self._names()}"
+        return f"no sensor '{key[:60]}': {hint}"
+
+    def _names(self) -> str:
+        return ", ".join(self._specs)[:200]
+
+
+def _truth(message: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = message.get(key, default)
+    if not isinstance(value, bool | np.bool_):
+        raise RequestError(f"{key} is true or false, not {repr(value)[:40]}")
+    return bool(value)
+
+
+def _whole(message: Mapping[str, Any], key: str, high: int) -> int | None:
+    value = message.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) <= high:
+        raise RequestError(f"{key} is a whole number of at least 0, not {repr(value)[:40]}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the live page may see of a session. Made by the worker after a request, never changed afterwards."""
+
+    number: int
+    who: str
+    observation: Mapping[str, Array]
+    faults: Mapping[str, str]
+    counts: Mapping[str, int]  # steps at which each sensor was not believed, this episode
+    plan: Plan | None
+    replan: Replan | None
+    planned_at: float  # time.monotonic() of the plan
+    requests: int
+    episodes: int
+    steps: int
+
+
+class Session:
+    """The state of one connection. `begin` and `finish` run on the worker's thread; one request at a time."""
+
+    def __init__(
+        self, number: int, who: str, policy: Policy, config: ControllerConfig, scale: FloatArray, seed: int
+    ) -> None:
+        self.number = number
+        self.who = who
+        self.requests = 0
+        self.episodes = 1
+        self.controller = Controller(policy, config, seed, scale)
+        self._seed = seed
+        self._observed = 0  # since the last plan
+        self._executed = 0  # actions of the last plan
+        self._steps = 0
+        self._last: Replan | None = None
+        self._planned_at = 0.0
+        self._lock = threading.Lock()
+        self._trace: deque[NDArray[np.float32]] = deque(maxlen=TRACE)  # guarded by the lock
+        self._spreads: deque[float] = deque(maxlen=TRACE)
+        self.faults: Counter[tuple[str, str]] = Counter()  # of the last request, for the metrics
+        self.view: View | None = None
+
+    def begin(self, request: Request) -> None:
+        """Take the observation in. A PrismError leaves the session as usable as before."""
+        controller = self.controller
+        self.faults = Counter()
+        if request.reset:
+            self.episodes += 1 if self.requests else 0
+            controller.reset(self._seed + self.episodes - 1 if request.seed is None else request.seed)
+            self._observed = self._executed = self._steps = 0
+            self._last = None
+            with self._lock:
+                self._trace.clear()
+        if request.plan and controller.last_plan is not None:
+            executed = controller.config.exec_horizon if request.executed is None else request.executed
+            self._execute(executed - self._executed)  # the rest was counted by a request that then failed
+        controller.observe(request.observation, request.ages)
+        self.requests += 1
+        self._observed += 1
+        self.faults.update(controller.health.faults.items())
+        if not request.plan:
+            self._publish(request)
+
+    def finish(self, request: Request, candidates: NDArray[np.float32], latency_ms: float) -> dict[str, Any]:
+        """Choose; the reply. Only `actions` is an array: openpi's ActionChunkBroker cuts every array by steps."""
+        self.controller.adopt(candidates, latency_ms)
+        self._observed = self._executed = 0
+        plan, replan = self.controller.last_plan, self.controller.replans.pop()
+        assert plan is not None
+        self._last = replan
+        self._planned_at = time.monotonic()
+        self._publish(request)
+        return {
+            "actions": plan.actions,
+            "exec_horizon": self.controller.config.exec_horizon,
+            "step": replan.step,
+            "candidates": len(candidates),
+            "index": replan.index,
+            "spread": replan.spread,
+            "modes": replan.modes,
+            "mode_switch": replan.mode_switch,
+            "plan_age": 0,
+            "absent": sorted(self.controller.health.faults),
+        }
+
+    def observed(self) -> dict[str, Any]:
+        """The reply to a request without a plan."""
+        return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults)}
+
+    def trace(self) -> tuple[list[NDArray[np.float32]], list[float]]:
+        """The latest executed actions and spreads, oldest first; from any thread."""
+        with self._lock:
+            return list(self._trace), list(self._spreads)
+
+    def _execute(self, count: int) -> None:
+        if count < 1:
+            return
+        plan = self.controller.last_plan
+        assert plan is not None
+        self.controller.advance(count)
+        done = self._executed
+        self._executed += count
+        self._steps += count
+        with self._lock:
+            self._trace.extend(plan.actions[done : done + count])
+            if self._last is not None:
+                self._spreads.append(self._last.spread)
+
+    def _publish(self, request: Request) -> None:
+        health = self.controller.health
+        counts: Counter[str] = Counter()
+        for (name, _), steps in health.counts.items():
+            counts[name] += steps
+        self.view = View(
+            number=self.number,
+            who=self.who,
+            observation=request.observation,
+            faults=dict(health.faults),
+            counts=counts,
+            plan=self.controller.last_plan,
+            replan=self._last,
+            planned_at=self._planned_at,
+            requests=self.requests,
+            episodes=self.episodes,
+            steps=self._steps,
+        )

@@ -1,0 +1,157 @@
+"""The studies: lemmas against what is known, cells that survive a kill, and the summaries of logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from prism.errors import PrismError
+from prism.objective import RSIMLE, ObjectiveConfig
+from prism.studies import lemmas, threshold
+from prism.studies.cells import Cells
+from prism.studies.report import Claim, Output, Study, show_claims
+
+
+@pytest.fixture(scope="module")
+def small_lemmas() -> Study:
+    config = lemmas.LemmasConfig(
+        sample_sizes=(16, 256, 1024),
+        repeats=1000,
+        batch_sizes=(8, 64),
+        features=(16, 64, 256, 1024),
+        bias_features=(16,),
+        bias_draws=1500,
+    )
+    return lemmas.run(config)
+
+
+def _verdict(study: Study, words: str) -> str:
+    return next(claim.verdict for claim in study.claims if words in claim.paper)
+
+
+def test_lemmas_that_hold_are_confirmed_and_those_that_do_not_are_not(small_lemmas: Study) -> None:
+    assert _verdict(small_lemmas, "empirical quantile") == "confirmed"
+    assert _verdict(small_lemmas, "variance O(1/m)") == "confirmed"
+    assert _verdict(small_lemmas, "log p(x)") == "confirmed"
+    assert _verdict(small_lemmas, "tau -> 0") == "not confirmed"
+    assert _verdict(small_lemmas, "acceptance rate") == "not confirmed"
+    assert _verdict(small_lemmas, "without bias") == "not confirmed"
+
+
+def test_the_kernel_of_favor_is_unbiased_to_chance(small_lemmas: Study) -> None:
+    error, chance = small_lemmas.figures["favor"]["bias"]["16"]["kernel"]
+    assert error < 3 * chance
+
+
+def test_the_literal_rule_rejects_more_the_larger_the_batch(small_lemmas: Study) -> None:
+    rejected = small_lemmas.figures["rejection"]
+    assert 0.5 < rejected["8"] < rejected["64"] <= 1.0
+
+
+def test_a_study_is_written_whole_with_its_provenance(small_lemmas: Study, tmp_path: Path) -> None:
+    output = Output(tmp_path / "lemmas.json", tmp_path / "lemmas.svg")
+    output.check()
+    output.write(small_lemmas, lemmas.draw)
+    data = json.loads((tmp_path / "lemmas.json").read_text())
+    assert {"command", "date", "machine", "seeds", "claims", "study"} <= data.keys()
+    assert (tmp_path / "lemmas.svg").stat().st_size > 1000
+    with pytest.raises(PrismError, match="overwrite"):
+        output.check()
+    show_claims(small_lemmas, Console(quiet=True))
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_the_work() -> None:
+    with pytest.raises(PrismError, match="svg"):
+        Output(plot=Path("a.bmp"))
+
+
+def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def compute() -> dict[str, Any]:
+        calls.append(1)
+        return {"value": 3}
+
+    for _ in range(2):
+        assert Cells(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
+    assert len(calls) == 1
+    with pytest.raises(PrismError, match="other settings"):
+        Cells(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
+
+
+def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
+    cells = Cells(tmp_path, Console(quiet=True))
+
+    def fail() -> dict[str, Any]:
+        raise PrismError("diverged")
+
+    assert cells.get("a", {}, fail) is None
+    assert cells.missing == ["a: diverged"]
+    assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
+
+
+def _line(step: int, rejected: float) -> dict[str, Any]:
+    keys = ("fallback_rate", "threshold_clamped", "threshold", "hard")
+    return {"step": step, "rejection_rate": rejected, **dict.fromkeys(keys, 0.5)}
+
+
+def test_rates_leave_the_warm_up_out_and_weigh_lines_by_steps() -> None:
+    log = [_line(100, 1.0), _line(200, 0.2), _line(210, 0.9)]
+    assert threshold.rates(log, 100)["rejection_rate"] == pytest.approx((100 * 0.2 + 10 * 0.9) / 110)
+    with pytest.raises(PrismError, match="longer"):
+        threshold.rates(log, 210)
+
+
+def test_effective_samples_are_the_number_of_independent_values() -> None:
+    rng = np.random.default_rng(0)
+    config = ObjectiveConfig(quantile=0.2, candidates=4)
+    samples = rng.exponential(size=(2000, 400))
+    values = np.quantile(samples, 0.2, axis=1).tolist()
+    entry = threshold.summarise_quantiles(values, torch.tensor(samples[:100].ravel()), config)
+    assert entry["effective_samples"] == pytest.approx(400, rel=0.15)
+    assert entry["cv_ema"] == pytest.approx(entry["cv"] * np.sqrt(0.1 / 1.9), rel=0.2)
+
+
+def test_the_clamp_is_seen() -> None:
+    config = ObjectiveConfig(rule="paper", candidates=4)
+    entry = threshold.summarise_quantiles([0.5, 0.6, 0.55, 0.5, 0.52], torch.linspace(0, 2, 100), config)
+    assert entry["clamped"] == 1.0
+    assert entry["cv_ema"] == 0.0
+
+
+@pytest.mark.parametrize(("relative", "fallback"), [(0.0, True), (1.0, False)])
+def test_a_relative_threshold_spares_the_row_that_is_all_near(relative: float, fallback: bool) -> None:
+    """Candidates of row 0 are all near its target, those of the others are not: only `relative` sees that."""
+    rng = torch.Generator().manual_seed(0)
+    target = torch.zeros(10, 4, 2)
+    scale = torch.full((10, 1, 1, 1), 1.0)
+    scale[0] = 0.01
+    candidates = scale * (1 + torch.rand(10, 8, 4, 2, generator=rng))
+    objective = RSIMLE(ObjectiveConfig(candidates=8, quantile=0.2, relative=relative), 2)
+    logs = objective.choose(candidates, target, torch.ones(10, 4, dtype=torch.bool)).logs
+    assert float(logs["rejection_rate"]) == pytest.approx(0.2, abs=0.03)
+    assert (float(logs["fallback_rate"]) > 0) is fallback
+
+
+@pytest.mark.parametrize("bad", [{"relative": 1.5}, {"relative": 0.5, "rule": "paper"}])
+def test_relative_out_of_range_is_one_clear_line(bad: dict[str, Any]) -> None:
+    with pytest.raises(PrismError, match=r"objective\.relative"):
+        ObjectiveConfig(**bad)
+
+
+def _cell(rejected: float, fallen: float) -> dict[str, Any]:
+    return {"rejection_rate": rejected, "fallback_rate": fallen, "clamped": 0.0}
+
+
+def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
+    config = threshold.ThresholdConfig(rules=("own",))
+    good = threshold.claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.18, 0.04)}}, config)
+    bad = threshold.claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, config)
+    assert [claim.verdict for claim in (*good, *bad)] == ["confirmed", "not confirmed"]
+    assert isinstance(good[0], Claim)
