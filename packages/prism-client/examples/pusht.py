@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 from prism.sims.tasks import make_env
+
 from prism_client import Client, RecedingHorizon
 
 
