@@ -1,0 +1,197 @@
+"""One conformance suite for every method: the two verbs, and that it is interchangeable with PRISM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from prism import draws
+from prism.commands.train import Method as CommandMethod
+from prism.context_policy import ContextConfig
+from prism.errors import PrismError
+from prism.experiments import Experiment, recipe, with_method, with_preset
+from prism.jsonconfig import from_json, to_json, with_settings
+from prism.normalize import Normalizer, compute_statistics
+from prism.presets import CONFIGS, METHODS, PRESETS, as_method, build_policy, method_config, preset
+from prism.training.checkpoint import load_policy
+from prism.training.config import TrainConfig
+from prism.training.loop import train
+from prism.types import Batch, Observation
+from tests.baseline_fakes import SMALL_UNET, build, small_method
+from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch, small_config
+from tests.training_fakes import MemorySource, make_windows, quiet
+
+DETERMINISTIC = ("act", "mse")  # one plan a context, K times
+
+
+def _rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _rows(observation: Observation, rows: slice) -> Observation:
+    return Observation(
+        {k: v[rows] for k, v in observation.streams.items()}, {k: v[rows] for k, v in observation.present.items()}
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_loss_is_finite_and_reaches_the_weights(method: str) -> None:
+    policy = build(small_method(method))
+    policy.train()
+    output = policy.loss(random_batch(9), _rng())
+    assert output.loss.ndim == 0
+    output.loss.backward()
+    gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    assert all(g.isfinite().all() for g in gradients.values())
+    without = {name for name, _ in policy.named_parameters()} - set(gradients)
+    assert all("absent" in name for name in without), without
+    assert any(g.abs().max() > 0 for name, g in gradients.items() if name.startswith("encoder"))
+    assert all(not value.requires_grad and value.ndim == 0 for value in output.logs.values())
+
+
+# With noise on the whole plan the network sees what is padded; it is only not asked for it.
+@pytest.mark.parametrize("method", ["prism", "imle", "act", "mse"])
+@torch.no_grad()
+def test_loss_does_not_see_padded_actions(method: str) -> None:
+    policy = build(small_method(method))
+    batch = random_batch(9)
+    other = torch.where(batch.action_valid.unsqueeze(-1), batch.actions, batch.actions + 7.0)
+    assert not torch.equal(other, batch.actions)
+    first, second = (
+        policy.loss(Batch(batch.observation, a, batch.action_valid), _rng()) for a in (batch.actions, other)
+    )
+    assert float(first.loss) == float(second.loss)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sample_has_the_shape_and_obeys_the_seed(method: str) -> None:
+    policy = build(small_method(method)).eval()
+    observation = random_batch(3).observation
+    plans = policy.sample(observation, 5, _rng(1))
+    assert plans.shape == (3, 5, 4, ACTION_DIM)
+    assert plans.dtype == torch.float32
+    assert plans.isfinite().all()
+    assert torch.equal(plans, policy.sample(observation, 5, _rng(1)))
+    differs = not torch.equal(plans, policy.sample(observation, 5, _rng(2)))
+    assert differs == (method not in DETERMINISTIC)
+    assert torch.equal(plans[:, 0], plans[:, 1]) == (method in DETERMINISTIC)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_of_contexts_is_each_context_alone(method: str) -> None:
+    policy = build(small_method(method)).eval()
+    observation = random_batch(3).observation
+    together = policy.sample(observation, 4, draws.each_row([_rng(i) for i in range(3)]))
+    alone = torch.cat([policy.sample(_rows(observation, slice(i, i + 1)), 4, _rng(i)) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_robot_units_outside_and_plans_start_from_the_anchor(method: str) -> None:
+    """Moving the actions' origin, and with it the anchor's, moves the plans by as much."""
+    config = small_method(method, {"anchor": "proprio"})
+    plans = []
+    for shift in (0.0, 100.0):
+        normalizer = Normalizer.empty(VECTORS, ACTION_DIM)
+        normalizer.action_center.fill_(shift)
+        normalizer.action_scale.fill_(10.0)
+        normalizer.vector_center[:3] = shift
+        policy = build(config, normalizer=normalizer).eval()
+        observation = random_batch(2).observation
+        observation.streams["proprio"] = observation.streams["proprio"] + shift
+        plans.append(policy.sample(observation, 3, _rng()))
+    torch.testing.assert_close(plans[1] - 100.0, plans[0], rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_trains_in_the_loop_and_loads_from_its_checkpoint(method: str, tmp_path: Path) -> None:
+    config = small_method(method, {"pred_horizon": 8})
+    source = MemorySource()
+    normalizer = Normalizer.from_statistics(compute_statistics(source, [0, 1, 2, 3]))
+    policy = build_policy(config.spec(source.sensors, source.action_dim, 10.0), 0, normalizer)
+    training, held_out = make_windows()
+    settings = TrainConfig(steps=3, batch_size=8, val_every=2, val_batches=1, threads=1)
+    result = train(policy, training, held_out, settings, tmp_path / "run", console=quiet())
+    assert result.val_loss is not None
+    loaded = load_policy(tmp_path / "run")
+    assert loaded.spec == policy.spec
+    observation = training.batch([0, 5, 9]).observation
+    assert torch.equal(loaded.sample(observation, 3, _rng()), result.policy.sample(observation, 3, _rng()))
+
+
+# --------------------------------------------------------------------------- configs, presets, experiments
+
+
+def test_the_command_knows_every_method() -> None:
+    assert get_args(CommandMethod) == METHODS
+    assert tuple(CONFIGS) == METHODS
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_methods_share_is_equal_by_construction(method: str, name: str) -> None:
+    config = method_config(method, name)
+    assert config.method == method
+    for field in fields(ContextConfig):
+        assert getattr(config, field.name) == getattr(preset(name), field.name)
+    assert from_json(type(config), json.loads(json.dumps(to_json(config)))) == config
+    encoders = [c.spec(VECTORS, ACTION_DIM, 10.0) for c in (config, preset(name))] if name == "tiny" else []
+    shapes = [[p.shape for p in build_policy(spec).get_submodule("encoder").parameters()] for spec in encoders]
+    assert not shapes or shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_experiment_of_any_method_is_saved_and_changed(method: str, tmp_path: Path) -> None:
+    own = recipe("pusht-human")
+    experiment = own if method == "prism" else with_method(own, method)
+    assert (experiment.train.minutes, experiment.train.seed) == (own.train.minutes, own.train.seed)
+    assert experiment.policy.anchor == own.policy.anchor
+    experiment.save(tmp_path)
+    assert Experiment.load(tmp_path) == experiment
+    changed = with_settings(experiment, ["policy.encoder.dropout=0.1", "train.batch_size=8"])
+    assert type(changed.policy) is type(experiment.policy)
+    assert changed.policy.encoder == replace(own.policy.encoder, dropout=0.1)
+    larger = with_preset(experiment, "base")
+    assert larger.method == method
+    assert larger.policy.anchor == own.policy.anchor
+    assert larger.policy.encoder == preset("base").encoder
+
+
+def test_a_run_from_before_there_were_methods_is_prism(tmp_path: Path) -> None:
+    experiment = recipe("pusht-human")
+    experiment.save(tmp_path)
+    path = tmp_path / "experiment.json"
+    data = json.loads(path.read_text())
+    assert data.pop("method") == "prism"
+    path.write_text(json.dumps(data))
+    assert Experiment.load(tmp_path) == experiment
+    path.write_text(json.dumps({**data, "method": "magic"}))
+    with pytest.raises(PrismError, match="unknown method 'magic'"):
+        Experiment.load(tmp_path)
+
+
+def test_bad_configs_are_refused() -> None:
+    with pytest.raises(PrismError, match="unknown method"):
+        as_method(small_config(), "magic")
+    with pytest.raises(PrismError, match="is of method 'diffusion' already"):
+        with_method(with_method(recipe("pusht-human"), "diffusion"), "act")
+    with pytest.raises(PrismError, match="not a multiple of 4"):
+        as_method(small_config(pred_horizon=6), "diffusion")
+    for method, own, match in (
+        ("diffusion", {"evaluations": 101}, "use 1 to 100"),
+        ("diffusion", {"evaluations": 1}, "use 'trailing'"),
+        ("diffusion", {"sampler": "euler"}, "sampler"),
+        ("flow_matching", {"solver": "midpoint", "evaluations": 3}, "even"),
+        ("imle", {"candidates": 0}, r"imle\.candidates"),
+        ("act", {"heads": 3}, "multiple of heads"),
+        ("mse", {"width": 32}, "width"),
+    ):
+        with pytest.raises(PrismError, match=match):
+            small_method(method, **own)
+    with pytest.raises(PrismError, match=r"unet\.dims"):
+        replace(SMALL_UNET, dims=(10, 20))
