@@ -21,7 +21,7 @@ from rich.console import Console
 from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
 from prism.evaluation.rollout import TEST_SEED
-from prism.experiments import Experiment, recipe, with_budget, with_preset
+from prism.experiments import Experiment, recipe, with_budget, with_method, with_preset
 from prism.jsonconfig import from_json, to_json, with_settings
 from prism.training import files
 from prism.training.config import Clock
@@ -179,7 +179,7 @@ def experiments_of(config: CompareConfig, console: Console) -> dict[CellId, Expe
         demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
         plain = replace(plain, demonstrations=demonstrations)
         for contestant in config.contestants:
-            experiment = _with_method(plain, contestant.method, config.preset or "tiny")
+            experiment = with_method(plain, contestant.method, config.preset or "tiny")
             experiment = with_settings(experiment, [*config.settings, *contestant.settings])
             experiment = replace(experiment, demonstrations=demonstrations)
             train = replace(experiment.train, clock=config.clock, threads=1, workers=0, keep_last=1)
@@ -221,15 +221,3 @@ def _flat(data: Any, path: str = "") -> dict[str, Any]:
     if isinstance(data, dict):
         return {key: value for k, v in data.items() for key, value in _flat(v, f"{path}.{k}" if path else k).items()}
     return {path: data}
-
-
-def _with_method(experiment: Experiment, method: str, preset: str) -> Experiment:
-    from prism import experiments
-
-    if method == "prism":
-        return experiment
-    with_method: Any = getattr(experiments, "with_method", None)
-    if with_method is None:
-        raise PrismError(f"unknown method '{method}'; this version of prism knows: prism")
-    changed: Experiment = with_method(experiment, method, preset)
-    return changed

@@ -1,0 +1,249 @@
+"""Comparisons: the grid, what survives what, and that nothing is averaged in silence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prism.comparison import local, statistics
+from prism.comparison.grid import (
+    CELL,
+    FAILED,
+    RESULT,
+    CellId,
+    CellSpec,
+    CompareConfig,
+    Contestant,
+    EvaluationPlan,
+    cell_ids,
+    prepare,
+    state_of,
+)
+from prism.comparison.page import frontier, render
+from prism.comparison.run import compare
+from prism.comparison.summary import summarise
+from prism.errors import PrismError
+from prism.experiments import Experiment
+
+QUIET = Console(quiet=True)
+PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")
+
+
+def config(*contestants: Contestant, **changes: Any) -> CompareConfig:
+    plan = EvaluationPlan(episodes=3, curve=(0.5,), curve_episodes=2)
+    options: dict[str, Any] = {
+        "settings": ("demonstrations.mirror=false",),
+        "seeds": (0, 1),
+        "steps": 4,
+        "evaluation": plan,
+        **changes,
+    }
+    return CompareConfig(("pusht",), contestants or (PRISM, MSE), **options)
+
+
+def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[str, Any]:
+    rows = [{"seed": 100_000 + i, "score": s, "success": s > 0.9, "jerk": 0.1} for i, s in enumerate(scores)]
+    mean = sum(scores) / len(scores)
+    evaluation = {"score": mean, "success": mean > 0.9, "latency_ms": {"p50": latency, "p99": 2 * latency}}
+    curve = [
+        {"fraction": f, "seconds": 60 * f, "step": 4, "score": mean * f, "success": 0.0, "episodes": 2}
+        for f in (0.5, 1.0)
+    ]
+    return {
+        **{"method": id.contestant, "seed": id.seed, "steps": 4, "train_seconds": 60.0, "parameters": 7},
+        **{"evaluation": evaluation, "per_episode": rows, "curve": curve},
+        **{"controller": {"candidates": 8}, "info": {"commit": "abc"}},
+    }
+
+
+def finish(out: Path, id: CellId, scores: list[float], **options: Any) -> None:
+    folder = id.folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(fake_result(id, scores, **options)))
+
+
+# ------------------------------------------------------------------------------------------------------ the grid
+
+
+def test_contestants_have_names_methods_and_settings() -> None:
+    assert Contestant.parse("act") == Contestant("act", "act")
+    assert Contestant.parse("k4=prism:policy.objective.candidates=4,train.batch_size=8") == Contestant(
+        "k4", "prism", ("policy.objective.candidates=4", "train.batch_size=8")
+    )
+    for bad in ("", "=prism", "a=", "a=prism:", "../evil"):
+        with pytest.raises(PrismError, match="METHOD"):
+            Contestant.parse(bad)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": None}, "--minutes or --steps"),
+        ({"minutes": 1.0}, "--minutes or --steps"),
+        ({"seeds": ()}, "no seed"),
+        ({"seeds": (1, 1)}, "seed 1 is named twice"),
+        ({"seeds": (-1,)}, "out of range"),
+        ({"clock": "sun"}, "clock"),
+    ],
+)
+def test_impossible_comparisons_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        config(**changes)
+
+
+def test_looks_on_the_way_grow_between_0_and_1() -> None:
+    for curve in ((0.5, 0.2), (0.0,), (1.0,), (0.5, 0.5)):
+        with pytest.raises(PrismError, match="fractions"):
+            EvaluationPlan(curve=curve)
+
+
+def test_every_method_once_before_any_twice() -> None:
+    order = [(id.contestant, id.seed) for id in cell_ids(config())]
+    assert order == [("prism", 0), ("mse", 0), ("prism", 1), ("mse", 1)]
+
+
+def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Path) -> None:
+    ids = prepare(tmp_path, config(), QUIET)
+    one = Experiment.load(ids[1].folder(tmp_path))
+    assert (one.method, one.train.steps, one.train.seed, one.train.threads, one.train.keep_last) == ("mse", 4, 0, 1, 1)
+    assert CellSpec.load(ids[3].folder(tmp_path)).id == CellId("pusht", "mse", 1)
+    assert one.demonstrations == Experiment.load(ids[0].folder(tmp_path)).demonstrations
+    before = (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns
+    assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "a larger grid adds to it"
+    assert (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns == before
+    with pytest.raises(PrismError, match=r"prism/seed-0 .*experiment\.train\.steps = 4 there, 5 now"):
+        prepare(tmp_path, config(steps=5), QUIET)
+    with pytest.raises(PrismError, match="unknown method 'magic'"):
+        prepare(tmp_path, config(Contestant("magic", "magic")), QUIET)
+
+
+# ------------------------------------------------------------------------------------------ processes that go wrong
+
+_FAKE = """
+import json, os, pathlib, signal, sys
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+tries = len(list(folder.glob("try-*"))); (folder / f"try-{tries}").touch()
+def done(): (folder / "result.json").write_text("{}"); print(json.dumps({"state": "done", "reason": ""}))
+if name == "good": done()
+if name == "nan": print(json.dumps({"state": "failed", "reason": "loss is not finite"})); sys.exit(2)
+if name == "killed": done() if tries == 2 else os.kill(os.getpid(), signal.SIGKILL)
+if name == "doomed": os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def fake_launch(folder: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-S", "-c", _FAKE, str(folder), folder.parent.name]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def test_the_comparison_goes_on_when_cells_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "launch", fake_launch)
+    monkeypatch.setattr(local, "_POLL_SECONDS", 0.02)
+    ids = [CellId("pusht", name, 0) for name in ("nan", "killed", "doomed", "good")]
+    for id in ids:
+        id.folder(tmp_path).mkdir(parents=True)
+    done: list[str] = []
+    failed = local.run_local(tmp_path, ids, 2, QUIET, lambda id: done.append(id.contestant))
+    assert sorted(done) == ["good", "killed"]
+    assert failed[ids[0]] == "loss is not finite"
+    assert failed[ids[2]] == "its process died 3 times: its process ended with SIGSEGV"
+    assert [len(list(id.folder(tmp_path).glob("try-*"))) for id in ids] == [1, 3, 3, 1]
+
+
+def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Path) -> None:
+    """Real processes: the first stops as its pipe closes (as when the comparison is killed), then all is run."""
+    whole = config(PRISM, Contestant("burst", "prism", ("train.learning_rate=1e30", "train.grad_clip=0")), seeds=(0,))
+    good, bad = prepare(tmp_path, whole, QUIET)
+    process = local.launch(good.folder(tmp_path))
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(timeout=60)
+    assert state_of(good.folder(tmp_path)) == ("open", "not finished yet")
+    local.outcome(good.folder(tmp_path), process)
+
+    comparison = compare(tmp_path, whole, 2, QUIET)
+    assert [row.contestant for row in comparison.rows] == ["prism"]
+    row = comparison.rows[0]
+    assert (row.steps, row.seeds, [point["fraction"] for point in row.curve]) == (4, (0,), [0.5, 1.0])
+    assert [(one.cell, "not finite" in one.reason) for one in comparison.missing] == [(bad, True)]
+    assert state_of(bad.folder(tmp_path))[0] == "failed"
+    assert len(list((good.folder(tmp_path) / "checkpoints").glob("step-*"))) == 1
+    stored = json.loads((tmp_path / "comparison.json").read_text())
+    assert stored["scores"] == {"prism": [row.score], "burst": [None]}
+    assert "burst" in (tmp_path / "comparison.html").read_text()
+
+
+# ---------------------------------------------------------------------------------------------------- what is stated
+
+
+def test_the_bootstrap_draws_seeds_and_episodes_apart() -> None:
+    table = np.random.default_rng(0).normal(size=(3, 20)) + np.array([[0.0], [1.0], [2.0]])
+    fast = statistics.bootstrap_means(table)
+    rng = np.random.default_rng(1)
+    slow = [table[rng.integers(3, size=3)][:, rng.integers(20, size=20)].mean() for _ in range(4000)]
+    assert fast.mean() == pytest.approx(table.mean(), abs=0.02)
+    assert fast.std() == pytest.approx(np.std(slow), rel=0.05)
+    low, high = statistics.interval(table)
+    assert low < table.mean() < high
+    assert high - low > 2 * 1.96 * table.std() / np.sqrt(60), "seeds that differ count: wider than 60 single episodes"
+
+
+def test_the_paired_test_sees_what_the_intervals_hide() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(size=(1, 50))  # episodes differ a lot, the methods by little but always
+    one, other = np.clip(hard + 0.05, 0, 2) * np.ones((3, 1)), hard * np.ones((3, 1))
+    apart = statistics.paired(one, other)
+    assert apart.p < 0.001
+    assert apart.low > 0.04
+    assert statistics.interval(one)[0] < statistics.interval(other)[1]
+    same = statistics.paired(one, one)
+    assert (same.mean, same.p) == (0.0, 1.0)
+    back = statistics.paired(other, one)
+    assert (back.mean, back.p) == (pytest.approx(-apart.mean), apart.p)
+
+
+def test_success_of_all_is_not_certainty() -> None:
+    low, high = statistics.success_interval(np.ones((3, 50)))
+    assert 0.9 < low < 0.95
+    assert high == 1.0
+
+
+def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> None:
+    whole = config(seeds=(0, 1, 2))
+    for seed, score in ((0, 0.5), (1, 0.6), (2, 1.0)):
+        finish(tmp_path, CellId("pusht", "prism", seed), [score, score, score])
+    finish(tmp_path, CellId("pusht", "mse", 1), [0.4, 0.5, 0.6])
+    lost = CellId("pusht", "mse", 0)
+    lost.folder(tmp_path).mkdir(parents=True)
+    (lost.folder(tmp_path) / FAILED).write_text('{"reason": "loss is not finite"}')
+    comparison = summarise(tmp_path, whole)
+    prism, mse = comparison.rows
+    assert (prism.score, prism.complete, mse.seeds, mse.complete) == (pytest.approx(0.7), True, (1,), False)
+    assert mse.difference is not None
+    assert (mse.difference.mean, mse.difference.seeds) == (pytest.approx(-0.1), 1), "against seed 1 of prism alone"
+    assert {one.cell.seed: one.reason for one in comparison.missing} == {
+        0: "loss is not finite",
+        2: "not started yet",
+    }
+    stored = comparison.to_json()
+    assert stored["scores"] == {"prism": pytest.approx([0.5, 0.6, 1.0]), "mse": [None, pytest.approx(0.5), None]}
+    assert [row["n"] for row in stored["table"]] == [3, 1]
+    page = render(comparison)
+    assert "1 of 3" in page
+    assert "loss is not finite" in page
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_frontier_holds_what_nobody_beats(tmp_path: Path) -> None:
+    contestants = tuple(Contestant(name, "prism") for name in "abc")
+    for name, score, latency in (("a", 0.95, 10.0), ("b", 0.2, 20.0), ("c", 0.1, 1.0)):
+        finish(tmp_path, CellId("pusht", name, 0), [score] * 3, latency=latency)
+    comparison = summarise(tmp_path, config(*contestants, seeds=(0,)))
+    assert [row.contestant for row in frontier(comparison.rows)] == ["c", "a"]
