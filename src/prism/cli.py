@@ -18,6 +18,7 @@ import tyro
 
 from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
 from prism.commands.compare import Compare
+from prism.commands.bench_server import Server
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
@@ -52,6 +53,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench data": Data,
     "bench modality": Modality,
     "bench modality-dropout": ModalityDropout,
+    "bench server": Server,
 }
 
 HELP = """usage: prism COMMAND [OPTIONS]

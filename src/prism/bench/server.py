@@ -1,0 +1,380 @@
+"""`prism bench server`: many robots on one policy server, then frames that no robot would send.
+
+The server is a process of its own with a random `tiny` policy (or the one of a run); all clients share this process
+and one event loop. Each asks for a plan at fixed times, so a late reply delays nothing but itself: `p99_ms` counts
+from the time at which the request was due (no coordinated omission), `service_p99_ms` from the time it was sent.
+
+    load    `clients` robots at `rate` requests a second, `seconds` long                errors, p99_ms, requests, ...
+    viewer  a quarter of them, blocks of a few seconds without and with a live page     viewer_*
+    fuzz    random and mutated frames on eight connections, four robots served meanwhile   fuzz_*
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from prism.bench.server_fuzz import FuzzReport, fuzz
+from prism.bench.timing import provenance, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+
+SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
+    "state": {"proprio": (9,), "object_state": (12,)},
+    "camera": {"proprio": (9,), "rgb_wrist": (84, 84, 3)},
+}
+_ACTION_DIM, _FPS = 7, 10.0
+_VIEWER_BLOCKS, _BLOCK_SECONDS = 8, 4.0
+
+
+@dataclass(frozen=True)
+class ServerBenchConfig:
+    clients: int = 64
+    seconds: float = 60.0
+    rate: float = 10.0  # requests a second of each client
+    fuzz: int = 0  # frames
+    viewer: bool = False
+    run: Path | None = None  # None: a random tiny policy
+    sensors: str = "state"  # of that random policy
+    json: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.clients < 1 or self.fuzz < 0:
+            raise PrismError(f"--clients {self.clients} must be at least 1 and --fuzz {self.fuzz} at least 0")
+        if not (self.seconds > 0 and self.rate > 0):
+            raise PrismError("--seconds and --rate must be above 0")
+        if self.sensors not in SENSORS:
+            raise PrismError(f"--sensors {self.sensors} is unknown: use one of {', '.join(SENSORS)}")
+
+
+# The server's process
+
+
+def serve(settings: dict[str, Any]) -> None:
+    """Prints the port when it is ready; ends when its input does, so it cannot outlive the bench."""
+    import logging
+
+    from prism.controller import ControllerConfig
+    from prism.deploy.server import PolicyServer, ServerConfig
+    from prism.presets import build_policy, preset
+    from prism.sensors import SensorSpec
+    from prism.training.checkpoint import load_policy
+
+    logging.getLogger("prism").addHandler(logging.NullHandler())
+    logging.getLogger("prism").propagate = False
+    if settings["run"] is not None:
+        policy = load_policy(Path(settings["run"]))
+    else:
+        shapes = SENSORS[settings["sensors"]]
+        specs = [SensorSpec(name, "rgb" if len(shape) == 3 else "vector", shape) for name, shape in shapes.items()]
+        policy = build_policy(preset("tiny").spec(tuple(specs), _ACTION_DIM, _FPS), settings["seed"])
+    config = ServerConfig(port=0, max_clients=4 * settings["clients"] + 64, threads=1)
+    server = PolicyServer(policy, ControllerConfig(), config, "bench")
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin.fileno(), stop.set)
+        await server.run(stop, lambda: print(server.port, flush=True))
+
+    asyncio.run(main())
+
+
+@contextlib.contextmanager
+def running_server(config: ServerBenchConfig) -> Any:
+    settings = {"run": None if config.run is None else str(config.run), "sensors": config.sensors}
+    command = [sys.executable, "-m", "prism.bench.server"]
+    text = json.dumps({**settings, "seed": config.seed, "clients": config.clients})
+    process = subprocess.Popen(
+        [*command, text],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        line = process.stdout.readline().strip()
+        if not line:
+            raise PrismError("the server of the bench did not start: see its message above")
+        yield int(line), process
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def scrape(port: int) -> dict[str, float]:
+    """The server's own metrics, one number a line."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        lines = reply.read().decode().splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+
+
+# The robots
+
+
+@dataclass
+class Load:
+    due: list[float] = field(default_factory=list)  # seconds from when a request was due to its reply
+    service: list[float] = field(default_factory=list)  # ... from when it was sent
+    batches: list[int] = field(default_factory=list)
+    errors: int = 0
+    first_error: str = ""
+
+    def fail(self, message: str) -> None:
+        self.errors += 1
+        self.first_error = self.first_error or message
+
+
+def observation(sensors: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """One time step as the server's metadata asks for it."""
+    step: dict[str, NDArray[Any]] = {}
+    for sensor in sensors:
+        shape = tuple(sensor["shape"])
+        if sensor["dtype"] == "uint8":
+            step[sensor["name"]] = rng.integers(32, 127, size=shape, dtype=np.uint8)
+        else:
+            step[sensor["name"]] = rng.standard_normal(shape).astype(np.float32)
+    return step
+
+
+async def robot(port: int, rate: float, start: float, end: float, seed: int, load: Load) -> None:
+    """Asks at start, start + 1/rate, ... until `end`; checks every reply."""
+    from websockets.asyncio.client import connect
+
+    from prism.deploy import wire
+
+    rng = np.random.default_rng(seed)
+    try:
+        async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, open_timeout=60) as socket:
+            metadata = wire.unpack(_binary(await socket.recv()))
+            rows, width = metadata["pred_horizon"], metadata["action_dim"]
+            frames = [wire.pack(observation(metadata["sensors"], rng)) for _ in range(4)]
+            due = max(start, time.perf_counter()) + rng.random() / rate
+            count = 0
+            while due < end:
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                sent = time.perf_counter()
+                await socket.send(frames[count % len(frames)])
+                reply = await asyncio.wait_for(socket.recv(), 30)
+                now = time.perf_counter()
+                if isinstance(reply, str):
+                    load.fail(reply)
+                else:
+                    message = wire.unpack(reply)
+                    actions = message["actions"]
+                    if actions.shape != (rows, width) or not np.isfinite(actions).all():
+                        load.fail(f"actions of shape {actions.shape}")
+                    load.batches.append(message["server_timing"]["batch"])
+                load.due.append(now - due)
+                load.service.append(now - sent)
+                due += 1.0 / rate
+                count += 1
+    except Exception as error:  # whatever it is, it is the server's failure here
+        load.fail(f"{type(error).__name__}: {error}")
+
+
+def _binary(frame: str | bytes) -> bytes:
+    if isinstance(frame, str):
+        raise PrismError(f"the server sent text: {frame}")
+    return frame
+
+
+async def drive(port: int, clients: int, rate: float, seconds: float, seed: int) -> Load:
+    """All robots connect, then `seconds` of requests."""
+    load = Load()
+    start = time.perf_counter() + 0.3 + 0.01 * clients
+    await asyncio.gather(*(robot(port, rate, start, start + seconds, seed + i, load) for i in range(clients)))
+    return load
+
+
+@contextlib.asynccontextmanager
+async def viewer(port: int) -> AsyncIterator[list[int]]:
+    """A live page that reads everything; the sizes of its snapshots."""
+    from websockets.asyncio.client import connect
+
+    sizes: list[int] = []
+
+    async def read(socket: Any) -> None:
+        async for message in socket:
+            sizes.append(len(message))  # noqa: PERF401  # seen while it grows
+
+    async with connect(f"ws://127.0.0.1:{port}/live", compression=None, max_size=None) as socket:
+        task = asyncio.create_task(read(socket))
+        try:
+            yield sizes
+        finally:
+            task.cancel()
+
+
+async def viewer_blocks(config: ServerBenchConfig, port: int, tick: Any) -> dict[str, Any]:
+    """The same robots without and with a viewer, in turns."""
+    clients = max(1, config.clients // 4)
+    times: dict[bool, list[NDArray[np.float64]]] = {False: [], True: []}
+    sizes: list[int] = []
+    for block in range(_VIEWER_BLOCKS):
+        watched = block % 2 == 1
+        if watched:
+            async with viewer(port) as seen:
+                load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
+            sizes += seen
+        else:
+            load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
+        if load.errors:
+            raise PrismError(f"the server failed while it was watched: {load.first_error}")
+        times[watched].append(1e3 * np.array(load.service))
+        tick(_BLOCK_SECONDS)
+    alone, watched_times = (np.concatenate(times[which]) for which in (False, True))
+    seconds = _VIEWER_BLOCKS / 2 * _BLOCK_SECONDS
+    return {
+        "viewer_clients": clients,
+        "viewer_p50_ms": float(np.median(watched_times)),
+        "viewer_p50_ms_without": float(np.median(alone)),
+        "viewer_p50_ratio": float(
+            np.median([np.median(b) / np.median(a) for a, b in zip(times[False], times[True], strict=True)])
+        ),
+        "viewer_p99_ms": float(np.quantile(watched_times, 0.99)),
+        "viewer_p99_ms_without": float(np.quantile(alone, 0.99)),
+        "viewer_snapshots_per_s": len(sizes) / seconds,
+        "viewer_snapshot_kb": float(np.mean(sizes)) / 1e3 if sizes else 0.0,
+    }
+
+
+def run(config: ServerBenchConfig) -> dict[str, Any]:
+    rounds = config.seconds + (_VIEWER_BLOCKS * _BLOCK_SECONDS if config.viewer else 0) + config.fuzz / 400
+    with (
+        Progress(console=Console(stderr=True), transient=True) as progress,
+        running_server(config) as (port, process),
+    ):
+        bar = progress.add_task("robots", total=rounds)
+
+        async def measure() -> dict[str, Any]:
+            warm = await drive(port, min(4, config.clients), config.rate, 1.0, config.seed)
+            if warm.errors:
+                raise PrismError(f"the server of the bench does not answer: {warm.first_error}")
+            before = scrape(port)
+            ticking = asyncio.create_task(_tick(progress, bar))
+            load = await drive(port, config.clients, config.rate, config.seconds, config.seed)
+            ticking.cancel()
+            progress.update(bar, completed=config.seconds, description="viewers and fuzz")
+            after = scrape(port)
+            result = load_keys(config, load, before, after)
+            if config.viewer:
+                result |= await viewer_blocks(config, port, lambda done: progress.advance(bar, done))
+            if config.fuzz:
+                result |= await fuzz_keys(config, port, lambda done: progress.advance(bar, done / 400))
+                result["fuzz_server_alive"] = process.poll() is None
+            return result
+
+        result = asyncio.run(measure())
+    settings = {name: getattr(config, name) for name in ("clients", "seconds", "rate", "fuzz", "sensors")}
+    policy = "random tiny" if config.run is None else config.run.name
+    return {**result, "settings": {**settings, "policy": policy}, **provenance(config.seed)}
+
+
+async def _tick(progress: Progress, bar: Any) -> None:
+    while True:
+        await asyncio.sleep(1)
+        progress.advance(bar, 1)
+
+
+def load_keys(
+    config: ServerBenchConfig, load: Load, before: dict[str, float], after: dict[str, float]
+) -> dict[str, Any]:
+    due, service = 1e3 * np.array(load.due or [0.0]), 1e3 * np.array(load.service or [0.0])
+    plans = after["prism_batch_size_count"] - before["prism_batch_size_count"]
+    return {
+        "errors": load.errors,
+        "first_error": load.first_error,
+        "requests": len(load.due),
+        "requests_per_s": len(load.due) / config.seconds,
+        "p50_ms": float(np.median(due)),
+        "p99_ms": float(np.quantile(due, 0.99)),
+        "max_ms": float(due.max()),
+        "service_p50_ms": float(np.median(service)),
+        "service_p99_ms": float(np.quantile(service, 0.99)),
+        "batch_mean": (after["prism_batch_size_sum"] - before["prism_batch_size_sum"]) / max(1.0, plans),
+        "batch_max": max(load.batches, default=0),
+        "memory_mb": after["process_resident_memory_bytes"] / 1e6,
+        "memory_growth_mb": (after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"]) / 1e6,
+    }
+
+
+async def fuzz_keys(config: ServerBenchConfig, port: int, tick: Any) -> dict[str, Any]:
+    """The frames, while four robots work; memory from a tenth of the way to the end."""
+    done = asyncio.Event()
+    others = Load()
+
+    async def bystanders() -> None:
+        rates = [robot(port, 10.0, 0.0, float("inf"), config.seed + i, others) for i in range(4)]
+        tasks = [asyncio.create_task(rate) for rate in rates]
+        await done.wait()
+        for task in tasks:
+            task.cancel()
+
+    watching = asyncio.create_task(bystanders())
+    first: FuzzReport = await fuzz(port, max(1, config.fuzz // 10), config.seed, tick)
+    early = scrape(port)["process_resident_memory_bytes"]
+    rest = await fuzz(port, config.fuzz - first.frames, config.seed + 1, tick)
+    late = scrape(port)
+    done.set()
+    await watching
+    return {
+        "fuzz_frames": first.frames + rest.frames,
+        "fuzz_plans": first.plans + rest.plans,
+        "fuzz_refused": first.refused + rest.refused,
+        "fuzz_closed": first.closed + rest.closed,
+        "fuzz_hangs": first.hangs + rest.hangs,
+        "fuzz_tracebacks": first.tracebacks + rest.tracebacks,
+        "fuzz_internal_errors": int(late.get('prism_errors_total{kind="internal"}', 0)),
+        "fuzz_memory_growth_mb": (late["process_resident_memory_bytes"] - early) / 1e6,
+        "fuzz_others_requests": len(others.due),
+        "fuzz_others_errors": others.errors,
+        "fuzz_others_p99_ms": float(1e3 * np.quantile(others.service or [0.0], 0.99)),
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    table = Table(title=f"{result['settings']['clients']} clients, {result['settings']['policy']} policy")
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    for key, value in result.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and key != "seed":
+            table.add_row(key, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
+    console.print(table)
+
+
+def main(config: ServerBenchConfig) -> None:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = run(config)
+    show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, overwrite=config.overwrite)
+
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,190 @@
+"""Frames that no robot would send: random bytes, damaged requests, wrong sensors, half a frame, no handshake at all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_CONNECTIONS = 8
+_PATIENCE = 20.0  # seconds until a reply counts as missing
+
+
+@dataclass
+class FuzzReport:
+    frames: int = 0
+    plans: int = 0  # the damage did not matter: a proper reply
+    refused: int = 0  # one line of text
+    closed: int = 0  # by the server
+    hangs: int = 0  # neither
+    tracebacks: int = 0  # must never be seen
+
+
+async def fuzz(port: int, frames: int, seed: int, tick: Callable[[int], object] = lambda _: None) -> FuzzReport:
+    """`frames` frames over eight connections, each with its own random numbers; a closed connection is opened again."""
+    report = FuzzReport()
+    shares = [frames // _CONNECTIONS + (i < frames % _CONNECTIONS) for i in range(_CONNECTIONS)]
+    await asyncio.gather(*(_attack(port, share, seed + 1000 * i, report, tick) for i, share in enumerate(shares)))
+    return report
+
+
+async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: Callable[[int], object]) -> None:
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+    from prism.deploy import wire
+
+    rng = np.random.default_rng(seed)
+    sent = 0
+    while sent < frames:
+        try:
+            async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, open_timeout=60) as socket:
+                first = await socket.recv()
+                assert isinstance(first, bytes)
+                sensors = wire.unpack(first)["sensors"]
+                while sent < frames:
+                    sent += 1
+                    report.frames += 1
+                    tick(1)
+                    if rng.random() < 0.02:
+                        await _raw(port, rng)
+                        continue
+                    await socket.send(damaged_frame(sensors, rng))
+                    reply = await asyncio.wait_for(socket.recv(), _PATIENCE)
+                    if isinstance(reply, bytes):
+                        report.plans += 1
+                    else:
+                        report.refused += 1
+                        report.tracebacks += "Traceback" in reply or "File " in reply
+        except TimeoutError:
+            report.hangs += 1
+        except ConnectionClosed:
+            report.closed += 1
+        except (InvalidHandshake, OSError):
+            report.closed += 1
+            await asyncio.sleep(0.05)
+
+
+async def _raw(port: int, rng: np.random.Generator) -> None:
+    """Below WebSocket: noise instead of a handshake, or a handshake and half a frame; then the line goes dead."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    shake = (
+        f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+    with contextlib.suppress(OSError):
+        if rng.random() < 0.5:
+            writer.write(rng.bytes(int(rng.integers(1, 400))))
+        else:
+            half = b"\x82\xfe\x40\x00" + rng.bytes(40)  # promises 16 KiB
+            writer.write(shake[: int(rng.integers(20, len(shake)))] if rng.random() < 0.3 else shake + half)
+        await writer.drain()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(64), 0.05)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def damaged_frame(sensors: list[dict[str, Any]], rng: np.random.Generator) -> bytes | str:
+    """A frame to be refused, mostly: one of nine kinds."""
+    import msgpack
+
+    from prism.deploy import wire
+
+    kind = int(rng.integers(9))
+    if kind == 0:
+        return rng.bytes(int(rng.integers(0, 2000)))
+    if kind == 1:
+        return "".join(map(chr, rng.integers(32, 0x2FF, size=int(rng.integers(0, 200)))))
+    if kind == 2:
+        data: bytes = msgpack.packb(_anything(rng, 0))
+        return data
+    step = _request(sensors, rng)
+    if kind == 3:
+        step = _wrong(step, rng)
+        return wire.pack(step)
+    if kind == 4:
+        step[str(rng.choice(["reset", "seed", "executed", "plan", "ages", "prompt", "x" * 500]))] = _anything(rng, 2)
+        try:
+            odd: bytes = msgpack.packb(step, default=wire._pack_numpy)
+        except (ValueError, OverflowError, TypeError):
+            odd = b"\x80"
+        return odd
+    frame = bytearray(wire.pack(step))
+    if kind == 5:
+        return bytes(frame[: int(rng.integers(0, len(frame)))])
+    if kind == 6:
+        start, size = int(rng.integers(len(frame))), int(rng.integers(1, 64))
+        return bytes(frame[:start] + frame[start : start + size] * int(rng.integers(2, 50)) + frame[start:])
+    if kind == 7:  # headers that promise more than there is, one inside the other
+        headers = (b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xdc\x10\x00")
+        return headers[int(rng.integers(len(headers)))] * int(rng.integers(1, 900))
+    for _ in range(int(rng.integers(1, 12))):
+        frame[int(rng.integers(len(frame)))] = int(rng.integers(256))
+    return bytes(frame)
+
+
+def _request(sensors: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
+    step: dict[str, Any] = {}
+    for sensor in sensors:
+        shape = tuple(sensor["shape"])
+        step[sensor["name"]] = (
+            rng.integers(0, 256, size=shape, dtype=np.uint8)
+            if sensor["dtype"] == "uint8"
+            else rng.standard_normal(shape).astype(np.float32)
+        )
+    return step
+
+
+def _wrong(step: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A request with one sensor of another name, shape, type or size."""
+    name = str(rng.choice(list(step)))
+    value = step.pop(name)
+    choice = int(rng.integers(7))
+    if choice == 0:
+        step[name[::-1]] = value
+    elif choice == 1:
+        step[name] = np.full(value.shape, np.nan, np.float32)
+    elif choice == 2:
+        step[name] = value.reshape(-1)[: max(1, value.size // 2)]
+    elif choice == 3:
+        step[name] = value.astype(np.float64) * 1e300
+    elif choice == 4:
+        step[name] = np.zeros((1 << 22,), np.uint8)  # larger than any message may be
+    elif choice == 5:
+        step[name] = [[1.0], [2.0, 3.0]]
+    else:
+        step[name] = {"a": 1}
+    return step
+
+
+def _anything(rng: np.random.Generator, depth: int) -> Any:
+    """A random value that msgpack can say."""
+    choice = int(rng.integers(9 if depth < 4 else 6))
+    if choice == 0:
+        return int(rng.integers(-(2**62), 2**62))
+    if choice == 1:
+        return float(rng.standard_normal() * 10.0 ** int(rng.integers(-300, 300)))
+    if choice == 2:
+        return bool(rng.integers(2))
+    if choice == 3:
+        return None
+    if choice == 4:
+        return rng.bytes(int(rng.integers(0, 30)))
+    if choice == 5:
+        return "".join(map(chr, rng.integers(32, 0x2FF, size=int(rng.integers(0, 20)))))
+    if choice == 6:
+        return [_anything(rng, depth + 1) for _ in range(int(rng.integers(0, 6)))]
+    if choice == 7:
+        return {
+            b"__ndarray__": True,
+            b"data": rng.bytes(int(rng.integers(0, 40))),
+            b"dtype": str(rng.choice(["<f4", "|O", "V8", "<c8", "<M8[s]", "O", "i4,(1000000,)f8", ">u2", "|b1"])),
+            b"shape": [int(x) for x in rng.integers(-2, 2**40, size=int(rng.integers(0, 4)))],
+        }
+    return {str(i) * int(rng.integers(1, 5)): _anything(rng, depth + 1) for i in range(int(rng.integers(0, 6)))}
