@@ -27,7 +27,8 @@ from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.presets import build_policy
-from prism.training.checkpoint import list_checkpoints
+from prism.training.checkpoint import list_checkpoints, resolve
+from prism.training.files import read_sums
 from prism.training.loop import TrainResult, train
 from prism.training.monitor import read_log
 
@@ -156,11 +157,18 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
         )
     except IncompleteError as error:  # what there is is worth keeping
         result, lost = error.result, error
+    result = replace(result, info={**result.info, "checkpoint": checkpoint_id(path)})
     save_result(recording_path(run, result.task), result, overwrite=True)
     write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
     if lost is not None:
         raise lost
     return result
+
+
+def checkpoint_id(path: Path) -> dict[str, str]:
+    """Which weights a run or a checkpoint stands for: what tells a stored result from a stale one."""
+    folder = resolve(path)
+    return {"name": folder.name, "sha256": str(read_sums(folder).get("model.safetensors", {}).get("sha256", ""))}
 
 
 def drop_sensors(path: Path, options: EvalOptions, sensors: tuple[str, ...] | None = None) -> ModalityStudy:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from prism.commands.benchmark_table import print_benchmark
 from prism.commands.style import option
 from prism.commands.summary import print_summary
 from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.evaluation.benchmarks import BenchmarkResult
+    from prism.workflow import EvalOptions
 
 
 @dataclass(frozen=True)
@@ -20,17 +26,23 @@ class Eval:
     Try:
         prism eval runs/pusht-human --episodes 50 --json result.json
         prism eval runs/pusht-human --report        writes runs/pusht-human/report.html as well
+        prism eval runs --benchmark metaworld --json metaworld.json --report
+                                                    every run in a folder by the benchmark's own protocol
+        prism eval runs --benchmark metaworld --resume     goes on after an interruption
 
     Measures success, score, jerk, mode switches and replanning latency, with 95 % confidence
-    intervals; docs/metrics.md defines each.
+    intervals; docs/metrics.md defines each, docs/benchmarks.md the protocols.
     """
 
-    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run folder, or one checkpoint in it."""
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN", help_behavior_hint="")]
+    """A run folder, or one checkpoint in it; for a benchmark also several, or a folder of runs."""
+    benchmark: Annotated[str | None, option("NAME")] = None
+    """Play the protocol of metaworld, robomimic, pusht, calvin or tabletop and print its table."""
     task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in; the one the policy was trained for unless told."""
-    episodes: int = 50
-    """How many episodes, each with a seed of its own."""
+    """The task to roll out in; the one the policy was trained for unless told. In a benchmark "all" stands for every
+    task of it."""
+    episodes: Annotated[int | None, option("N")] = None
+    """How many episodes, each with a seed of its own; 50, or as many as the benchmark has, unless told."""
     first_seed: int = 100_000
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
     json: Annotated[Path | None, option("FILE")] = None
@@ -46,6 +58,10 @@ class Eval:
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
     lists them all."""
+    resume: bool = False
+    """Benchmark: take results that are stored in the runs, where checkpoint, controller and seeds are the same."""
+    expert: Annotated[Path | None, option("FILE")] = None
+    """Benchmark: show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
 
@@ -55,15 +71,16 @@ class Eval:
                 raise PrismError(f"--{name} {value} is out of range: use 1 or more")
 
     def run(self) -> None:
-        from prism.evaluation.results import flat_json, write_json
-        from prism.evaluation.rollout import RecordConfig
-        from prism.workflow import EvalOptions, evaluate_run, run_folder, write_run_report
+        from prism.evaluation.rollout import TEST_SEED, RecordConfig
+        from prism.workflow import EvalOptions
 
         if self.json is not None and self.json.exists() and not self.overwrite:  # now, not after minutes of rollouts
             raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
+        if not self.runs:
+            raise PrismError("prism eval needs a run: the folder that `prism train` named at its end")
         options = EvalOptions(
             task=self.task,
-            episodes=self.episodes,
+            episodes=self.episodes or 50,
             first_seed=self.first_seed,
             candidates=self.candidates,
             selection=self.selection,
@@ -71,9 +88,50 @@ class Eval:
             workers=self.workers,
             record=RecordConfig() if self.report else None,
         )
-        result = evaluate_run(self.run_folder, options)
+        if self.benchmark is None:
+            if len(self.runs) > 1 or self.resume or self.expert is not None:
+                raise PrismError("several runs, --resume and --expert go with --benchmark NAME")
+            self._evaluate(options)
+        elif self.first_seed != TEST_SEED:
+            raise PrismError(f"--first-seed goes without --benchmark: benchmarks are played on seeds from {TEST_SEED}")
+        else:
+            self._benchmark(self.benchmark, options)
+
+    def _evaluate(self, options: EvalOptions) -> None:
+        from prism.evaluation.results import flat_json, write_json
+        from prism.workflow import evaluate_run, run_folder, write_run_report
+
+        result = evaluate_run(self.runs[0], options)
         if self.json is not None:
             write_json(self.json, flat_json(result), self.overwrite)
         print_summary([result])
         if self.report:
-            print(f"report: {write_run_report(run_folder(self.run_folder))}")
+            print(f"report: {write_run_report(run_folder(self.runs[0]))}")
+
+    def _benchmark(self, name: str, options: EvalOptions) -> None:
+        from prism.benchmark_runs import make_plan, run_plan, write_page
+        from prism.evaluation.results import run_info, write_json
+
+        plan = make_plan(name, self.runs, options, self.expert, self.episodes)
+        for line in plan.skipped:
+            print(f"not for {name}: {line}", file=sys.stderr)
+        table: list[BenchmarkResult] = []
+
+        def finish() -> None:
+            if not table:
+                return
+            if self.json is not None:
+                write_json(self.json, {**table[-1].to_json(), **run_info(options.first_seed)}, self.overwrite)
+            print_benchmark(table[-1])
+            if self.report:
+                print(f"report: {write_page(table[-1], plan, self.runs)}")
+
+        try:
+            table.append(run_plan(plan, self.resume, lambda line: print(line, file=sys.stderr), table.append))
+        except KeyboardInterrupt:
+            finish()
+            print("interrupted: the same command with --resume goes on", file=sys.stderr)
+            raise
+        finish()
+        if table[-1].failed or any(r.lost for several in table[-1].results.values() for r in several):
+            raise PrismError(f"{name}: {table[-1].departures()[0]}; the table says what there is")

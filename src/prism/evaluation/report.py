@@ -23,24 +23,27 @@ def write_report(
     logs: Mapping[str, Log] | None = None,
     title: str = "PRISM evaluation",
     overwrite: bool = True,
+    overview: str = "",
 ) -> Path:
     """Write the page. `logs` holds, by task, what training logged (prism.training.monitor.read_log).
 
+    `overview` is HTML above the tasks: a benchmark's own table (benchmark_page.py), which replaces their cards.
     It is made from recordings, so by default an older page is replaced: it can be made again at any time.
     """
     if not results:
         raise PrismError(f"{path}: there is no evaluation to report on; run prism eval first")
-    write_atomic(path, render(results, logs or {}, title).encode(), overwrite)
+    write_atomic(path, render(results, logs or {}, title, overview).encode(), overwrite)
     return path
 
 
-def render(results: Sequence[EvaluationResult], logs: Mapping[str, Log], title: str) -> str:
+def render(results: Sequence[EvaluationResult], logs: Mapping[str, Log], title: str, overview: str = "") -> str:
     assets = resources.files("prism") / "assets"
     style, script = ((assets / name).read_text() for name in ("report.css", "report.js"))
     several = len(results) > 1
     links = "".join(f'<a href="#{_slug(r.task)}">{escape(_short(r.task))}</a>' for r in results)
-    navigation = f'<nav aria-label="Tasks">{links}</nav>' if several else ""
+    navigation = f'<nav aria-label="Tasks">{links}</nav>' if several and not overview else ""
     cards = "".join(_card(result) for result in results)
+    cards = overview or f'<div class="cards{" one" * (not several)}">{cards}</div>'
     sections = "".join(_section(result, logs.get(result.task, ())) for result in results)
     return f"""<!doctype html>
 <html lang="en">
@@ -56,7 +59,7 @@ def render(results: Sequence[EvaluationResult], logs: Mapping[str, Log], title: 
 <main class="wrap">
 <h1>{escape(title)}</h1>
 <p class="lead">{_lead(results)}</p>
-<div class="cards{" one" * (not several)}">{cards}</div>
+{cards}
 {sections}
 </main>
 <footer class="wrap">{_provenance(results[0])}</footer>

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +18,9 @@ from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.evaluation.workers import LostJobsError, WorkerPool
-from prism.policy import Policy
-from prism.sims.base import Env
+from prism.policy import Policy, PolicySpec
+from prism.sensors import decode_text
+from prism.sims.base import Array, Env
 
 # Push-T's published protocol tests on 100000 + i. Demonstrations are collected from seeds that count up from 0,
 # so the same offset keeps every task's test episodes unseen.
@@ -165,16 +166,28 @@ def _setup(
 
 def check_fits(env: Env, policy: Policy) -> None:
     """PrismError unless the environment has what the policy needs, and takes what it gives."""
-    available = {sensor.name for sensor in env.sensors}
-    if missing := [sensor.name for sensor in policy.spec.sensors if sensor.name not in available]:
+    check_spec_fits(env, policy.spec)
+
+
+def check_spec_fits(env: Env, spec: PolicySpec) -> None:
+    """The same without the weights."""
+    available = {sensor.name: sensor for sensor in env.sensors}
+    remedy = "evaluate the policy on the task it was trained for"
+    if missing := [sensor.name for sensor in spec.sensors if sensor.name not in available]:
         raise PrismError(
             f"task '{env.name}' has no sensor '{missing[0]}', which the policy needs (it has "
-            f"{', '.join(sorted(available))}): evaluate the policy on the task it was trained for"
+            f"{', '.join(sorted(available))}): {remedy}"
         )
-    if policy.spec.action_dim != env.action_dim:
+    for sensor in spec.sensors:
+        there = available[sensor.name]
+        if (there.kind, there.shape) != (sensor.kind, sensor.shape) and sensor.kind != "text":
+            raise PrismError(
+                f"task '{env.name}' has '{sensor.name}' as {there.kind} {there.shape}, the policy was trained with "
+                f"{sensor.kind} {sensor.shape}: {remedy}"
+            )
+    if spec.action_dim != env.action_dim:
         raise PrismError(
-            f"task '{env.name}' takes {env.action_dim} action dimensions, the policy gives {policy.spec.action_dim}: "
-            "evaluate the policy on the task it was trained for"
+            f"task '{env.name}' takes {env.action_dim} action dimensions, the policy gives {spec.action_dim}: {remedy}"
         )
 
 
@@ -200,6 +213,7 @@ def run_episode(
     frames: list[bytes] = []
     frame_steps: list[int] = []
     fans: list[Fan] = []
+    texts = [sensor.name for sensor in env.sensors if sensor.kind == "text"]
     best, success_step = 0.0, None
 
     def film() -> None:
@@ -212,7 +226,8 @@ def run_episode(
         film()
     while True:
         replanned = len(controller.replans)
-        action = np.clip(controller.act(observation), env.action_low, env.action_high).astype(np.float32)
+        wanted = controller.act(_readable(observation, texts))
+        action = np.clip(wanted, env.action_low, env.action_high).astype(np.float32)
         if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
             plan = controller.last_plan
             fans.append(Fan(len(actions), plan.index, plan.candidates, plan.modes))
@@ -250,6 +265,11 @@ def run_episode(
         frames=frames,
         frame_steps=frame_steps,
     )
+
+
+def _readable(observation: dict[str, Array], texts: Sequence[str]) -> dict[str, Array | str]:
+    """Text as such: policies differ in how many bytes they reserve for it."""
+    return {**observation, **{name: decode_text(observation[name]) for name in texts if name in observation}}
 
 
 def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
