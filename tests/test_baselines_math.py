@@ -1,0 +1,261 @@
+"""The baselines' equations against slow float64 versions, diffusers' schedulers, and published sizes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from prism.baselines.act import ActPolicy
+from prism.baselines.diffusion import DiffusionPolicy
+from prism.baselines.flow_matching import TIME_SCALE, FlowMatchingPolicy
+from prism.baselines.imle import ImlePolicy, choose, flat_distance
+from prism.baselines.schedule import NoiseSchedule, cosine_alphas, timesteps
+from prism.baselines.unet import UNet, UNetConfig, step_features
+from prism.presets import UNETS
+from prism.types import Batch
+from tests.baseline_fakes import build, small_method
+from tests.policy_fakes import random_batch
+from tests.reference import generative as reference
+
+
+def _rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# --------------------------------------------------------------------------- the UNet
+
+
+@pytest.mark.parametrize(("action_dim", "expected"), [(2, 79_889_922), (7, 79_898_887), (14, 79_911_438)])
+def test_the_published_unet_has_79_9_million_parameters(action_dim: int, expected: int) -> None:
+    with torch.device("meta"):
+        unet = UNet(UNETS["paper"], action_dim, 1024)
+    assert sum(p.numel() for p in unet.parameters()) == expected
+    assert round(expected / 1e6, 1) == 79.9
+
+
+def test_splitting_film_is_the_published_film() -> None:
+    """One matrix on Mish([step embedding, condition]), as published, from our two."""
+    torch.manual_seed(0)
+    unet = UNet(UNetConfig(dims=(8, 16), groups=4, step_embedding=6, condition=0), 3, 5)
+    condition, step = torch.randn(2, 5), torch.tensor([3.0, 70.0])
+    ours = [c + s for c, s in zip(unet.condition_films(condition), unet.step_films(step), strict=True)]
+    assert unet.embed_step is not None
+    embedding = unet.embed_step(step_features(step, 6))
+    for film, block in zip(ours, unet._blocks, strict=True):
+        assert block.step_film is not None
+        weight = torch.cat([block.step_film.weight, block.condition_film.weight], dim=1)
+        whole = F.linear(F.mish(torch.cat([embedding, condition], dim=1)), weight, block.condition_film.bias)
+        torch.testing.assert_close(film[:, 0], whole)
+
+
+def test_the_unet_treats_candidates_alike_and_sees_all_time() -> None:
+    torch.manual_seed(0)
+    unet = UNet(UNetConfig(dims=(8, 16, 16), groups=4, step_embedding=6, condition=0), 2, 5)
+    films = unet.condition_films(torch.randn(2, 5))
+    x = torch.randn(2, 3, 8, 2, requires_grad=True)
+    out = unet(x, films, unet.step_films(torch.tensor([4.0])))
+    flipped = unet(x.flip(1), films, unet.step_films(torch.tensor([4.0, 4.0])))
+    torch.testing.assert_close(out, flipped.flip(1))
+    (gradient,) = torch.autograd.grad(out[1, 2, 0].sum(), x)
+    assert (gradient[1, 2].abs().amax(1) > 0).all()  # the first action depends on the noise of all steps
+    assert gradient[0].abs().max() == 0
+    assert gradient[1, :2].abs().max() == 0
+
+
+# --------------------------------------------------------------------------- diffusion
+
+
+def test_the_schedule_in_float64() -> None:
+    np.testing.assert_allclose(cosine_alphas(100).numpy(), reference.alphas(100), rtol=1e-12)
+
+
+def _toy(x: Any, t: int) -> Any:
+    """A 'network' that works on numpy and torch alike."""
+    return 0.7 * x + 0.002 * t - 0.1
+
+
+class _Toy(nn.Module):
+    def predict(self, noisy: Tensor, films: Any, step: Tensor) -> Tensor:
+        result: Tensor = _toy(noisy, int(step))
+        return result
+
+
+def _sample(evaluations: int, spacing: str, sampler: str, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    own = {"evaluations": evaluations, "spacing": spacing, "sampler": sampler}
+    policy = build(small_method("diffusion", **own))
+    assert isinstance(policy, DiffusionPolicy)
+    monkeypatch.setattr(policy, "predict", _Toy().predict)
+    return policy.denoise(x, (), _rng(5))
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "spacing"), [(10, "leading"), (100, "leading"), (7, "trailing"), (1, "trailing")]
+)
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+def test_sampling_is_the_slow_one(
+    evaluations: int, spacing: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(2, 3, 4, 3, generator=_rng())
+    ours = _sample(evaluations, spacing, sampler, x, monkeypatch)
+    visited, start = timesteps(100, evaluations, spacing), x.double().numpy()
+    assert len(visited) == evaluations
+    assert visited[0] == (99 if spacing == "trailing" else 100 - 100 // evaluations)
+    rng = _rng(5)
+    fresh = [torch.randn(2, 3, 4, 3, generator=rng).double().numpy() for _ in visited]
+    slow = (
+        reference.ddim(_toy, start, visited, 100, 1.0)
+        if sampler == "ddim"
+        else reference.ddpm(_toy, start, visited, 100, 1.0, fresh)
+    )
+    np.testing.assert_allclose(ours.numpy(), slow, atol=1e-4)  # at full noise x_0 is a difference times 5,000
+
+
+@pytest.mark.parametrize("evaluations", [100, 20, 10, 5])
+@pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
+def test_schedulers_agree_with_diffusers(sampler: str, evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        diffusers = pytest.importorskip("diffusers")
+    shared = {"num_train_timesteps": 100, "beta_schedule": "squaredcos_cap_v2", "clip_sample": True}
+    if sampler == "ddim":
+        theirs = diffusers.DDIMScheduler(**shared, set_alpha_to_one=True, steps_offset=0)
+    else:
+        theirs = diffusers.DDPMScheduler(**shared, variance_type="fixed_small")
+    schedule = NoiseSchedule(100)
+    torch.testing.assert_close(schedule.alphas[:100], theirs.alphas_cumprod.float(), rtol=1e-5, atol=1e-7)
+    data, noise = torch.randn(6, 4, 2, generator=_rng(1)), torch.randn(6, 4, 2, generator=_rng(2))
+    step = torch.tensor([0, 1, 30, 60, 98, 99])
+    torch.testing.assert_close(schedule.add_noise(data, noise, step), theirs.add_noise(data, noise, step))
+
+    x = torch.randn(2, 3, 4, 3, generator=_rng(3))
+    ours = _sample(evaluations, "leading", sampler, x, monkeypatch)
+    theirs.set_timesteps(evaluations)
+    assert theirs.timesteps.tolist() == timesteps(100, evaluations, "leading")
+    rng = _rng(5)
+    for t in theirs.timesteps:
+        options = {} if sampler == "ddim" else {"generator": rng}
+        x = theirs.step(_toy(x, int(t)), t, x, **options).prev_sample
+    torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
+def test_diffusion_loss_and_its_inverse(prediction: str) -> None:
+    """The loss of the noise itself is zero, and a network that knows the noise gives the plan back."""
+    policy = build(small_method("diffusion", prediction=prediction, clip=10.0))
+    assert isinstance(policy, DiffusionPolicy)
+    schedule = policy.schedule
+    data, noise = torch.randn(1, 1, 4, 3, generator=_rng(1)), torch.randn(1, 1, 4, 3, generator=_rng(2))
+    for step in (0, 40, 90):
+        noisy = schedule.add_noise(data, noise, torch.tensor([step]))
+        output = noise if prediction == "epsilon" else data
+        found, found_noise = schedule.split(noisy, output, step, prediction, 10.0)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, data, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found_noise, noise, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(schedule.ddim(found, found_noise, -1), found)
+
+
+# --------------------------------------------------------------------------- flow matching
+
+
+@pytest.mark.parametrize(("solver", "evaluations"), [("euler", 1), ("euler", 5), ("midpoint", 2), ("midpoint", 10)])
+def test_integration_is_the_slow_one(solver: str, evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = build(small_method("flow_matching", solver=solver, evaluations=evaluations))
+    assert isinstance(policy, FlowMatchingPolicy)
+    monkeypatch.setattr(policy, "velocity", lambda x, films, time: torch.sin(3 * x) + float(time))
+    x = torch.randn(2, 3, 4, 3, generator=_rng())
+
+    def velocity(y: Any, time: float) -> Any:
+        return np.sin(3 * y) + time
+
+    slow = {"euler": reference.euler, "midpoint": reference.midpoint}[solver]
+    steps = evaluations // (2 if solver == "midpoint" else 1)
+    np.testing.assert_allclose(policy.integrate(x, ()).numpy(), slow(velocity, x.double().numpy(), steps), atol=1e-5)
+
+
+def test_flow_matching_loss_is_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = build(small_method("flow_matching", offset_scale=0.5)).eval()
+    assert isinstance(policy, FlowMatchingPolicy)
+    seen: list[Tensor] = []
+
+    def velocity(x: Tensor, films: Any, time: Tensor) -> Tensor:
+        seen.extend([x[:, 0], time])
+        return torch.zeros_like(x)
+
+    monkeypatch.setattr(policy, "velocity", velocity)
+    batch = random_batch(5)
+    loss = float(policy.loss(batch, _rng(3)).loss)
+    rng = _rng(3)
+    time = torch.rand(5, generator=rng).double()
+    noise = torch.randn(5, 4, 3, generator=rng).double()
+    data = batch.actions.double() / 0.5
+    torch.testing.assert_close(seen[0].double(), (1 - time)[:, None, None] * noise + time[:, None, None] * data)
+    rows = [float((data[i] - noise[i])[batch.action_valid[i]].square().mean()) for i in range(5)]
+    assert loss == pytest.approx(np.mean(rows), rel=1e-5)
+    assert TIME_SCALE == 100
+
+
+# --------------------------------------------------------------------------- IMLE Policy
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1.5, 2.2, 50.0])
+def test_imle_loss_and_gradient_are_the_slow_ones(epsilon: float) -> None:
+    policy = build(small_method("imle", epsilon=epsilon, candidates=6)).train()
+    assert isinstance(policy, ImlePolicy)
+    batch = random_batch(8)
+    batch = Batch(batch.observation, batch.actions * 0.6, batch.action_valid)
+    output = policy.loss(batch, _rng(1))
+    draft = policy._draft(batch, _rng(1))
+    plans = policy.unet(draft.noise, draft.films)
+    slow = reference.imle_loss(
+        plans.detach().double().numpy(), batch.actions.double().numpy(), batch.action_valid.numpy(), epsilon
+    )
+    assert float(output.loss.detach()) == pytest.approx(slow, rel=1e-4)
+    # All K with gradient, through the same choice: the gradient is that of the chosen ones alone.
+    squared = flat_distance(plans, draft.data, batch.action_valid)
+    index, kept = choose(squared.detach(), epsilon)
+    assert kept.any() == (epsilon < 50)
+    assert kept.all() == (epsilon == 0)
+    whole = squared[torch.arange(8), index][kept].sqrt().sum() / max(1, int(kept.sum()))
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(whole + 0.0 * squared.sum(), parameters, allow_unused=True)
+    found = torch.autograd.grad(output.loss, parameters, allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        if b is not None:
+            assert a is not None
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --------------------------------------------------------------------------- ACT
+
+
+def test_act_loss_is_l1_and_kl() -> None:
+    policy = build(small_method("act", kl_weight=3.0)).eval()
+    assert isinstance(policy, ActPolicy)
+    batch = random_batch(5)
+    with torch.no_grad():
+        loss = policy.loss(batch, _rng(1)).loss
+        context = policy.encoder(batch.observation)
+        mean, log_variance = policy.style_of(batch.actions, batch.action_valid, context, None)
+        normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
+        z = mean + normal.stddev * torch.randn(mean.shape, generator=_rng(1))
+        gap = (policy.actions(z, context, None) - batch.actions).abs()
+    rows = torch.stack([gap[i][batch.action_valid[i]].mean() for i in range(5)])
+    kl = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()
+    torch.testing.assert_close(loss, rows.mean() + 3.0 * kl)
+
+
+def test_act_dropout_belongs_to_rows_and_is_off_in_use() -> None:
+    policy = build(small_method("act", dropout=0.5))
+    batch = random_batch(6)
+    with torch.no_grad():
+        trained = [float(policy.train().loss(batch, _rng(seed)).loss) for seed in (1, 1, 2)]
+        used = [policy.eval().sample(batch.observation, 2, _rng(seed)) for seed in (1, 2)]
+    assert trained[0] == trained[1]
+    assert trained[0] != trained[2]
+    assert torch.equal(used[0], used[1])
