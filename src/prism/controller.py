@@ -177,6 +177,10 @@ class Controller:
             self._window.append(streams)
             self._present.append(present)
 
+    def latest(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, bool]]:
+        """The newest time step as `observe` took it in: readings as the sensors' specs say, and which to believe."""
+        return self._window[-1], self._present[-1]
+
     def adopt(self, candidates: NDArray[np.float32], latency_ms: float) -> None:
         """Choose among the candidates (K, Tp, Da), drawn for the present window: `last_plan` starts now.
 

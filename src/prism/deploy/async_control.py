@@ -173,14 +173,10 @@ class AsyncController:
         self.planner.observe(*self.controller.latest())
         replan, error = self._collect(self.planner.poll())
         self._check_budget()
-        if self._flying is None and self._due():
+        if self._last is None:
+            replan, error = self._first()
+        elif self._flying is None and self._due():
             self._request()
-            if self.controller.last_plan is None:  # nothing to execute yet, and nothing moves yet: wait
-                replan, error = self._collect(self.planner.wait(self.config.first_timeout))
-                if self.controller.last_plan is None:
-                    raise PrismError(
-                        f"the first plan did not come: {error or f'{self.config.first_timeout:g} s passed'}"
-                    )
         action, source = self._next()
         self._last = action
         age = (self._clock() - self._born) * 1e3
@@ -190,6 +186,21 @@ class AsyncController:
         return Command(action.copy(), source, age, replan, self.decision, error)
 
     # ------------------------------------------------------------------ plans
+
+    def _first(self) -> tuple[Replan | None, str | None]:
+        """Before the first action nothing moves and there is nothing to hold: wait for a plan that may be executed."""
+        until = self._clock() + self.config.first_timeout
+        reason: str | None = None
+        while True:
+            self._request()
+            replan, error = self._collect(self.planner.wait(max(0.0, until - self._clock())))
+            if replan is not None and self.decision != "stop":
+                return replan, error
+            reason = error or ("the candidates disagree too much" if replan is not None else reason)
+            if self._clock() >= until or self._flying is not None:
+                raise PrismError(
+                    f"no first plan within {self.config.first_timeout:g} s: {reason or 'the planner did not answer'}"
+                )
 
     @property
     def _left(self) -> int:
@@ -305,10 +316,7 @@ class AsyncController:
     def _held(self) -> NDArray[np.float32]:
         """The safe thing to do without a plan."""
         last = self._last
-        if last is None:  # stopped by the very first plan: its first action is where it would have begun
-            plan = self.controller.last_plan
-            assert plan is not None
-            last = plan.actions[0]
+        assert last is not None
         if self.config.hold == "last":
             return last.copy()
         held = np.zeros_like(last)
