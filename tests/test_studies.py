@@ -13,7 +13,8 @@ from rich.console import Console
 
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
-from prism.studies import lemmas, threshold
+from prism.sims.pusht_features import mirror_state
+from prism.studies import lemmas, multimodality, threshold
 from prism.studies.cells import Cells
 from prism.studies.report import Claim, Output, Study, show_claims
 
@@ -155,3 +156,36 @@ def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
     bad = threshold.claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, config)
     assert [claim.verdict for claim in (*good, *bad)] == ["confirmed", "not confirmed"]
     assert isinstance(good[0], Claim)
+
+
+def test_the_symmetric_start_is_its_own_mirror_image_and_sides_are_told_apart() -> None:
+    config = multimodality.MultimodalityConfig()
+    state = multimodality.start_state(config, 0.0)
+    assert mirror_state(state) == pytest.approx(state)
+    left, right = (multimodality.start_state(config, offset) for offset in (30.0, -30.0))
+    assert mirror_state(left) == pytest.approx(right)
+
+    block = state[2:4]
+    steps = np.linspace(0, 1, 20)[:, None]
+    beside = block - 30 * multimodality.AXIS + 80 * multimodality.SIDE
+    path = (1 - steps) * (state[:2] + 100 * multimodality.SIDE) + steps * beside
+    mirrored = np.stack([512 - path[:, 1], 512 - path[:, 0]], axis=1)
+    assert multimodality.side_of(path, block) == "left"
+    assert multimodality.side_of(mirrored, block) == "right"
+    assert multimodality.side_of(np.repeat(state[None, :2], 5, 0), block) == "neither"
+
+
+def _shares(left: float, right: float) -> dict[str, Any]:
+    return {"left": left, "right": right, "neither": 1 - left - right, "rollouts": 40, "jerk": 0.1, "score": 0.5}
+
+
+def test_verdicts_on_modes() -> None:
+    shares = {"prism": {"0": _shares(0.4, 0.6)}, "mse": {"0": _shares(0.0, 1.0)}}
+    assert [claim.verdict for claim in multimodality.claims(shares)] == ["confirmed", "confirmed"]
+    shares = {"prism": {"0": _shares(0.1, 0.9)}, "mse": {"0": _shares(0.5, 0.5)}}
+    assert [claim.verdict for claim in multimodality.claims(shares)] == ["not confirmed", "not confirmed"]
+
+
+def test_a_sweep_without_the_middle_is_refused() -> None:
+    with pytest.raises(PrismError, match="symmetric"):
+        multimodality.MultimodalityConfig(offsets=(10.0,))

@@ -24,7 +24,7 @@ from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
 from prism.commands.report import Report
 from prism.commands.serve import Serve
-from prism.commands.study import Lemmas, Threshold
+from prism.commands.study import Lemmas, Multimodality, Threshold
 from prism.commands.train import Train
 from prism.errors import PrismError
 
@@ -46,6 +46,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench compare": Compare,
     "study lemmas": Lemmas,
     "study threshold": Threshold,
+    "study multimodality": Multimodality,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench global-batch": GlobalBatch,

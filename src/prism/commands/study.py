@@ -1,4 +1,4 @@
-"""prism study lemmas | threshold | ...: the paper's experiments, each with a verdict"""
+"""prism study lemmas | threshold | multimodality | ...: the paper's experiments, each with a verdict"""
 
 from __future__ import annotations
 
@@ -96,3 +96,62 @@ class Threshold:
         threshold.show(study, console)
         show_claims(study, console)
         output.write(study, threshold.draw)
+
+
+@dataclass(frozen=True)
+class Multimodality:
+    """Push-T from starts with two equally good ways: which methods take both, and which the average?
+
+    Try:
+        prism study multimodality --json multimodality.json --plot multimodality.png
+        prism study multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
+
+    Trains each method on the demonstrations that ship with prism. Killed, the same command goes on where it was.
+    """
+
+    recipe: str = "pusht"
+    """A Push-T recipe: pusht (shipped, goes round the block either way) or pusht-human."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism", "mse")
+    """Methods to train: prism, mse, flow_matching, imle, diffusion, act."""
+    policies: Annotated[tuple[str, ...], option("NAME=RUN ...")] = ()
+    """Runs that are there already, beside them."""
+    steps: int = 4000
+    """Training steps of each method."""
+    rollouts: int = 40
+    """From each start."""
+    offsets: Annotated[tuple[float, ...], option("PX ...")] = (-60.0, -40.0, -20.0, 0.0, 20.0, 40.0, 60.0)
+    """Starts along the block's top edge, in pixels from its middle; 0 must be among them."""
+    seed: int = 0
+    """Of the trainings."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-multimodality")
+    """Where the runs and finished parts are kept; runs/study-multimodality unless told."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    plot: OutputFile = None
+    """Draw the paths into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import multimodality
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, self.plot, self.overwrite)
+        output.check()
+        config = multimodality.MultimodalityConfig(
+            work=self.work,
+            recipe=self.recipe,
+            methods=self.methods,
+            policies=self.policies,
+            steps=self.steps,
+            rollouts=self.rollouts,
+            offsets=self.offsets,
+            seed=self.seed,
+        )
+        study = multimodality.run(config, Console(stderr=True))
+        console = Console()
+        multimodality.show(study, console)
+        show_claims(study, console)
+        output.write(study, multimodality.draw)

@@ -72,4 +72,5 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     """What determines a run, without where its data happened to lie."""
     demonstrations = experiment.demonstrations
     shown = Path(demonstrations.path).name if demonstrations.path else None
-    return to_json(replace(experiment, demonstrations=replace(demonstrations, path=shown)))
+    plain = to_json(replace(experiment, demonstrations=replace(demonstrations, path=shown)))
+    return {"method": experiment.method, **plain}

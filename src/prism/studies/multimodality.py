@@ -1,0 +1,298 @@
+"""`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 4)
+
+The block lies on the axis of Push-T's mirror symmetry, beyond its goal, with the bar's outer edge towards the goal.
+The agent starts in front of that edge (the "top edge of the T"), between block and goal: it has to walk round the
+block, left or right, to push it back. Its start is swept along the edge; 0 is the middle, where the whole scene is its
+own mirror image, so the two ways are equally good and the demonstrations (with their mirror images) equally frequent.
+
+    shares.METHOD.OFFSET = {left, right, neither, score, success, jerk, paths}
+A rollout goes left or right by the side on which the agent first is more than `MARGIN` pixels off the axis and beyond
+the bar's outer edge (that is, beside the block); "neither": it never gets there. Rollouts differ in the random numbers
+of the policy alone. `candidates`: share of the plans of the first replan that end left of the axis.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from prism.controller import Controller
+from prism.errors import PrismError
+from prism.evaluation import metrics
+from prism.experiments import Experiment, recipe, with_budget, with_method
+from prism.jsonconfig import with_settings
+from prism.sims.pusht_features import GOAL
+from prism.studies.cells import Cells, Result, settings_of, train_quietly
+from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.training.checkpoint import load_policy
+from prism.workflow import run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from prism.sims.pusht import PushTEnv
+
+Float = NDArray[np.float64]
+
+AXIS: Float = np.array([np.sqrt(0.5), -np.sqrt(0.5)])  # from the stem to the bar, and on to the agent
+SIDE: Float = np.array([-np.sqrt(0.5), -np.sqrt(0.5)])  # left, seen along AXIS' opposite: from the agent to the block
+MARGIN = 40.0  # pixels off the axis; the bar reaches 60 to either side
+EXPERT = "expert"
+BOTH, ONE = 0.25, 0.75  # a mode is covered; a mode is (nearly) the only one
+
+
+@dataclass(frozen=True)
+class MultimodalityConfig:
+    work: Path = Path("runs/study-multimodality")
+    recipe: str = "pusht"
+    methods: tuple[str, ...] = ("prism", "mse")  # trained here
+    policies: tuple[str, ...] = ()  # trained before: NAME=RUN, for example mse=compare/cells/pusht-human/mse/seed-0
+    steps: int = 4000
+    offsets: tuple[float, ...] = (-60.0, -40.0, -20.0, 0.0, 20.0, 40.0, 60.0)  # of the agent along the edge, pixels
+    beyond: float = 110.0  # how far past the goal the block lies
+    gap: float = 40.0  # from the bar's edge to the agent's centre
+    rollouts: int = 40  # from each start
+    max_steps: int = 120
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rollouts < 1 or self.steps < 1 or self.max_steps < 10 or not self.methods or not self.offsets:
+            raise PrismError(
+                "study multimodality: methods, offsets, rollouts, steps must not be empty; max_steps >= 10"
+            )
+        if 0.0 not in self.offsets:
+            raise PrismError("study multimodality: offsets must hold 0, the symmetric start")
+
+
+def start_state(config: MultimodalityConfig, offset: float) -> Float:
+    """Agent xy, block xy, block angle; at offset 0 its own mirror image."""
+    block = GOAL[:2] - config.beyond * AXIS
+    agent = block + config.gap * AXIS + offset * SIDE
+    return np.concatenate([agent, block, GOAL[2:]])
+
+
+def side_of(states: Float, block: Float) -> str:
+    """left, right or neither, from the agent's path (T, >= 2) past the block's first place (2,)."""
+    relative = states[:, :2] - block
+    along, across = relative @ AXIS, relative @ SIDE
+    beside = np.flatnonzero((along < 0.0) & (np.abs(across) > MARGIN))
+    if len(beside) == 0:
+        return "neither"
+    return "left" if across[beside[0]] > 0 else "right"
+
+
+def rollout(env: PushTEnv, controller: Controller, state: Float, seed: int, max_steps: int) -> dict[str, Any]:
+    """One episode from `state`: its path, score, jerk; and where the first plans would go."""
+    controller.reset(seed)
+    observation = env.reset_to_state(state)
+    states, best, success = [env.state()], 0.0, False
+    actions: list[NDArray[np.float32]] = []
+    ends: list[float] = []
+    while len(actions) < max_steps:
+        action = np.clip(controller.act(observation), env.action_low, env.action_high).astype(np.float32)
+        if not actions and controller.last_plan is not None:
+            plans = controller.last_plan.candidates[:, :, :2].astype(np.float64)
+            ends = list((plans[:, -1] - state[2:4]) @ SIDE)
+        result = env.step(action)
+        actions.append(action)
+        states.append(env.state())
+        observation, best = result.observation, max(best, float(result.score))
+        success = success or result.success
+        if result.done:
+            break
+    return {
+        "states": np.stack(states),
+        "score": best,
+        "success": success,
+        "jerk": metrics.jerk(np.stack(actions), controller.scale),
+        "ends": ends,
+    }
+
+
+def summarise(rollouts: list[dict[str, Any]], block: Float) -> Result:
+    sides = [side_of(r["states"], block) for r in rollouts]
+    ends = np.array([end for r in rollouts for end in r["ends"]])
+    return {
+        **{side: sides.count(side) / len(sides) for side in ("left", "right", "neither")},
+        "candidates": float((ends > 0).mean()) if len(ends) else None,
+        "score": metrics.mean([r["score"] for r in rollouts]),
+        "success": metrics.mean([float(r["success"]) for r in rollouts]),
+        "jerk": metrics.mean([r["jerk"] for r in rollouts]),
+        "rollouts": len(rollouts),
+        "paths": [np.round(r["states"][:41:2, :2], 1).tolist() for r in rollouts[:20]],  # for the picture
+    }
+
+
+def experiment_of(config: MultimodalityConfig, method: str) -> Experiment:
+    experiment = recipe(config.recipe)
+    if experiment.task is None or not experiment.task.startswith("pusht"):
+        raise PrismError(f"study multimodality: '{config.recipe}' is no Push-T recipe")
+    experiment = experiment if method == "prism" else with_method(experiment, method)
+    return with_settings(with_budget(experiment, steps=config.steps, seed=config.seed), ["train.threads=1"])
+
+
+def train_and_roll(config: MultimodalityConfig, cells: Cells, method: str) -> Result:
+    experiment = experiment_of(config, method)
+    train_quietly(experiment, cells.run(method))
+    return roll_policy(config, cells.run(method))
+
+
+def roll_policy(config: MultimodalityConfig, run: Path) -> Result:
+    """{offset: summary} of the policy of a run."""
+    from prism.sims.pusht import PushTEnv
+
+    policy = load_policy(run)
+    controller = Controller(policy, Experiment.load(run_folder(run)).controller)
+    env = PushTEnv("state", config.max_steps)
+    found = {}
+    for offset in config.offsets:
+        state = start_state(config, offset)
+        rolled = [rollout(env, controller, state, seed, config.max_steps) for seed in range(config.rollouts)]
+        found[f"{offset:g}"] = summarise(rolled, state[2:4])
+    env.close()
+    return found
+
+
+def roll_expert(config: MultimodalityConfig) -> Result:
+    """What the demonstrations' author does from these starts: the shares that a policy should have."""
+    from prism.sims.pusht import PushTEnv
+    from prism.sims.pusht_expert import PushTExpert
+
+    env = PushTEnv("state", config.max_steps)
+    found = {}
+    for offset in config.offsets:
+        state, rolled = start_state(config, offset), []
+        for seed in range(min(config.rollouts, 10)):  # it thinks for a second before a push
+            env.reset_to_state(state)
+            expert = PushTExpert(env)
+            expert.reset(seed)
+            states, best = [env.state()], 0.0
+            while len(states) <= 40:
+                result = env.step(expert.act())
+                states.append(env.state())
+                best = max(best, float(result.score))
+                if result.done:
+                    break
+            rolled.append({"states": np.stack(states), "score": best, "success": False, "jerk": 0.0, "ends": []})
+        found[f"{offset:g}"] = summarise(rolled, state[2:4])
+    env.close()
+    return found
+
+
+def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
+    cells = Cells(config.work, console)
+    plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
+    plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps}
+    shares: dict[str, Result] = {}
+    if (cell := cells.get(EXPERT, plan, functools.partial(roll_expert, config))) is not None:
+        shares[EXPERT] = cell
+    for method in config.methods:
+        settings = {**settings_of(experiment_of(config, method)), **plan}
+        if (cell := cells.get(method, settings, functools.partial(train_and_roll, config, cells, method))) is not None:
+            shares[method] = cell
+    for text in config.policies:
+        name, _, path = text.partition("=")
+        run = run_folder(Path(path))
+        settings = {**settings_of(Experiment.load(run)), **plan}
+        if (
+            cell := cells.get(f"{name}-given", settings, functools.partial(roll_policy, config, Path(path)))
+        ) is not None:
+            shares[name] = cell
+    settings = {"recipe": config.recipe, "methods": list(config.methods), "steps": config.steps, **plan}
+    settings["policies"] = [text.partition("=")[0] for text in config.policies]
+    return Study("multimodality", {"shares": shares}, claims(shares), settings, (config.seed,), tuple(cells.missing))
+
+
+def _covers(entry: Result) -> bool:
+    return bool(min(entry["left"], entry["right"]) >= BOTH)
+
+
+def _said(entry: Result) -> str:
+    words = ", ".join(f"{entry[side]:.0%} {side}" for side in ("left", "right", "neither"))
+    return f"{words}, of {entry['rollouts']} rollouts"
+
+
+def claims(shares: dict[str, Result]) -> tuple[Claim, ...]:
+    found = []
+    if "prism" in shares:
+        middle = shares["prism"]["0"]
+        paper = "PRISM keeps two distinct modes (left, right) where the start is ambiguous"
+        note = "" if _covers(middle) else f"asked: each at least {BOTH:.0%}"
+        found.append(Claim("App. B.1, Fig. 4", paper, _said(middle), confirmed(_covers(middle)), note))
+        found += _corners(shares)
+    unimodal = {
+        "mse": ("Sec. 2", "behaviour cloning with a squared error averages the modes"),
+        "flow_matching": ("App. B.1, Fig. 4", "Flow Matching averages the two modes into a straight push"),
+    }
+    for method, (where, paper) in unimodal.items():
+        if method in shares:
+            middle = shares[method]["0"]
+            found.append(Claim(where, paper, _said(middle), confirmed(not _covers(middle))))
+    if "imle" in shares and "prism" in shares:
+        rarer = {name: min(shares[name]["0"]["left"], shares[name]["0"]["right"]) for name in ("imle", "prism")}
+        words = "the rarer side: " + ", ".join(f"{name} {value:.0%}" for name, value in rarer.items())
+        paper = "the IMLE baseline shows fewer distinct modes than PRISM"
+        found.append(Claim("Fig. 4", paper, words, confirmed(rarer["imle"] < rarer["prism"] - 0.1)))
+    if "diffusion" in shares and "prism" in shares:
+        jerks = {name: metrics.mean([e["jerk"] for e in shares[name].values()]) for name in ("diffusion", "prism")}
+        words = "jerk: " + ", ".join(f"{name} {value:.3f}" for name, value in jerks.items())
+        paper = "Diffusion Policy's branches are noisier than PRISM's"
+        found.append(Claim("Fig. 4", paper, words, confirmed(jerks["diffusion"] > jerks["prism"])))
+    return tuple(found)
+
+
+def _corners(shares: dict[str, Result]) -> list[Claim]:
+    """The paper's contrast to the middle; it can only be there if the demonstrations have it."""
+    offsets = sorted(float(offset) for offset in shares["prism"])
+    ends = [f"{offset:g}" for offset in (offsets[0], offsets[-1]) if offset != 0.0]
+    if not ends:
+        return []
+    ours = "; ".join(f"{end} px: {_said(shares['prism'][end])}" for end in ends)
+    paper, where = "near the corners the start is unimodal", "App. B.1"
+    if EXPERT in shares and any(_covers(shares[EXPERT][end]) for end in ends):
+        note = "the demonstrations' author goes both ways from there too"
+        return [Claim(where, paper, ours, "cannot be tested here", note)]
+    held = all(max(shares["prism"][end]["left"], shares["prism"][end]["right"]) >= ONE for end in ends)
+    return [Claim(where, paper, ours, confirmed(held))]
+
+
+def show(study: Study, console: Console) -> None:
+    rows = [
+        [f"{method}, {offset}", *(f"{e[side]:.0%}" for side in ("left", "right", "neither")), f"{e['score']:.2f}"]
+        for method, by_offset in study.figures["shares"].items()
+        for offset, e in by_offset.items()
+    ]
+    heads = ("method, start", "left", "right", "neither", "score")
+    show_rows("Ways round the block, by where the agent starts along its top edge (pixels)", heads, rows, console)
+
+
+def draw(study: Study) -> Figure:
+    """The paper's figure: columns sweep the start, a row a method, paths over the block."""
+    from matplotlib.figure import Figure
+
+    from prism.sims.pusht_features import keypoints
+
+    shares = study.figures["shares"]
+    offsets = study.settings["offsets"]
+    figure = Figure(figsize=(1.6 * len(offsets), 1.7 * len(shares)), layout="constrained")
+    grid = figure.subplots(len(shares), len(offsets), squeeze=False)
+    colors = {"left": "#0072b2", "right": "#d55e00", "neither": "#777777"}
+    config = MultimodalityConfig(beyond=study.settings["beyond"], gap=study.settings["gap"])
+    for row, (method, by_offset) in zip(grid, shares.items(), strict=True):
+        for axes, offset in zip(row, offsets, strict=True):
+            state, entry = start_state(config, offset), by_offset[f"{offset:g}"]
+            axes.fill(*keypoints(state[2:5]).T, color="#bbbbbb")
+            for path in entry["paths"]:
+                line = np.asarray(path)
+                axes.plot(*line.T, color=colors[side_of(line, state[2:4])], linewidth=0.7, alpha=0.6)
+            axes.plot(*state[:2], "ko", markersize=3)
+            axes.set(xlim=(20, 380), ylim=(500, 140), xticks=[], yticks=[], aspect="equal")
+            axes.set_title(f"{entry['left']:.0%} | {entry['right']:.0%}", fontsize=7)
+        row[0].set_ylabel(method, fontsize=8)
+    return figure
