@@ -16,6 +16,7 @@ from prism.data.store import StoreSource
 from prism.errors import PrismError
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
+from prism.sims.collect_all import Recording, collect_all, expert_table, tasks_of
 from prism.sims.metaworld import MetaWorldEnv, MetaWorldExpert
 from prism.sims.pusht_data import demonstrations
 
@@ -82,7 +83,7 @@ class _Failing:
 def test_only_successes_are_kept_and_attempts_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "make_expert", lambda _task, env: _Failing(env))
     got = collect(TASK, 2, tmp_path / "data", workers=1)
-    assert got == Collected(tmp_path / "data", episodes=2, attempts=4, steps=got.steps)
+    assert got == Collected(tmp_path / "data", episodes=2, attempts=4, successes=2, steps=got.steps)
     assert got.success == 0.5
     assert len(StoreSource(tmp_path / "data").lengths) == 2
 
@@ -114,6 +115,45 @@ def test_bad_requests_write_nothing(tmp_path: Path) -> None:
         collect(TASK, 1, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_failures_are_kept_when_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "make_expert", lambda _task, env: _Failing(env))
+    got = collect(TASK, 3, tmp_path / "data", workers=1, failures=True)
+    assert (got.episodes, got.attempts, got.successes) == (3, 3, 1)
+    source = StoreSource(tmp_path / "data")
+    assert (source.lengths[1:] == 200).all()
+    assert source.provenance["command"].endswith("--failures")
+
+
+def test_patterns_name_tasks() -> None:
+    assert len(tasks_of("metaworld")) == 50
+    assert len(tasks_of("metaworld-*-pixels")) == 50
+    assert tasks_of("metaworld-*-wall") == tuple(
+        f"metaworld-{task}-wall" for task in ("button-press-topdown", "button-press", "pick-place", "push", "reach")
+    )
+    assert tasks_of("pusht") == ("pusht",)
+    for unknown in ("metawolrd", "metaworld-*-nothing", ""):
+        with pytest.raises(PrismError, match="no task matches"):
+            tasks_of(unknown)
+
+
+def test_all_tasks_of_a_pattern(tmp_path: Path) -> None:
+    tasks = ("metaworld-reach", "metaworld-drawer-close")
+    wanted = Recording(episodes=2, seed=3)
+    rows = collect_all(tasks, wanted, tmp_path / "all", workers=1)
+    assert [(row.task, row.successes) for row in rows] == [(task, 2) for task in tasks]
+    assert all(row.attempts == 2 and row.path == tmp_path / "all" / row.task for row in rows)
+    table = expert_table(rows)
+    assert table["success.metaworld-reach"] == table["mean.easy"] == table["mean.all"] == 1.0
+    assert "mean.hard" not in table
+    # interrupted and started again: what is there is kept, untouched
+    before = {task: contents(tmp_path / "all" / task) for task in tasks}
+    assert collect_all((*tasks,), wanted, tmp_path / "all", workers=1) == rows
+    assert {task: contents(tmp_path / "all" / task) for task in tasks} == before
+    with pytest.raises(PrismError, match="another recording"):
+        collect_all((*tasks, "metaworld-push"), Recording(episodes=3), tmp_path / "all", workers=1)
+    assert not (tmp_path / "all" / "metaworld-push").exists()
 
 
 def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:

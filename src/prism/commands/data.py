@@ -14,27 +14,36 @@ from prism.errors import PrismError
 
 @dataclass(frozen=True)
 class Collect:
-    """Record demonstrations of a task from its expert.
+    """Record demonstrations of a task, or of all tasks of a simulator, from their experts.
 
     Try:
         prism data collect metaworld-button-press-topdown --episodes 20
-        prism data collect pusht --episodes 100 --out data/pusht-100
+        prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
+        prism data collect metaworld --all --episodes 1 --json experts.json
+        prism data collect 'robosuite-*' --all --episodes 5 --out data/robosuite
 
-    Only episodes that succeed are kept. Nothing existing is overwritten.
+    Only episodes that succeed are kept. Nothing existing is overwritten. --all prints how often each expert succeeds,
+    the ceiling of imitation; interrupted, the same command goes on.
     """
 
     task: Positional[str]
-    """Name of the task."""
+    """Name of the task; with --all of a simulator, or a pattern."""
+    all: bool = False
+    """Every task of the simulator (without its variants for pixels, unless the pattern ends in one)."""
     episodes: int = 20
     """Successful episodes to record."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the dataset goes; data/TASK unless told."""
+    """Where the dataset goes; data/TASK unless told. With --all, the folder above them."""
     seed: int = 0
     """Of the first episode; each one has its own."""
     noise: float = 0.0
     """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
+    failures: bool = False
+    """Keep episodes that fail as well: so many attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that record in parallel; one a core unless told."""
+    json: Annotated[Path | None, option("FILE")] = None
+    """With --all: write the table of the experts to this file (success.TASK, attempts.TASK, mean.SPLIT)."""
     overwrite: bool = False
     """Replace what is there."""
 
@@ -47,6 +56,8 @@ class Collect:
             raise PrismError(f"--noise {self.noise:g} is out of range: use 0 or more")
         if self.workers is not None and self.workers < 1:
             raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
+        if self.json is not None and not self.all:
+            raise PrismError("--json writes the table of several tasks: give --all too")
 
     def run(self) -> None:
         from rich.console import Console
@@ -54,6 +65,9 @@ class Collect:
         from prism.demonstrations import COLLECTED
         from prism.sims.collect import collect
 
+        if self.all:
+            self._run_all()
+            return
         collected = collect(
             self.task,
             self.episodes,
@@ -63,11 +77,36 @@ class Collect:
             overwrite=self.overwrite,
             workers=self.workers,
             noise=self.noise,
+            failures=self.failures,
         )
         print(
             f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; "
             f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
         )
+
+    def _run_all(self) -> None:
+        from rich.console import Console
+
+        from prism.bench.timing import provenance, refuse_existing
+        from prism.commands.summary import print_experts
+        from prism.demonstrations import COLLECTED
+        from prism.evaluation.results import write_json
+        from prism.sims.collect_all import Recording, collect_all, expert_table, tasks_of
+
+        refuse_existing(self.json, overwrite=self.overwrite)
+        tasks = tasks_of(self.task)
+        recording = Recording(self.episodes, self.seed, self.noise, self.failures)
+        out = self.out or COLLECTED
+        console = Console(stderr=True)
+        rows = collect_all(tasks, recording, out, console=console, overwrite=self.overwrite, workers=self.workers)
+        table = expert_table(rows)
+        if self.json is not None:
+            write_json(self.json, {**table, **provenance(self.seed)}, self.overwrite)
+        print_experts(rows, table)
+        without = [row.task for row in rows if row.path is None]
+        print(f"{out}: {len(rows) - len(without)} datasets" + (f"; none of {', '.join(without)}" if without else ""))
+        if without:
+            raise PrismError(f"{without[0]}: too few successes for {self.episodes} episodes; ask for fewer")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Record demonstrations of a task's expert, in parallel processes; the dataset does not depend on how many.
 
-Attempt i starts from seed + i. Only attempts that succeed are kept, in the order of their seeds, until there are
-enough; how many were needed is part of the dataset's provenance.
+Attempt i starts from seed + i. Only attempts that succeed are kept (unless failures are wanted too), in the order of
+their seeds, until there are enough; how many were needed is part of the dataset's provenance.
 """
 
 from __future__ import annotations
@@ -39,12 +39,24 @@ class Collected:
     path: Path
     episodes: int
     attempts: int
+    successes: int
     steps: int
 
     @property
     def success(self) -> float:
         """The expert's own success rate: the ceiling of what imitation can reach."""
-        return self.episodes / self.attempts
+        return self.successes / self.attempts
+
+
+class TooFewError(PrismError):
+    """The expert does not succeed often enough."""
+
+    def __init__(self, task: str, successes: int, attempts: int, wanted: int) -> None:
+        super().__init__(
+            f"{task}: the expert succeeded in {successes} of {attempts} attempts, {wanted} were wanted; "
+            "ask for fewer episodes"
+        )
+        self.successes, self.attempts = successes, attempts
 
 
 @dataclass(frozen=True)
@@ -73,9 +85,12 @@ def _record(env: Env, observation: dict[str, Array]) -> dict[str, Array]:
     return record
 
 
-def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0) -> _Attempt:
-    """One attempt. With noise, the disturbed action is executed and the expert's own is recorded, so that the
-    demonstrations show how to recover; noise is in units of half the action range."""
+def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False) -> _Attempt:
+    """One attempt; what was seen in a failure is kept only if `failures`.
+
+    With noise, the disturbed action is executed and the expert's own is recorded, so that the demonstrations show how
+    to recover; noise is in units of half the action range.
+    """
     observation = env.reset(seed)
     expert.reset(seed)
     rng = np.random.default_rng([seed, 1])
@@ -93,41 +108,42 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0) -> _Att
         observation = result.observation
         if result.done:
             break
-    streams = {name: np.stack([row[name] for row in rows]) for name in rows[0]} if result.success else {}
+    keep = result.success or failures
+    streams = {name: np.stack([row[name] for row in rows]) for name in rows[0]} if keep else {}
     return _Attempt(seed, result.success, streams, np.stack(actions))
 
 
-_worker: tuple[Env, Expert, float] | None = None  # in a worker process: what it plays with
+_worker: tuple[Env, Expert, float, bool] | None = None  # in a worker process: what it plays with
 
 
-def _start_worker(task: str, noise: float) -> None:
+def _start_worker(task: str, noise: float, failures: bool) -> None:
     global _worker
     env = make_env(task)
-    _worker = env, make_expert(task, env), noise
+    _worker = env, make_expert(task, env), noise, failures
 
 
 def _attempt_in_worker(seed: int) -> _Attempt:
     assert _worker is not None
-    env, expert, noise = _worker
-    return demonstrate(env, expert, seed, noise)
+    env, expert, noise, failures = _worker
+    return demonstrate(env, expert, seed, noise, failures)
 
 
-def _in_this_process(task: str, first: int, noise: float, last: int) -> Generator[_Attempt]:
+def _in_this_process(task: str, span: range, noise: float, failures: bool) -> Generator[_Attempt]:
     env = make_env(task)
     try:
         expert = make_expert(task, env)
-        for seed in range(first, last):
-            yield demonstrate(env, expert, seed, noise)
+        for seed in span:
+            yield demonstrate(env, expert, seed, noise, failures)
     finally:
         env.close()
 
 
-def _in_processes(task: str, first: int, noise: float, last: int, workers: int) -> Generator[_Attempt]:
+def _in_processes(task: str, span: range, noise: float, failures: bool, workers: int) -> Generator[_Attempt]:
     """Attempts in the order of their seeds, a few ahead of the reader."""
     context = multiprocessing.get_context("spawn")  # a fork would copy locks and GL state half-way through
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (task, noise))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (task, noise, failures))
     try:
-        seeds = iter(range(first, last))
+        seeds = iter(span)
         waiting: deque[Future[_Attempt]] = deque()
         while True:
             while len(waiting) < 2 * workers and (seed := next(seeds, None)) is not None:
@@ -151,8 +167,12 @@ def collect(
     overwrite: bool = False,
     workers: int | None = None,
     noise: float = 0.0,
+    failures: bool = False,
 ) -> Collected:
-    """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar."""
+    """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
+
+    `failures`: records `episodes` attempts, whatever becomes of them.
+    """
     if episodes < 1 or seed < 0 or noise < 0.0:
         raise PrismError(f"cannot record {episodes} episodes from seed {seed} with noise {noise}: use 1, 0, 0 or more")
     last = min(seed + _PATIENCE * episodes + _PATIENCE, FIRST_TEST_SEED)
@@ -161,51 +181,58 @@ def collect(
             f"seeds from {FIRST_TEST_SEED} on are for evaluation: start below {FIRST_TEST_SEED - episodes}"
         )
     quick = episodes <= 20 and not task.startswith("pusht")  # done before a second process has started
-    workers = min(workers or (1 if quick else _cores()), episodes)
+    workers = min(workers or (1 if quick else cores()), episodes)
     probe = make_env(task)  # a misspelt task or a missing package shows here, before anything is written
     sensors, action_dim, fps = recorded_sensors(probe), probe.action_dim, probe.fps
     make_expert(task, probe)
     probe.close()
 
-    provenance: dict[str, Any] = {
-        "by": "prism data collect",
-        "command": f"prism data collect {task} --episodes {episodes} --seed {seed}",
-        "first_seed": seed,
-        "noise": noise,
-        "versions": _versions(task),
-    }
+    provenance = settings(task, episodes, seed, noise, failures)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
-    attempts = steps = 0
+    attempts = successes = steps = 0
     with DatasetWriter(path, sensors, action_dim, fps, task, overwrite, provenance) as writer, bar:
         shown = bar.add_task(f"{task}: demonstrations", total=episodes)
+        span = range(seed, last)
         source = (
-            _in_this_process(task, seed, noise, last)
+            _in_this_process(task, span, noise, failures)
             if workers == 1
-            else _in_processes(task, seed, noise, last, workers)
+            else _in_processes(task, span, noise, failures, workers)
         )
         try:
             for attempt in source:
                 attempts += 1
-                if attempt.success:
+                successes += attempt.success
+                if attempt.success or failures:
                     writer.add(attempt.streams, attempt.actions)
                     steps += len(attempt.actions)
                     bar.update(shown, completed=writer.episodes)
-                bar.update(shown, description=f"{task}: {writer.episodes} of {attempts} attempts succeeded")
+                bar.update(shown, description=f"{task}: {successes} of {attempts} attempts succeeded")
                 if writer.episodes == episodes:
                     break
         finally:
             source.close()  # stops the processes now, not when the garbage is collected
         if writer.episodes < episodes:
-            raise PrismError(
-                f"{task}: the expert succeeded in {writer.episodes} of {attempts} attempts, {episodes} were wanted; "
-                "ask for fewer episodes"
-            )
+            raise TooFewError(task, successes, attempts, episodes)
         writer.provenance["attempts"] = attempts
-    return Collected(Path(path), episodes, attempts, steps)
+        writer.provenance["successes"] = successes
+    return Collected(Path(path), episodes, attempts, successes, steps)
 
 
-def _cores() -> int:
+def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) -> dict[str, Any]:
+    """What determines a recording, as its provenance says it."""
+    return {
+        "by": "prism data collect",
+        "command": f"prism data collect {task} --episodes {episodes} --seed {seed}"
+        + (f" --noise {noise:g}" if noise else "")
+        + (" --failures" if failures else ""),
+        "first_seed": seed,
+        "noise": noise,
+        "versions": _versions(task),
+    }
+
+
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
