@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import tyro
 
 from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
-from prism.commands.compare import Compare
 from prism.commands.bench_server import Server
+from prism.commands.bench_sims import Sims
+from prism.commands.compare import Compare
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
@@ -55,6 +56,7 @@ COMMANDS: dict[str, type[Command]] = {
     "bench modality": Modality,
     "bench modality-dropout": ModalityDropout,
     "bench server": Server,
+    "bench sims": Sims,
 }
 
 HELP = """usage: prism COMMAND [OPTIONS]

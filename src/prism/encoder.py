@@ -10,6 +10,7 @@ context and the generator K times, so this is the cheap place for computation: d
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -59,6 +60,7 @@ class EncoderConfig:
     tactile_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
     audio: AudioConfig = field(default_factory=AudioConfig, metadata=ADDED_LATER)
     text: TextConfig = field(default_factory=TextConfig, metadata=ADDED_LATER)
+    rgb_focus: float = field(default=1.0, metadata=ADDED_LATER)  # small: sharpness of its spatial softmax
     # Training: the chance that a sensor is absent from a whole window; and of a single sensor, by its name.
     dropout: float = field(default=0.0, metadata=ADDED_LATER)
     sensor_dropout: dict[str, float] = field(default_factory=dict, metadata=ADDED_LATER)
@@ -68,6 +70,8 @@ class EncoderConfig:
             raise PrismError(f"encoder.rgb is '{self.rgb}'; use one of {', '.join(get_args(RgbBackbone))}")
         if self.rgb_norm not in get_args(NormKind):
             raise PrismError(f"encoder.rgb_norm is '{self.rgb_norm}'; use one of {', '.join(get_args(NormKind))}")
+        if not 0 < self.rgb_focus < math.inf:
+            raise PrismError(f"encoder.rgb_focus is {self.rgb_focus}; it must be above 0")
         if self.rgb_norm == "frozen_batch" and (self.rgb != "resnet18" or self.rgb_weights is None):
             raise PrismError("encoder.rgb_norm 'frozen_batch' needs rgb = 'resnet18' and rgb_weights to be frozen at")
         sizes = (self.vector_features, self.rgb_features, self.depth_features, self.tactile_features)
@@ -87,7 +91,8 @@ def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Nor
         return VectorEncoder(spec, config.vector_hidden, config.vector_features, normalizer)
     if spec.kind == "rgb":
         small = config.rgb == "small"
-        return RgbEncoder(spec, small, config.rgb_features, config.rgb_norm, None if small else config.rgb_weights)
+        weights = None if small else config.rgb_weights
+        return RgbEncoder(spec, small, config.rgb_features, config.rgb_norm, weights, config.rgb_focus)
     if spec.kind == "depth":
         return DepthEncoder(spec, config.depth_widths, config.depth_features)
     if spec.kind == "tactile":

@@ -65,12 +65,18 @@ class RgbEncoder(SensorEncoder):
     """RGB: uint8 until here, cut and resized, to [0, 1], through a convolutional network."""
 
     def __init__(
-        self, spec: SensorSpec, small: bool, features: int, norm: NormKind = "group", weights: str | None = None
+        self,
+        spec: SensorSpec,
+        small: bool,
+        features: int,
+        norm: NormKind = "group",
+        weights: str | None = None,
+        focus: float = 1.0,
     ) -> None:
         super().__init__(spec, features)
         self.weights = weights
         self.backbone = (
-            SmallCNN(features, spec.picture_size)
+            SmallCNN(features, spec.picture_size, focus=focus)
             if small
             else ResNet18(features, norm, standardise=weights is not None)
         )

@@ -162,10 +162,15 @@ class ResNet18(nn.Module):
 
 
 class SmallCNN(nn.Module):
-    """Four convolutions and a spatial softmax: where each feature is in the picture. Learns on a CPU in minutes."""
+    """Four convolutions and a spatial softmax: where each feature is in the picture. Learns on a CPU in minutes.
 
-    def __init__(self, features: int, size: tuple[int, int], channels_in: int = 3) -> None:
+    A feature's place is the mean position under softmax(focus * map). Normalised maps reach about 3 at their peak: at
+    focus 1 a peak among 100 places has a fifth of the weight, and the place hardly moves with it; at 5, nearly all.
+    """
+
+    def __init__(self, features: int, size: tuple[int, int], channels_in: int = 3, focus: float = 1.0) -> None:
         super().__init__()
+        self.focus = focus
         if min(size) < 16:
             raise PrismError(
                 f"images of {size[0]}x{size[1]} are too small for the 'small' backbone; use at least 16x16"
@@ -181,7 +186,8 @@ class SmallCNN(nn.Module):
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N F"]:
         maps = self.convolutions(x)  # (N, C, h, w)
         height, width = maps.shape[-2:]
-        weight = maps.flatten(2).softmax(-1).unflatten(2, (height, width))
+        sharp = maps if self.focus == 1.0 else maps * self.focus
+        weight = sharp.flatten(2).softmax(-1).unflatten(2, (height, width))
         rows = torch.linspace(-1, 1, height, device=x.device)
         columns = torch.linspace(-1, 1, width, device=x.device)
         row = torch.einsum("nchw,h->nc", weight, rows)

@@ -17,6 +17,7 @@ from prism.sims import offscreen
 from prism.sims.base import Array
 
 SIZE = 84
+SEEN = 64  # what a policy sees of it: two thirds of the computation, and an object is still several pixels
 MARGIN = 4  # pixels cut off at each side: in the middle, at random in training (Diffusion Policy's random crop)
 REACH = (0.02, 3.0)  # metres of depth that mean something: the hand's own fingers, the far wall of the table
 
@@ -39,12 +40,12 @@ CAMERAS = {
 
 def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
     """rgb_wrist and rgb_static; with `depth` also depth_wrist and depth_static."""
-    crop = (size - 2 * MARGIN, size - 2 * MARGIN)
-    specs = [SensorSpec(f"rgb_{n}", "rgb", (size, size, 3), crop=crop, random_shift=MARGIN) for n in CAMERAS]
+    look: dict[str, Any] = {"crop": (size - 2 * MARGIN, size - 2 * MARGIN), "random_shift": MARGIN}
+    if size > SEEN:
+        look["resize"] = (SEEN, SEEN)
+    specs = [SensorSpec(f"rgb_{n}", "rgb", (size, size, 3), **look) for n in CAMERAS]
     if depth:
-        specs += [
-            SensorSpec(f"depth_{n}", "depth", (size, size), crop=crop, random_shift=MARGIN, clip=REACH) for n in CAMERAS
-        ]
+        specs += [SensorSpec(f"depth_{n}", "depth", (size, size), clip=REACH, **look) for n in CAMERAS]
     return tuple(specs)
 
 

@@ -1,0 +1,137 @@
+"""`prism bench sims`: how fast each simulator runs on one core.
+
+    steps_per_s.SIM    steps of its first task without pictures, random actions, resets included
+    frames_per_s.SIM   camera pictures of its first task with pixels (all its cameras), physics and resets included
+
+Medians over rounds in which all take turns; this process and the threads of the software renderer are held on one
+core. cpu_steps_per_s and cpu_frames_per_s are of the seconds that the process computed, which a busy machine does not
+disturb. A simulator that is not installed is left out with a line that says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from prism.bench.timing import interleave, provenance, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+from prism.sims.base import Env
+from prism.sims.tasks import make_env, task_names
+
+PIXELS = "-pixels"
+_CHUNK = 16  # steps a sample
+
+
+@dataclass(frozen=True)
+class SimsBenchConfig:
+    sims: tuple[str, ...] = ()  # (): all of them
+    seconds: float = 30.0  # of CPU time, for all of them together
+    json: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise PrismError(f"--seconds {self.seconds:g} is out of range: use a positive number")
+        if unknown := set(self.sims) - set(simulators()):
+            raise PrismError(f"unknown simulator '{min(unknown)}': use some of {', '.join(simulators())}")
+
+
+def simulators() -> dict[str, tuple[str, str | None]]:
+    """By the first word of its tasks' names: its first task, and its first task with pixels (None: it has none)."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for name in task_names():
+        sim = name.partition("-")[0]
+        plain, pixels = found.get(sim, (name, None))
+        if pixels is None and name.endswith(PIXELS):
+            pixels = name
+        found[sim] = plain, pixels
+    return found
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Hold this process and the threads it starts on one core, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class Player:
+    """Random actions in an environment, `_CHUNK` steps a call, episode after episode."""
+
+    def __init__(self, env: Env, seed: int) -> None:
+        self.env = env
+        self.pictures = sum(sensor.kind == "rgb" for sensor in env.sensors)
+        self._rng = np.random.default_rng(seed)
+        self._seed = seed
+        env.reset(seed)
+
+    def __call__(self) -> None:
+        env = self.env
+        for _ in range(_CHUNK):
+            if env.step(self._rng.uniform(env.action_low, env.action_high).astype(np.float32)).done:
+                self._seed += 1
+                env.reset(self._seed)
+
+
+def measure(sims: Sequence[str], seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, float]:
+    """The flat keys of the module's docstring, and p99 milliseconds a step."""
+    players: dict[str, Player] = {}
+    table = simulators()
+    for sim in sims:
+        plain, pixels = table[sim]
+        for key, task in ((f"steps_per_s.{sim}", plain), (f"frames_per_s.{sim}", pixels)):
+            if task is None:
+                continue
+            try:
+                players[key] = Player(make_env(task), seed)
+            except PrismError as error:
+                say(f"{key} left out: {error}")
+    if not players:
+        raise PrismError("no simulator can be measured here: pip install 'prism-policy[sims]'")
+    times = interleave(players, np.random.default_rng(seed), seconds, min_rounds=5)
+    figures: dict[str, float] = {}
+    for key, player in players.items():
+        count = _CHUNK * (player.pictures if key.startswith("frames") else 1)
+        figures[key] = count / float(np.median(times[key].wall))
+        figures[f"cpu_{key}"] = count / float(np.median(times[key].cpu))
+        figures[f"p99_ms_{key.replace('_per_s', '')}"] = 1e3 * float(np.quantile(times[key].wall, 0.99)) / count
+        player.env.close()
+    return figures
+
+
+def main(config: SimsBenchConfig) -> dict[str, Any]:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    console = Console(stderr=True)
+    table = simulators()
+    sims = config.sims or tuple(table)
+    with one_core(), console.status(f"measuring {', '.join(sims)}: about {config.seconds:.0f} s of one core"):
+        figures = measure(sims, config.seconds, config.seed, lambda line: console.print(line, highlight=False))
+    result = {**figures, "tasks": {sim: list(table[sim]) for sim in sims}, **provenance(config.seed)}
+    if config.json is not None:
+        write_json(config.json, result, config.overwrite)
+    shown = Table(box=None, padding=(0, 1, 0, 0))
+    shown.add_column("simulator")
+    for name in ("steps/s", "frames/s", "CPU steps/s", "CPU frames/s"):
+        shown.add_column(name, justify="right")
+    for sim in sims:
+        keys = (f"{cpu}{what}_per_s.{sim}" for cpu in ("", "cpu_") for what in ("steps", "frames"))
+        shown.add_row(sim, *(f"{figures[key]:.0f}" if key in figures else "-" for key in keys))
+    Console().print(shown)
+    return result
