@@ -1,7 +1,7 @@
 """Scripted demonstrators for robosuite: a list of phases an arm, each of which pulls the hand to a target.
 
 Targets are functions of the simulator's state, asked anew at every step, so the loop is closed: an object that slips,
-rolls or was not grasped is followed, and a phase whose condition breaks sends the arm back to its first phase. The
+rolls or was not grasped is followed, and a phase whose condition breaks sends the arm back to an earlier one. The
 hand's speed and the change of its speed from step to step are bounded. What a seed changes is in Style: pace, heights,
 small offsets; two demonstrations of one start are alike and not the same.
 
@@ -49,7 +49,9 @@ class Phase:
     least: int = 0  # steps
     most: int = 120  # steps, after which it goes on anyway
     until: Callable[[], bool] | None = None  # wait for this as well
-    keep: Callable[[], bool] | None = None  # once false: begin again with the first phase
+    keep: Callable[[], bool] | None = None  # once false: begin again with phase `back`
+    back: int = 0
+    name: str = ""  # for arms that wait for each other
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,22 @@ def moved(frame: Frame, by: Sequence[float] | Vector) -> Frame:
     return frame[0] + np.asarray(by), frame[1]
 
 
+def pick(grasp: Callable[[], Frame], held: Callable[[], bool], hover: float, lift: float, back: int = 0) -> list[Phase]:
+    """Above it, down, close, up by `lift`. `grasp` is the hand's pose that holds it; `held` must stay true after, or
+    it begins again with phase `back`, the number of its own first."""
+    return [
+        Phase(lambda _: moved(grasp(), hover * UP), closed=False, near=0.02, turned=0.15),
+        Phase(lambda _: grasp(), closed=False, near=0.008, turned=0.08, speed=0.6, most=60),
+        pause(closed=True, steps=8),
+        Phase(lambda start: moved(start, lift * UP), True, near=0.03, speed=0.8, keep=held, back=back, most=50),
+    ]
+
+
+def pause(closed: bool, steps: int, name: str = "") -> Phase:
+    """The hand stays where it is while the fingers move."""
+    return Phase(lambda start: start, closed, least=steps, most=steps + 3, near=1.0, turned=4.0, name=name)
+
+
 class Arm:
     """One arm working through its phases."""
 
@@ -122,6 +140,10 @@ class Arm:
     def phase(self) -> int:
         return self._number
 
+    @property
+    def name(self) -> str:
+        return self._phases[self._number].name
+
     def _begin(self, number: int) -> None:
         self._number, self._steps = number % len(self._phases), 0
         self._start = self._scene.hand(self._robot)
@@ -131,7 +153,7 @@ class Arm:
         for _ in range(len(self._phases)):
             phase = self._phases[self._number]
             if phase.keep is not None and not phase.keep():
-                self._begin(0)
+                self._begin(phase.back)
                 continue
             position, turn = phase.target(self._start)
             move = position - hand[0]

@@ -19,21 +19,11 @@ from prism.sims.robosuite_expert import (
     carried,
     grasp_turn,
     moved,
+    pause,
+    pick,
 )
 
 _HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # the hand's rotation when an episode starts
-
-
-def pick(
-    grasp: Callable[[], Frame], held: Callable[[], bool], hover: float, lift: float, speed: float = 1.0
-) -> list[Phase]:
-    """Above it, down, close, up by `lift`. `grasp` is the hand's pose that holds it; `held` must stay true after."""
-    return [
-        Phase(lambda _: moved(grasp(), hover * UP), closed=False, near=0.02, turned=0.15),
-        Phase(lambda _: grasp(), closed=False, near=0.008, turned=0.08, speed=0.6 * speed, most=60),
-        Phase(lambda start: start, closed=True, least=8, most=14, near=1.0, turned=4.0),
-        Phase(lambda start: moved(start, lift * UP), closed=True, near=0.03, speed=0.8 * speed, keep=held, most=50),
-    ]
 
 
 class _OneArm(ScriptedExpert):
@@ -79,7 +69,7 @@ class CanExpert(_OneArm):
         phases += [
             Phase(over(0.25 + style.hover), closed=True, near=0.025, keep=held),
             Phase(over(0.09), closed=True, near=0.02, speed=0.7, most=40, keep=held),
-            Phase(lambda start: start, closed=False, least=5, most=8, near=1.0, turned=4.0),
+            pause(closed=False, steps=5),
             Phase(lambda start: moved(start, 0.15 * UP), closed=False, near=0.03, most=40),
         ]
         return [phases]
@@ -110,7 +100,7 @@ class SquareExpert(_OneArm):
             Phase(nut_at(0.015), closed=True, near=0.005, turned=0.05, speed=0.5, keep=held, most=60,
                   until=lambda: over(env.body("SquareNut_main")[0])),
             Phase(nut_at(-0.11), closed=True, near=0.01, speed=0.5, keep=held, most=60),
-            Phase(lambda start: start, closed=False, least=5, most=8, near=1.0, turned=4.0),
+            pause(closed=False, steps=5),
             Phase(lambda start: moved(start, 0.12 * UP), closed=False, near=0.03, most=40),
         ]  # fmt: skip
         return [phases]

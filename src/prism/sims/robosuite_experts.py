@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prism.sims.robosuite_env import RobosuiteEnv
 from prism.sims.robosuite_expert import ScriptedExpert
 from prism.sims.robosuite_expert_tasks import CanExpert, LiftExpert, SquareExpert
+from prism.sims.robosuite_expert_transport import TransportExpert
 
-_EXPERTS: dict[str, type[LiftExpert | CanExpert | SquareExpert]] = {
+_EXPERTS: dict[str, Callable[[RobosuiteEnv], ScriptedExpert]] = {
     "lift": LiftExpert,
     "can": CanExpert,
     "square": SquareExpert,
+    "transport": TransportExpert,
 }
 
 
