@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -55,6 +56,7 @@ class Client:
         self._retry_for = retry_for
         self._pauses = (first_pause, longest_pause)
         self._socket: websockets.sync.client.ClientConnection | None = None
+        self._stack = contextlib.ExitStack()  # holds the connection
         self._metadata: dict[str, Any] = {}
         self._reset: dict[str, Any] = {}
         self.connect()
@@ -116,9 +118,8 @@ class Client:
             pause = min(2 * pause, self._pauses[1])
 
     def close(self) -> None:
-        if self._socket is not None:
-            socket, self._socket = self._socket, None
-            socket.close()
+        self._socket = None
+        self._stack.close()
 
     def __enter__(self) -> Client:
         return self
@@ -128,22 +129,22 @@ class Client:
 
     def _open(self) -> None:
         headers = {"Authorization": f"Api-Key {self._api_key}"} if self._api_key else None
-        socket = websockets.sync.client.connect(
-            self.uri,
-            compression=None,
-            max_size=None,
-            additional_headers=headers,
-            open_timeout=self._timeout,
-            close_timeout=1.0,
-        )
-        try:
+        with contextlib.ExitStack() as stack:
+            socket = stack.enter_context(
+                websockets.sync.client.connect(
+                    self.uri,
+                    compression=None,
+                    max_size=None,
+                    additional_headers=headers,
+                    open_timeout=self._timeout,
+                    close_timeout=1.0,
+                )
+            )
             first = socket.recv(timeout=self._timeout)
             if isinstance(first, str):
                 raise ServerError(first)
             self._metadata = wire.unpack(first)
-        except BaseException:
-            socket.close()
-            raise
+            self._stack = stack.pop_all()  # stays open
         self._socket = socket
         self.connections += 1
 

@@ -1,0 +1,87 @@
+"""`prism serve` as a user types it: a checkpoint, a client, Ctrl-C; and what goes wrong before it starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism.cli import main
+from prism.training import checkpoint
+from prism.training.checkpoint import TrainingState, save_checkpoint
+from tests.policy_fakes import ACTION_DIM, small_policy
+from tests.server_fakes import OpenPi, see
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    policy = small_policy()
+    state = TrainingState(
+        step=1,
+        seconds=0.0,
+        train_config={},
+        data="",
+        val_loss=None,
+        best_val_loss=None,
+        skipped=0,
+        skipped_total=0,
+        scaler={},
+        weights={},
+        optimizer={},
+    )
+    save_checkpoint(tmp_path / "run", policy.spec, policy.state_dict(), state)
+    assert checkpoint.latest_checkpoint(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("open-sesame\n")
+    code = "import sys; from prism.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--port", "0", "--set", "exec_horizon=2", "--api-key-file", str(tmp_path / "key")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "serve", str(run), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline()
+        assert "ws://127.0.0.1:" in address, process.communicate()
+        with OpenPi(int(address.rsplit(":", 1)[1]), "open-sesame") as client:
+            assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
+            with pytest.raises(RuntimeError):
+                client.infer({"proprio": np.zeros(9)})
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert "stopped after 1 requests of 1 clients" in out
+    assert "object_state" in out  # the table of sensors
+    assert "sensor 'proprio': the policy was trained with shape (3,)" in err
+    assert "Traceback" not in err
+
+
+def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("")
+    for arguments, words in (
+        ([str(tmp_path / "nowhere")], "does not exist"),
+        ([str(tmp_path)], "holds no checkpoint"),
+        ([str(run), "--port", "70000"], "no port"),
+        ([str(run), "--map", "x"], "KEY=SENSOR"),
+        ([str(run), "--map", "x=arm"], "no sensor 'arm'"),
+        ([str(run), "--api-key-file", str(tmp_path / "nokey")], "cannot be read"),
+        ([str(run), "--api-key-file", str(tmp_path / "empty")], "one word"),
+        ([str(run), "--set", "exec_horizon=99"], "exceeds"),
+        ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7"], "cannot listen"),
+    ):
+        assert main(["serve", *arguments]) == 2, arguments
+        err = capsys.readouterr().err
+        assert words in err, arguments
+        assert err.count("\n") == 1
