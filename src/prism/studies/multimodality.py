@@ -5,10 +5,11 @@ The agent starts in front of that edge (the "top edge of the T"), between block 
 block, left or right, to push it back. Its start is swept along the edge; 0 is the middle, where the whole scene is its
 own mirror image, so the two ways are equally good and the demonstrations (with their mirror images) equally frequent.
 
-    shares.METHOD.OFFSET = {left, right, neither, score, success, jerk, paths}
+    shares.METHOD.OFFSET = {left, right, neither, mode_distance, score, success, jerk, paths}
 A rollout goes left or right by the side on which the agent first is more than `MARGIN` pixels off the axis and beyond
 the bar's outer edge (that is, beside the block); "neither": it never gets there. Rollouts differ in the random numbers
-of the policy alone. `candidates`: share of the plans of the first replan that end left of the axis.
+of the policy alone. `mode_distance`: pixels between the mean paths of the two (docs/metrics.md). `candidates`: share
+of the plans of the first replan that end left of the axis.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from prism.controller import Controller
 from prism.errors import PrismError
 from prism.evaluation import metrics
+from prism.evaluation.sweep import mode_distance
 from prism.experiments import Experiment, recipe, with_budget, with_method
 from prism.jsonconfig import with_settings
 from prism.sims.pusht_features import GOAL
@@ -120,6 +122,7 @@ def summarise(rollouts: list[dict[str, Any]], block: Float) -> Result:
     ends = np.array([end for r in rollouts for end in r["ends"]])
     return {
         **{side: sides.count(side) / len(sides) for side in ("left", "right", "neither")},
+        "mode_distance": mode_distance([r["states"][:, :2] for r in rollouts], sides, "left", "right"),
         "candidates": float((ends > 0).mean()) if len(ends) else None,
         "score": metrics.mean([r["score"] for r in rollouts]),
         "success": metrics.mean([float(r["success"]) for r in rollouts]),
