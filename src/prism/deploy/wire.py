@@ -90,7 +90,8 @@ def _array(values: Mapping[Any, Any]) -> np.ndarray[Any, np.dtype[Any]]:
         raise WireError("an array in the frame has no data")
     if not isinstance(shape, list | tuple) or len(shape) > _MAX_DIMS:
         raise WireError(f"an array in the frame has no shape of at most {_MAX_DIMS} dimensions")
-    if any(type(size) is not int or not 0 <= size <= len(data) for size in shape):
+    most = max(len(data), 2**16)  # an empty array has sizes too
+    if any(type(size) is not int or not 0 <= size <= most for size in shape):
         raise WireError(f"an array in the frame has shape {_short(shape)} but only {len(data)} bytes")
     if math.prod(shape) * dtype.itemsize != len(data):
         raise WireError(f"an array in the frame has shape {_short(shape)} of {dtype} but {len(data)} bytes")

@@ -1,0 +1,222 @@
+"""The client and its runtime against a small server of their own: no PyTorch, no PRISM."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.http11 import Request, Response
+from websockets.sync.server import ServerConnection, serve
+
+from prism_client import Client, ConnectionLostError, RecedingHorizon, ServerError, wire
+
+METADATA = {"pred_horizon": 8, "exec_horizon": 4, "obs_horizon": 2, "action_dim": 1, "fps": 50.0, "sensors": []}
+
+
+class FakeServer:
+    """Answers row j of a plan for observation t with 100 t + j; remembers what it was asked."""
+
+    def __init__(self, metadata: dict[str, Any] | None = None, delay: float = 0.0) -> None:
+        self.metadata = {**METADATA, **(metadata or {})}
+        self.delay = delay
+        self.seen: list[dict[str, Any]] = []
+        self.connections = 0
+        self.before: Callable[[ServerConnection, dict[str, Any]], bool] | None = None  # True: it has answered
+        self.refuse: int = 0  # an HTTP status
+        self._server = serve(self._talk, "127.0.0.1", 0, compression=None, process_request=self._http)
+        self.port = self._server.socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def _http(self, connection: ServerConnection, request: Request) -> Response | None:
+        return connection.respond(self.refuse, "no entry\n") if self.refuse else None  # type: ignore[arg-type]
+
+    def _talk(self, connection: ServerConnection) -> None:
+        self.connections += 1
+        connection.send(wire.pack(self.metadata))
+        for frame in connection:
+            assert isinstance(frame, bytes)
+            message = wire.unpack(frame)
+            self.seen.append(message)
+            if self.before is not None and self.before(connection, message):
+                continue
+            if message.get("plan", True):
+                time.sleep(self.delay)
+                rows = 100 * float(message["t"]) + np.arange(self.metadata["pred_horizon"])
+                connection.send(wire.pack({"actions": rows[:, None].astype(np.float32)}))
+            else:
+                connection.send(wire.pack({"plan_age": 1}))
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+
+
+@contextlib.contextmanager
+def running(**options: Any) -> Iterator[FakeServer]:
+    server = FakeServer(**options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def client_of(server: FakeServer, **options: Any) -> Client:
+    return Client(f"127.0.0.1:{server.port}", **{"first_pause": 0.02, "retry_for": 5.0, "timeout": 5.0, **options})
+
+
+def test_asks_and_is_told() -> None:
+    with running() as server, client_of(server, api_key="k") as client:
+        assert client.metadata["pred_horizon"] == 8
+        image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+        reply = client.infer({"t": 3, "image": image, "text": "go"}, executed=2, ages={"image": 0.1})
+        np.testing.assert_array_equal(reply["actions"][:, 0], 300 + np.arange(8))
+        np.testing.assert_array_equal(server.seen[0]["image"], image)
+        assert server.seen[0]["executed"] == 2
+        assert server.seen[0]["ages"] == {"image": 0.1}
+        assert "reset" not in server.seen[0]
+        client.reset(seed=7)
+        client.infer({"t": 0}, plan=False)
+        assert (server.seen[1]["reset"], server.seen[1]["seed"], server.seen[1]["plan"]) == (True, 7, False)
+        client.infer({"t": 0})
+        assert "reset" not in server.seen[2]
+
+
+def test_what_the_server_refuses_is_an_error_and_the_connection_stays() -> None:
+    with running() as server, client_of(server) as client:
+
+        def complain(connection: ServerConnection, message: dict[str, Any]) -> bool:
+            if "bad" in message:
+                connection.send("no sensor 'bad'")
+            return "bad" in message
+
+        server.before = complain
+        with pytest.raises(ServerError, match="no sensor 'bad'"):
+            client.infer({"bad": 1})
+        assert client.infer({"t": 1})["actions"].shape == (8, 1)
+        assert client.connections == 1
+
+
+def test_a_lost_connection_is_found_again() -> None:
+    with running() as server, client_of(server) as client:
+        dropped = []
+
+        def drop(connection: ServerConnection, message: dict[str, Any]) -> bool:
+            if not dropped:
+                dropped.append(True)
+                connection.close()
+                return True
+            return False
+
+        client.infer({"t": 0})
+        server.before = drop
+        assert client.infer({"t": 1})["actions"][0, 0] == 100
+        assert client.connections == server.connections == 2
+
+
+def test_gives_up_in_time_and_says_so() -> None:
+    with running() as server:
+        client = client_of(server, retry_for=0.3)
+    start = time.monotonic()
+    with pytest.raises(ConnectionLostError):
+        client.infer({"t": 0})
+    assert time.monotonic() - start < 5
+    client.close()
+
+
+def test_a_wrong_key_is_not_tried_again_and_a_full_server_is() -> None:
+    with running() as server:
+        server.refuse = 401
+        start = time.monotonic()
+        with pytest.raises(ServerError, match="401 no entry"):
+            client_of(server, retry_for=60.0)
+        assert time.monotonic() - start < 10
+        server.refuse = 503
+        timer = threading.Timer(0.2, lambda: setattr(server, "refuse", 0))
+        timer.start()
+        with client_of(server) as client:
+            assert client.connections == 1
+        timer.join()
+
+
+def test_synchronous_control_replans_every_exec_horizon_and_sends_every_observation() -> None:
+    with running() as server, RecedingHorizon(client_of(server), asynchronous=False) as runtime:
+        runtime.reset(seed=3)
+        actions = [float(runtime.act({"t": t})[0]) for t in range(10)]
+        assert actions == [0, 1, 2, 3, 400, 401, 402, 403, 800, 801]
+        assert [m["t"] for m in server.seen] == list(range(10))
+        assert [m["t"] for m in server.seen if m.get("plan", True)] == [0, 4, 8]
+        assert server.seen[4]["executed"] == 4
+        assert server.seen[0]["seed"] == 3
+        runtime.reset()
+        assert float(runtime.act({"t": 50})[0]) == 5000
+        assert server.seen[-1]["reset"] is True
+        assert runtime.stats.plans == 1
+
+
+def drive(runtime: RecedingHorizon, steps: int, period: float) -> list[float]:
+    actions = []
+    due = time.monotonic()
+    for t in range(steps):
+        actions.append(float(runtime.act({"t": t})[0]))
+        due += period
+        time.sleep(max(0.0, due - time.monotonic()))
+    return actions
+
+
+def test_asynchronous_control_enters_a_late_plan_at_the_row_that_is_due() -> None:
+    with running(delay=0.05) as server, RecedingHorizon(client_of(server)) as runtime:
+        actions = drive(runtime, 30, 0.02)
+        starts = {m["t"] for m in server.seen if m.get("plan", True)}
+        for step, action in enumerate(actions):
+            start, row = divmod(int(action), 100)
+            assert start + row == step, (step, action)  # whichever plan it is, the row belongs to this step
+            assert start in starts
+        assert runtime.stats.held == 0
+        assert runtime.stats.plans >= 4
+        assert runtime.lead >= 1
+        late = [int(a) % 100 for i, a in enumerate(actions) if i and int(a) // 100 != int(actions[i - 1]) // 100]
+        assert min(late) >= 1  # the rows that were past when the plan arrived are left out
+
+
+@pytest.mark.parametrize(("hold", "expected"), [("last", 7.0), ("zero", 0.0), (np.array([-1.0]), -1.0), (None, 0.0)])
+def test_a_plan_that_never_comes_ends_in_holding(hold: Any, expected: float) -> None:
+    metadata = {"action_kind": "delta"} if hold is None else {}
+    with running(metadata=metadata) as server, RecedingHorizon(client_of(server, timeout=0.2), hold=hold) as runtime:
+        assert float(runtime.act({"t": 0})[0]) == 0.0
+        server.delay = 0.5
+        actions = [float(runtime.act({"t": t})[0]) for t in range(1, 12)]  # at once: faster than any plan
+        assert actions == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, *[expected] * 4]
+        assert runtime.stats.held == 4
+        assert runtime.stats.plan_age == 11
+
+
+def test_errors_do_not_stop_a_moving_robot_but_a_resting_one() -> None:
+    with running() as server, RecedingHorizon(client_of(server)) as runtime:
+        server.before = lambda connection, message: connection.send("out of order") or True
+        with pytest.raises(ServerError, match="out of order"):
+            runtime.act({"t": 0})
+        server.before = None
+        runtime.reset()
+        assert float(runtime.act({"t": 0})[0]) == 0.0
+        server.before = lambda connection, message: connection.send("out of order") or True
+        assert [float(runtime.act({"t": t})[0]) for t in range(1, 6)] == [1, 2, 3, 4, 5]
+        deadline = time.monotonic() + 5
+        while not runtime.stats.error and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert runtime.stats.error == "out of order"
+
+
+def test_arguments_are_checked() -> None:
+    with running() as server, client_of(server) as client:
+        with pytest.raises(ValueError, match="exec_horizon"):
+            RecedingHorizon(client, exec_horizon=9)
+        with pytest.raises(ValueError, match="hold"):
+            RecedingHorizon(client, hold="still")
+        with pytest.raises(TypeError, match="complex"):
+            client.infer({"t": np.array([1j])})

@@ -1,0 +1,191 @@
+"""The live page: what a snapshot says, that a slow viewer costs nothing, and the page itself in headless Chromium."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from websockets.sync.client import connect
+
+from prism.deploy.live import encode_picture, jerks, latency_histogram
+from prism.evaluation.metrics import jerk
+from prism.sensors import SensorSpec
+from tests.browser import CHROMIUM, Browser
+from tests.policy_fakes import small_policy
+from tests.server_fakes import OpenPi, see, serving
+
+KINDS = (
+    SensorSpec("proprio", "vector", (3,)),
+    SensorSpec("rgb_wrist", "rgb", (48, 64, 3)),
+    SensorSpec("depth_wrist", "depth", (48, 64)),
+    SensorSpec("tactile", "tactile", (40, 30, 6)),
+    SensorSpec("instruction", "text", (32,)),
+)
+
+
+def all_kinds(t: int) -> dict[str, Any]:
+    """Moving pictures of every kind of sensor."""
+    y, x = np.mgrid[0:48, 0:64]
+    blob = np.exp(-((x - 32 - 20 * np.cos(t / 9)) ** 2 + (y - 24 - 14 * np.sin(t / 7)) ** 2) / 90)
+    rgb = np.stack([40 + 200 * blob, 60 + 80 * (x / 64), 90 + 100 * (y / 48)], axis=-1).astype(np.uint8)
+    touch = (128 + 90 * np.sin(np.arange(40 * 30 * 6).reshape(40, 30, 6) / 37 + t / 5)).astype(np.uint8)
+    return {
+        "proprio": np.array([np.sin(t / 10), np.cos(t / 13), 0.3], dtype=np.float32),
+        "rgb_wrist": rgb,
+        "depth_wrist": (1.2 - 0.6 * blob).astype(np.float32),
+        "tactile": touch,
+        "instruction": "open the drawer",
+    }
+
+
+@contextmanager
+def robot(port: int, rate: float = 20.0) -> Iterator[None]:
+    """Asks until the block ends."""
+    done = threading.Event()
+
+    def run() -> None:
+        with OpenPi(port) as client:
+            t = 0
+            while not done.is_set():
+                step = all_kinds(t)
+                if t % 40 > 30:
+                    del step["depth_wrist"]
+                client.infer(step)
+                t += 1
+                done.wait(1 / rate)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_snapshots_show_the_robot() -> None:
+    with serving(small_policy(sensors=KINDS)) as server, connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
+        hello = json.loads(viewer.recv(timeout=10))
+        assert hello["hello"]["action_dim"] == 3
+        assert not hello["locked"]
+        first = json.loads(viewer.recv(timeout=10))
+        assert first["clients"] == []
+        assert "view" not in first
+        with OpenPi(server.port) as client, OpenPi(server.port) as other:
+            for t in range(5):
+                reply = client.infer(all_kinds(t))
+            other.infer({"proprio": np.zeros(3, np.float32)})
+            deadline = time.monotonic() + 10
+            data = first
+            while data.get("view", {}).get("requests") != 5 or data["connected"] != 2:
+                data = json.loads(viewer.recv(timeout=10))
+                assert time.monotonic() < deadline
+            view = data["view"]
+            assert view["plan"]["index"] == reply["index"]
+            np.testing.assert_allclose(view["plan"]["actions"], reply["actions"], atol=1e-4)
+            assert np.shape(view["plan"]["candidates"]) == (4, 4, 3)
+            assert len(view["trace"]) == 8  # four plans, two actions of each
+            assert len(view["jerk"]) == 5
+            assert sum(data["latency"]["counts"]) >= 5
+            sensors = {sensor["name"]: sensor for sensor in view["sensors"]}
+            assert sensors["instruction"]["text"] == "open the drawer"
+            assert sensors["rgb_wrist"]["picture"].startswith("data:image/jpeg;base64,")
+            assert sensors["depth_wrist"]["fault"] is None
+            viewer.send(json.dumps({"client": data["clients"][1]["number"]}))
+            while data["view"]["number"] != data["clients"][1]["number"]:
+                data = json.loads(viewer.recv(timeout=10))
+                assert time.monotonic() < deadline
+            sensors = {sensor["name"]: sensor for sensor in data["view"]["sensors"]}
+            assert sensors["rgb_wrist"]["fault"] == "missing"
+            for nonsense in ("", "[]", '{"client": "x"}', "{" * 1000):
+                viewer.send(nonsense)
+            assert "clients" in json.loads(viewer.recv(timeout=10))
+
+
+def test_a_viewer_that_does_not_read_costs_nothing_and_gets_no_more() -> None:
+    with serving() as server, OpenPi(server.port) as client:
+        with connect(f"ws://127.0.0.1:{server.port}/live", max_queue=1, close_timeout=0.1) as viewer:
+            viewer.recv(timeout=10)
+            for t in range(30):
+                client.infer(see(t))
+                time.sleep(0.02)
+            deadline = time.monotonic() + 5
+            while server.metrics.viewers != 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert client.infer(see())["actions"].shape == (4, 3)
+        deadline = time.monotonic() + 5
+        while server.metrics.viewers and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.metrics.viewers == 0
+
+
+def test_pictures() -> None:
+    def open_picture(spec: SensorSpec, value: np.ndarray) -> Image.Image:
+        data = encode_picture(spec, value).removeprefix("data:image/jpeg;base64,")
+        return Image.open(io.BytesIO(base64.b64decode(data)))
+
+    step = all_kinds(0)
+    specs = {spec.name: spec for spec in KINDS}
+    assert open_picture(specs["rgb_wrist"], step["rgb_wrist"]).size == (64, 48)
+    assert open_picture(specs["tactile"], step["tactile"]).size == (60, 40)  # two of three channels
+    depth = np.asarray(open_picture(specs["depth_wrist"], step["depth_wrist"]), dtype=float)
+    near = np.unravel_index(step["depth_wrist"].argmin(), depth.shape)
+    assert depth[near] > depth[0, 0]  # near is light
+    assert open_picture(specs["depth_wrist"], np.zeros((48, 64), np.float32)).size == (64, 48)
+    big = SensorSpec("c", "rgb", (720, 1280, 3))
+    assert open_picture(big, np.zeros(big.shape, np.uint8)).size == (320, 180)
+
+
+def test_jerk_and_latency_are_what_the_docs_say() -> None:
+    rng = np.random.default_rng(0)
+    actions, scale = rng.normal(size=(20, 3)), np.array([1.0, 2.0, 0.5])
+    assert jerks(actions, scale).mean() == pytest.approx(jerk(actions, scale))
+    assert len(jerks(actions[:3], scale)) == 0
+    histogram = latency_histogram([0.001] * 98 + [0.01, 5.0])
+    assert sum(histogram["counts"]) == 100
+    assert histogram["p50"] == pytest.approx(1.0)
+    assert latency_histogram([])["counts"] == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
+    with (
+        serving(small_policy(sensors=KINDS)) as server,
+        Browser(f"http://127.0.0.1:{server.port}/") as page,
+    ):
+        page.wait_for("!document.getElementById('empty').hidden")
+        assert page.ask("document.getElementById('expects').rows.length") == 1 + len(KINDS)
+        with robot(server.port):
+            for width, height in ((1280, 900), (390, 844)):
+                page.resize(width, height)
+                page.ask("Object.keys(prismLive.drawn).forEach((key) => { prismLive.drawn[key] = 0; })")
+                for what in ("fan", "trace", "jerk", "latency", "cameras", "sensors"):
+                    page.wait_for(f"(prismLive.drawn.{what} || 0) > 1")
+                for canvas in ("fan", "trace", "jerk", "latency"):  # something is on them, beside the ground
+                    colours = (
+                        f"(() => {{ const c = document.getElementById('{canvas}'); const d = c.getContext('2d')"
+                        ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
+                        "for (let i = 0; i < d.length; i += 4) if (d[i + 3]) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]);"
+                        "return s.size; })()"
+                    )
+                    assert page.wait_for(colours) > 3, canvas
+                assert page.ask("document.documentElement.scrollWidth") <= width
+                assert page.ask("[...document.querySelectorAll('.cameras img')].every((i) => i.naturalWidth > 0)")
+            rate = page.ask(
+                "new Promise((done) => { const from = prismLive.snapshots;"
+                "setTimeout(() => done(prismLive.snapshots - from), 1000); })"
+            )
+            assert 3 <= rate <= 12
+            page.wait_for("document.querySelector('.sensors .bad') !== null")  # the depth camera drops out at times
+            assert page.ask("document.getElementById('modes').textContent") != ""
+        page.wait_for("!document.getElementById('empty').hidden")
+        assert page.complaints == []
