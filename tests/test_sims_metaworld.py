@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ pytest.importorskip("metaworld")
 
 from prism.errors import PrismError
 from prism.sims import offscreen
+from prism.sims.collect import collect
 from prism.sims.metaworld import SPLITS, TASKS, MetaWorldEnv, MetaWorldExpert
 
 
@@ -85,6 +87,8 @@ def test_bad_arguments() -> None:
         MetaWorldEnv("open-sesame")
     with pytest.raises(PrismError, match="out of range"):
         MetaWorldEnv("reach", max_steps=501)
+    with pytest.raises(PrismError, match="variant"):
+        MetaWorldEnv("reach", "smell")  # type: ignore[arg-type]
 
 
 def test_picture_or_a_hint() -> None:
@@ -106,6 +110,68 @@ def test_picture_or_a_hint() -> None:
         other.close()
         assert np.array_equal(picture, env.render())
     env.close()
+
+
+needs_pictures = pytest.mark.skipif(offscreen.backend() is None, reason="no off-screen OpenGL here")
+
+
+@needs_pictures
+def test_cameras_show_the_same_scene_with_and_without_depth() -> None:
+    colour, both = MetaWorldEnv("drawer-open", "pixels"), MetaWorldEnv("drawer-open", "rgbd")
+    a, b = colour.reset(4), both.reset(4)
+    assert set(a) == {"proprio", "rgb_wrist", "rgb_static"}
+    assert set(b) == {*a, "depth_wrist", "depth_static"}
+    for name in a:
+        assert np.array_equal(a[name], b[name])
+    colour.close()
+    both.close()
+
+
+@needs_pictures
+def test_depth_is_metres_along_the_optical_axis() -> None:
+    env = MetaWorldEnv("drawer-open", "rgbd")
+    depth = env.reset(0)["depth_static"]
+    model, data = env._env.model, env._env.data
+    import mujoco
+
+    camera = data.camera("corner2")
+    right, up, back = camera.xmat.reshape(3, 3).T
+    half = np.tan(np.radians(model.camera("corner2").fovy[0]) / 2)
+    drawn = np.array([1, 1, 1, 0, 0, 0], dtype=np.uint8)  # groups of geoms
+    errors = []
+    for row in range(4, 84, 10):
+        for column in range(4, 84, 10):  # the picture is turned upright, the camera hangs upside down
+            x, y = 1 - (2 * column + 1) / 84, (2 * row + 1) / 84 - 1
+            ray = -back + half * (x * right + y * up)
+            along = mujoco.mj_ray(model, data, camera.xpos, ray, drawn, 1, -1, np.zeros(1, dtype=np.int32))
+            errors.append(abs(depth[row, column] - max(along, 0.0)))  # -1: it hits nothing; 0 in the picture
+    assert np.quantile(errors, 0.8) < 0.005, "but for edges"
+    assert depth.min() >= 0.0
+    assert depth.max() < 10.0
+    env.close()
+
+
+@needs_pictures
+def test_pixels_stand_upright_and_show_the_goal_from_the_start() -> None:
+    env = MetaWorldEnv("reach", "pixels")
+    first = env.reset(1)["rgb_static"]
+    second = env.step(np.zeros(4, dtype=np.float32)).observation["rgb_static"]
+    # plain MetaWorld draws the goal elsewhere before the first step: a red dot would jump
+    assert (np.abs(first.astype(int) - second).max(-1) > 60).mean() < 0.01
+    assert first[:10, 50:].mean() < first[-30:].mean(), "the dark background is above the table"
+    env.close()
+
+
+def test_pixels_without_a_gl_library_are_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, fresh_backend: None, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(offscreen, "_PROBE", "import sys; sys.exit(1)")
+    with pytest.raises(PrismError, match="apt-get install libosmesa6"):
+        MetaWorldEnv("reach", "pixels")
+    with pytest.raises(PrismError, match="metaworld-reach-rgbd needs pictures"):
+        collect("metaworld-reach-rgbd", 1, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ def test_mode_distance_is_its_definition() -> None:
 
 def test_parallel_paths_are_as_far_apart_as_they_are() -> None:
     line = np.stack([np.arange(50.0), np.zeros(50)], axis=1)
-    assert mode_distance([line, line + np.array([0.0, 30.0])], ["left", "right"], "left", "right") == pytest.approx(30.0)
+    above = line + np.array([0.0, 30.0])
+    assert mode_distance([line, above], ["left", "right"], "left", "right") == pytest.approx(30.0)
 
 
 def test_an_empty_mode_has_no_distance() -> None:

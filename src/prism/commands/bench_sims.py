@@ -1,4 +1,4 @@
-"""prism bench sims | pusht-modes"""
+"""prism bench sims"""
 
 from __future__ import annotations
 
