@@ -98,20 +98,22 @@ def metaworld_pixels(task: str) -> Experiment:
         task=task,
         demonstrations=Demonstrations("expert", episodes=50, noise=0.3),  # disturbed: they show how to recover
         policy=pixel_policy(),
-        train=TrainConfig(minutes=25.0, learning_rate=1e-3, weight_decay=1e-4, val_fraction=0.04, log_every=20),
+        train=TrainConfig(
+            minutes=25.0, batch_size=32, learning_rate=7e-4, weight_decay=1e-4, val_fraction=0.04, log_every=20
+        ),
         controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
     )
 
 
 def pixel_policy() -> PrismConfig:
     """Base for images on a CPU: one time step (the experts have no memory; the pictures are most of the cost), eight
-    candidates, eight actions a query, a sharp spatial softmax."""
+    candidates, one query a plan, a sharp spatial softmax."""
     base = presets.base()
     return replace(
         base,
         obs_horizon=1,
         encoder=replace(base.encoder, rgb_focus=5.0),
-        generator=replace(base.generator, actions_per_query=8),
+        generator=replace(base.generator, actions_per_query=16),
         objective=replace(base.objective, candidates=8),
         observation_noise=0.02,
     )
