@@ -25,7 +25,17 @@ from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
 from prism.commands.report import Report
 from prism.commands.serve import Serve
-from prism.commands.study import Lemmas, Multimodality, Threshold
+from prism.commands.study import (
+    Ablations,
+    Arithmetic,
+    DemonstrationCount,
+    Failures,
+    Lemmas,
+    ModalityStudy,
+    Multimodality,
+    SelectionRules,
+    Threshold,
+)
 from prism.commands.train import Train
 from prism.errors import PrismError
 
@@ -48,6 +58,12 @@ COMMANDS: dict[str, type[Command]] = {
     "study lemmas": Lemmas,
     "study threshold": Threshold,
     "study multimodality": Multimodality,
+    "study ablations": Ablations,
+    "study demonstrations": DemonstrationCount,
+    "study selection": SelectionRules,
+    "study failures": Failures,
+    "study modality": ModalityStudy,
+    "study arithmetic": Arithmetic,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench global-batch": GlobalBatch,

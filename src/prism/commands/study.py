@@ -1,10 +1,12 @@
-"""prism study lemmas | threshold | multimodality | ...: the paper's experiments, each with a verdict"""
+"""prism study lemmas | threshold | multimodality | ablations | ...: the paper's experiments, each with a verdict"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+from tyro.conf import Positional, arg
 
 from prism.commands.style import option
 
@@ -57,6 +59,8 @@ class Threshold:
     """Recipes to train on; pusht-human needs `prism data download pusht`."""
     rules: Annotated[tuple[str, ...], option("RULE ...")] = ("own", "relative", "row", "batch", "paper")
     """own, relative, row (calibrated), batch (calibrated, any target rejects), paper (literal); all unless told."""
+    runs: Annotated[tuple[str, ...], option("NAME=RUN ...")] = ()
+    """Runs of PRISM that are there already: their logs are read, and count beside the others."""
     steps: int = 1500
     """Training steps of each."""
     warmup: int = 500
@@ -86,6 +90,7 @@ class Threshold:
             work=self.work,
             tasks=self.tasks,
             rules=self.rules,
+            runs=self.runs,
             steps=self.steps,
             warmup=self.warmup,
             draws=self.draws,
@@ -155,3 +160,277 @@ class Multimodality:
         multimodality.show(study, console)
         show_claims(study, console)
         output.write(study, multimodality.draw)
+
+
+@dataclass(frozen=True)
+class Ablations:
+    """What each choice is worth: heads, features, depth, K, soft term, threshold rule, scope, observation horizon.
+
+    Try:
+        prism study ablations --factors rule scope --steps 2500 --json ablations.json
+        prism study ablations --recipe metaworld-pick-place --factors candidates --seeds 0
+
+    Uses the machinery of prism bench compare. Killed at any moment, the same command goes on where it was.
+    """
+
+    recipe: str = "pusht"
+    """A recipe or task, as for prism train."""
+    factors: Annotated[tuple[str, ...], option("FACTOR ...")] = (
+        "rule", "scope", "candidates", "soft", "heads", "features", "depth", "obs_horizon",
+    )  # fmt: skip
+    """rule, scope, candidates, soft (every seed), heads, features, depth, obs_horizon (the first seed); all unless
+    told."""
+    steps: int = 2500
+    """Training steps of every variant."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Minutes of CPU time of every variant, in place of the steps."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    episodes: int = 50
+    """Episodes of each evaluation."""
+    jobs: int = 1
+    """Runs at the same time, one thread each."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-ablations")
+    """Where the runs are kept; runs/study-ablations unless told."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    plot: OutputFile = None
+    """Draw the differences into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import ablations
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, self.plot, self.overwrite)
+        output.check()
+        config = ablations.AblationsConfig(
+            work=self.work,
+            recipe=self.recipe,
+            factors=self.factors,
+            steps=self.steps,
+            minutes=self.minutes,
+            seeds=self.seeds,
+            episodes=self.episodes,
+            jobs=self.jobs,
+        )
+        study = ablations.run(config, Console(stderr=True))
+        console = Console()
+        ablations.show(study, console)
+        show_claims(study, console)
+        output.write(study, ablations.draw)
+
+
+@dataclass(frozen=True)
+class DemonstrationCount:
+    """Success against the number of demonstrations.
+
+    Try:
+        prism study demonstrations --task metaworld-pick-place --counts 2 5 10 20 --json demonstrations.json
+
+    Records, trains and evaluates for each number. Killed at any moment, the same command goes on where it was.
+    """
+
+    task: str = "metaworld-pick-place"
+    """A task with a scripted expert."""
+    counts: Annotated[tuple[int, ...], option("N ...")] = (2, 5, 10, 20)
+    """Numbers of demonstrations, growing."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism",)
+    """Methods to train."""
+    steps: int = 1500
+    """Training steps, whatever the number of demonstrations."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    episodes: int = 20
+    """Episodes of each evaluation."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-demonstrations")
+    """Where data and runs are kept; runs/study-demonstrations unless told."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    plot: OutputFile = None
+    """Draw the curve into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import demonstrations
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, self.plot, self.overwrite)
+        output.check()
+        config = demonstrations.DemonstrationsConfig(
+            work=self.work,
+            task=self.task,
+            counts=self.counts,
+            methods=self.methods,
+            steps=self.steps,
+            seeds=self.seeds,
+            episodes=self.episodes,
+        )
+        study = demonstrations.run(config, Console(stderr=True))
+        console = Console()
+        demonstrations.show(study, console)
+        show_claims(study, console)
+        output.write(study, demonstrations.draw)
+
+
+@dataclass(frozen=True)
+class SelectionRules:
+    """Which candidate to execute: success, jerk and mode switches of every rule, with one policy.
+
+    Try:
+        prism study selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
+
+    Seeds from 200,000, so that the test seeds are not used to choose. Resumable.
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run folder, or one checkpoint in it."""
+    rules: Annotated[tuple[str, ...], option("RULE ...")] = (
+        "proxy_score", "last_action", "overlap", "commit", "first", "medoid",
+    )  # fmt: skip
+    """Rules of prism.selection; all unless told."""
+    exec_horizons: Annotated[tuple[int, ...], option("N ...")] = (4, 8)
+    """Steps executed of each plan."""
+    episodes: int = 50
+    """Episodes of each."""
+    first_seed: int = 200_000
+    """Seed of the first of them."""
+    workers: int = 1
+    """Processes that roll out in parallel."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-selection")
+    """Where finished parts are kept; runs/study-selection unless told."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    plot: OutputFile = None
+    """Draw success against switches into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import selection_rules
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, self.plot, self.overwrite)
+        output.check()
+        config = selection_rules.SelectionStudyConfig(
+            run=self.run_folder,
+            work=self.work,
+            rules=self.rules,  # type: ignore[arg-type]  # checked there
+            exec_horizons=self.exec_horizons,
+            episodes=self.episodes,
+            first_seed=self.first_seed,
+            workers=self.workers,
+        )
+        study = selection_rules.run(config, Console(stderr=True))
+        console = Console()
+        selection_rules.show(study, console)
+        show_claims(study, console)
+        output.write(study, selection_rules.draw)
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Why failed episodes failed, sorted into the paper's classes by measured signals.
+
+    Try:
+        prism study failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run folder, or one checkpoint in it."""
+    task: Annotated[str | None, option("TASK")] = None
+    """The task to roll out in; the one the policy was trained for unless told."""
+    episodes: int = 100
+    """How many."""
+    first_seed: int = 100_000
+    """Seed of the first of them."""
+    rule: Annotated[str | None, option("RULE")] = None
+    """Selection rule (proxy_score is the paper's); the run's own unless told."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    plot: OutputFile = None
+    """Draw the classes into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import failures
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, self.plot, self.overwrite)
+        output.check()
+        config = failures.FailuresConfig(self.run_folder, self.task, self.episodes, self.first_seed, self.rule)
+        study = failures.run(config, Console(stderr=True))
+        console = Console()
+        failures.show(study, console)
+        show_claims(study, console)
+        output.write(study, failures.draw)
+
+
+@dataclass(frozen=True)
+class ModalityStudy:
+    """What a missing sensor costs, beside the paper's figures; measured by prism bench modality-dropout.
+
+    Try:
+        prism study modality --given results/modality_dropout_30_episodes.json
+        prism study modality --json modality.json                trains and evaluates: half an hour
+    """
+
+    given: Annotated[Path | None, option("FILE")] = None
+    """Judge this file of prism bench modality-dropout; without it, run that bench now."""
+    json: OutputFile = None
+    """Write the figures and verdicts to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import modality
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, None, self.overwrite)
+        output.check()
+        study = modality.run(modality.ModalityConfig(self.given), Console(stderr=True))
+        console = Console()
+        modality.show(study, console)
+        show_claims(study, console)
+        output.write(study)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Do the paper's own numbers agree with each other? Its tables, added up.
+
+    Try:
+        prism study arithmetic --json arithmetic.json
+    """
+
+    json: OutputFile = None
+    """Write the verdicts to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import arithmetic
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, None, self.overwrite)
+        output.check()
+        study = arithmetic.run()
+        console = Console()
+        arithmetic.show(study, console)
+        show_claims(study, console)
+        output.write(study)

@@ -194,7 +194,7 @@ def claims(figures: dict[str, Any], config: LemmasConfig) -> list[Claim]:
             "a batch's distances are not independent: prism study threshold",
         ),
         Claim(
-            "App. E.2, Fig. 9",
+            "App. E.2, Fig. 11",
             "the batch-global quantile keeps a consistent acceptance rate",
             "rejected at q = "
             + f"{config.quantile}: "

@@ -1,4 +1,4 @@
-"""`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 4)
+"""`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 5)
 
 The block lies on the axis of Push-T's mirror symmetry, beyond its goal, with the bar's outer edge towards the goal.
 The agent starts in front of that edge (the "top edge of the T"), between block and goal: it has to walk round the
@@ -227,11 +227,11 @@ def claims(shares: dict[str, Result]) -> tuple[Claim, ...]:
         middle = shares["prism"]["0"]
         paper = "PRISM keeps two distinct modes (left, right) where the start is ambiguous"
         note = "" if _covers(middle) else f"asked: each at least {BOTH:.0%}"
-        found.append(Claim("App. B.1, Fig. 4", paper, _said(middle), confirmed(_covers(middle)), note))
+        found.append(Claim("App. B.1, Fig. 5", paper, _said(middle), confirmed(_covers(middle)), note))
         found += _corners(shares)
     unimodal = {
         "mse": ("Sec. 2", "behaviour cloning with a squared error averages the modes"),
-        "flow_matching": ("App. B.1, Fig. 4", "Flow Matching averages the two modes into a straight push"),
+        "flow_matching": ("App. B.1, Fig. 5", "Flow Matching averages the two modes into a straight push"),
     }
     for method, (where, paper) in unimodal.items():
         if method in shares:
@@ -241,12 +241,12 @@ def claims(shares: dict[str, Result]) -> tuple[Claim, ...]:
         rarer = {name: min(shares[name]["0"]["left"], shares[name]["0"]["right"]) for name in ("imle", "prism")}
         words = "the rarer side: " + ", ".join(f"{name} {value:.0%}" for name, value in rarer.items())
         paper = "the IMLE baseline shows fewer distinct modes than PRISM"
-        found.append(Claim("Fig. 4", paper, words, confirmed(rarer["imle"] < rarer["prism"] - 0.1)))
+        found.append(Claim("Fig. 5", paper, words, confirmed(rarer["imle"] < rarer["prism"] - 0.1)))
     if "diffusion" in shares and "prism" in shares:
         jerks = {name: metrics.mean([e["jerk"] for e in shares[name].values()]) for name in ("diffusion", "prism")}
         words = "jerk: " + ", ".join(f"{name} {value:.3f}" for name, value in jerks.items())
         paper = "Diffusion Policy's branches are noisier than PRISM's"
-        found.append(Claim("Fig. 4", paper, words, confirmed(jerks["diffusion"] > jerks["prism"])))
+        found.append(Claim("Fig. 5", paper, words, confirmed(jerks["diffusion"] > jerks["prism"])))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""`prism study threshold`: does the rejection threshold do what it is for? (Eq. 5-7, Lemma E.2, Sec. 5, Fig. 9)
+"""`prism study threshold`: does the rejection threshold do what it is for? (Eq. 5-7, Lemma E.2, Sec. 5, Fig. 11)
 
 Rules: own (calibrated, the default), relative (the same with objective.relative = 0.5), row (with 1), batch
 (calibrated, any target of the batch rejects), paper (literal).
@@ -37,10 +37,12 @@ from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.presets import build_policy
-from prism.prism_policy import PrismPolicy
+from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.training.checkpoint import load_policy
+from prism.training.monitor import read_log
+from prism.workflow import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,6 +63,7 @@ class ThresholdConfig:
     work: Path = Path("runs/study-threshold")
     tasks: tuple[str, ...] = ("pusht", "pusht-human", "metaworld-reach", "metaworld-drawer-open")
     rules: tuple[str, ...] = tuple(RULES)
+    runs: tuple[str, ...] = ()  # trained before: NAME=RUN; their logs are read, whatever their length
     steps: int = 1500  # of each training
     warmup: int = 500  # steps that do not count
     quantile: float = 0.2
@@ -72,9 +75,11 @@ class ThresholdConfig:
     def __post_init__(self) -> None:
         if unknown := [rule for rule in self.rules if rule not in RULES]:
             raise PrismError(f"study threshold: unknown rule '{unknown[0]}'; use {', '.join(RULES)}")
+        if bad := [text for text in self.runs if not all(text.partition("="))]:
+            raise PrismError(f"study threshold: --runs {bad[0]}: write NAME=RUN, for example pusht=runs/pusht")
         if not 0 <= self.warmup < self.steps:
             raise PrismError(f"study threshold: warmup is {self.warmup}; it must be less than the {self.steps} steps")
-        if not self.tasks or not self.rules or min(self.batch_sizes, default=2) < 2 or self.draws < 2:
+        if not (self.tasks and self.rules) or min(self.batch_sizes, default=2) < 2 or self.draws < 2:
             raise PrismError("study threshold: name a task and a rule; batch sizes and draws must be at least 2")
 
 
@@ -116,6 +121,30 @@ def train_rates(config: ThresholdConfig, cells: Cells, task: str, rule: str) -> 
     name = f"{task}-{rule}"
     settings = {**settings_of(experiment), "warmup": config.warmup}
     return cells.get(name, settings, lambda: rates(train_quietly(experiment, cells.run(name)), config.warmup))
+
+
+def read_rates(config: ThresholdConfig) -> dict[str, dict[str, Result]]:
+    """{name: {rule: rates}} from the logs of runs that are there."""
+    found: dict[str, dict[str, Result]] = {}
+    for text in config.runs:
+        name, _, path = text.partition("=")
+        run = run_folder(Path(path))
+        policy = Experiment.load(run).policy
+        if not isinstance(policy, PrismConfig):
+            raise PrismError(f"--runs {text}: a run of method '{policy.method}' has no threshold; give runs of PRISM")
+        log = read_log(run)
+        entry = {**rates(log, config.warmup), "steps": log[-1]["step"], "quantile": policy.objective.quantile}
+        found.setdefault(name, {})[rule_name(policy.objective)] = entry
+    return found
+
+
+def rule_name(objective: ObjectiveConfig) -> str:
+    """Under which of RULES a run counts."""
+    if objective.rule != "calibrated":
+        return str(objective.rule)
+    if objective.relative:
+        return "row" if objective.relative == 1.0 else "relative"
+    return str(objective.scope)
 
 
 @torch.no_grad()
@@ -223,6 +252,8 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
         for rule in config.rules:
             if (cell := train_rates(config, cells, task, rule)) is not None:
                 found.setdefault(task, {})[rule] = cell
+    for name, by_rule in read_rates(config).items():
+        found.setdefault(name, {}).update(by_rule)
     table = calibration(config, cells)
     settings = {
         name: getattr(config, name)
@@ -257,7 +288,7 @@ def claims_on_rates(found: dict[str, dict[str, Result]], config: ThresholdConfig
         if rule == "paper":
             ours += f"; on the clamp in {np.mean([cell['clamped'] for cell in cells.values()]):.0%} of the steps"
         paper = "the threshold keeps a consistent acceptance rate without manual tuning"
-        claims.append(Claim("App. E.2, Fig. 9", paper, ours, confirmed(held), note))
+        claims.append(Claim("App. E.2, Fig. 11", paper, ours, confirmed(held), note))
     return claims
 
 

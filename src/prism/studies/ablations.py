@@ -1,0 +1,215 @@
+"""`prism study ablations`: what each choice of the architecture and of the objective is worth (App. B.2, Fig. 6, 7).
+
+Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
+episodes; cells, intervals and the paired test are those of `prism bench compare`. Factors in SEEDED are run on every
+seed, the others on the first seed alone, and say so (n).
+
+    table = rows of comparison.json; factors.NAME = {"VARIANT": score}
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
+from prism.comparison.run import compare
+from prism.comparison.summary import Row
+from prism.errors import PrismError
+from prism.studies.report import Claim, Study, Verdict, show_rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_OBJECTIVE, _ATTENTION = "policy.objective", "policy.generator.attention"
+REFERENCE = "prism"
+
+# factor -> variant -> settings; the recipe itself (preset tiny: 2 heads, 2 blocks, K = 8, To = 2, own, no soft term)
+# stands beside them as "prism".
+FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
+    "rule": {
+        "rule-none": (f"{_OBJECTIVE}.rule=none",),
+        "rule-paper": (f"{_OBJECTIVE}.rule=paper",),
+        "rule-relative": (f"{_OBJECTIVE}.relative=0.5",),
+    },
+    "scope": {"scope-batch": (f"{_OBJECTIVE}.scope=batch",)},
+    "candidates": {
+        "K-2": (f"{_OBJECTIVE}.candidates=2", f"{_OBJECTIVE}.soft_candidates=2"),
+        "K-4": (f"{_OBJECTIVE}.candidates=4",),
+        "K-16": (f"{_OBJECTIVE}.candidates=16",),
+        "K-32": (f"{_OBJECTIVE}.candidates=32",),
+    },
+    "soft": {
+        "soft-0.02": (f"{_OBJECTIVE}.soft_weight=0.02",),
+        "soft-0.1": (f"{_OBJECTIVE}.soft_weight=0.1",),
+        "soft-literal": (
+            f"{_OBJECTIVE}.soft_weight=0.02",
+            f"{_OBJECTIVE}.soft_scaled=false",
+            f"{_OBJECTIVE}.soft_respects_rejection=false",
+        ),
+        "soft-rejected-too": (f"{_OBJECTIVE}.soft_weight=0.02", f"{_OBJECTIVE}.soft_respects_rejection=false"),
+    },
+    "heads": {f"heads-{n}": (f"{_ATTENTION}.heads={n}",) for n in (1, 4, 8, 16)},
+    "features": {f"favor-{m}": (f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.features={m}") for m in (16, 64, 256, 512)},
+    "depth": {f"depth-{n}": (f"policy.generator.blocks={n}",) for n in (1, 4, 6)},
+    "obs_horizon": {f"To-{n}": (f"policy.obs_horizon={n}",) for n in (1, 4, 8)},
+}
+SEEDED = ("rule", "scope", "candidates", "soft")
+
+
+@dataclass(frozen=True)
+class AblationsConfig:
+    work: Path = Path("runs/study-ablations")
+    recipe: str = "pusht"
+    factors: tuple[str, ...] = tuple(FACTORS)
+    steps: int | None = 2500
+    minutes: float | None = None  # of CPU time; one of the two
+    seeds: tuple[int, ...] = (0, 1, 2)
+    episodes: int = 50
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if unknown := [factor for factor in self.factors if factor not in FACTORS]:
+            raise PrismError(f"study ablations: unknown factor '{unknown[0]}'; use {', '.join(FACTORS)}")
+        if not self.factors or not self.seeds:
+            raise PrismError("study ablations: name at least one factor and one seed")
+
+    def grid(self, factors: tuple[str, ...], seeds: tuple[int, ...]) -> CompareConfig:
+        variants = [(name, settings) for factor in factors for name, settings in FACTORS[factor].items()]
+        contestants = (Contestant(REFERENCE, "prism"), *(Contestant(n, "prism", s) for n, s in variants))
+        return CompareConfig(
+            recipes=(self.recipe,),
+            contestants=contestants,
+            seeds=seeds,
+            steps=self.steps if self.minutes is None else None,
+            minutes=self.minutes,
+            clock="cpu",
+            evaluation=EvaluationPlan(self.episodes, curve=()),
+        )
+
+
+def run(config: AblationsConfig, console: Console | None = None) -> Study:
+    """First every factor on one seed, then the seeded ones on all: both grids share the folder and its cells."""
+    console = console or Console(stderr=True)
+    seeded = tuple(factor for factor in config.factors if factor in SEEDED)
+    single = tuple(factor for factor in config.factors if factor not in SEEDED)
+    rows: dict[str, Row] = {}
+    missing: list[str] = []
+    for factors, seeds in ((seeded, config.seeds), (single, config.seeds[:1])):
+        if not factors:
+            continue
+        comparison = compare(config.work, config.grid(factors, seeds), config.jobs, console)
+        for row in comparison.rows:
+            rows.setdefault(row.contestant, row)
+        missing += [f"{one.cell}: {one.reason}" for one in comparison.missing]
+    return summarise(config, rows, missing)
+
+
+def summarise(config: AblationsConfig, rows: dict[str, Row], missing: list[str]) -> Study:
+    figures = {
+        "table": [{**asdict(row), "n": len(row.seeds)} for row in rows.values()],
+        "factors": {
+            factor: {name: rows[name].score for name in (REFERENCE, *FACTORS[factor]) if name in rows}
+            for factor in config.factors
+        },
+    }
+    settings: dict[str, Any] = {
+        "recipe": config.recipe,
+        "steps": config.steps if config.minutes is None else None,
+        "cpu_minutes": config.minutes,
+        "episodes": config.episodes,
+        "variants": {name: list(s) for factor in config.factors for name, s in FACTORS[factor].items()},
+    }
+    return Study("ablations", figures, tuple(claims(rows)), settings, config.seeds, tuple(missing))
+
+
+def _said(row: Row) -> str:
+    text = f"{row.contestant} {row.score:.3f}"
+    if row.difference is not None:
+        text += f" ({row.difference.mean:+.3f} [{row.difference.low:+.3f}, {row.difference.high:+.3f}])"
+    return f"{text}, n = {len(row.seeds)}"
+
+
+def _better(rows: dict[str, Row], name: str) -> bool:
+    """Whether a variant is better than the recipe, beyond chance."""
+    difference = rows[name].difference
+    return difference is not None and difference.low > 0
+
+
+def _worse(rows: dict[str, Row], name: str) -> bool:
+    difference = rows[name].difference
+    return difference is not None and difference.high < 0
+
+
+def claims(rows: dict[str, Row]) -> list[Claim]:
+    """The paper's sentences on its ablation figures, which it shows for CALVIN and without numbers."""
+    found: list[Claim] = []
+    if REFERENCE not in rows:
+        return found
+
+    def add(where: str, paper: str, names: tuple[str, ...], held: bool | None, note: str = "") -> None:
+        there = [rows[name] for name in (REFERENCE, *names) if name in rows]
+        if len(there) < 1 + len(names):
+            return
+        verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
+        if held is None:
+            note = note or "no difference beyond chance at this budget"
+        found.append(Claim(where, paper, "; ".join(_said(row) for row in there), verdict, note))
+
+    def decided(better: tuple[str, ...], worse: tuple[str, ...]) -> bool | None:
+        """True where the paper's direction is beyond chance, False where its opposite is, None where neither."""
+        if not all(name in rows for name in (*better, *worse)):
+            return None
+        ahead = [_better(rows, name) for name in better] + [_worse(rows, name) for name in worse]
+        behind = [_worse(rows, name) for name in better] + [_better(rows, name) for name in worse]
+        return True if any(ahead) and not any(behind) else False if any(behind) else None
+
+    rule = "EMA-calibrated rejection improves success (against none, and as printed)"
+    add("Sec. 5, Fig. 6b", rule, ("rule-none", "rule-paper"), decided((), ("rule-none", "rule-paper")))
+    scope = "batch-global rejection is better than comparing with the own target alone"
+    add("Sec. 4.4", scope, ("scope-batch",), decided(("scope-batch",), ()))
+    many = "more candidates help up to K = 16, then hardly"
+    add("App. B.2, Fig. 7d", many, ("K-2", "K-4", "K-16", "K-32"), decided(("K-16",), ("K-2", "K-4")))
+    soft = "a small soft term (lambda = 0.02) adds a boost"
+    add("Sec. 5, Fig. 6a", soft, ("soft-0.02", "soft-literal"), decided(("soft-0.02", "soft-literal"), ()))
+    add("App. B.2, Fig. 7a", "saturates at 8 heads", ("heads-1", "heads-8", "heads-16"), decided(("heads-8",), ()))
+    features = "more random features help up to m = 512"
+    add("App. B.2, Fig. 7b", features, ("favor-16", "favor-512"), decided((), ("favor-16",)))
+    add("App. B.2, Fig. 7c", "deeper is better", ("depth-1", "depth-6"), decided(("depth-6",), ("depth-1",)))
+    horizon = "the observation horizon matters (the figure's text gives no direction)"
+    add("Fig. 6c", horizon, ("To-1", "To-8"), None, "the paper gives no number to compare with")
+    return found
+
+
+def show(study: Study, console: Console) -> None:
+    rows = []
+    for row in study.figures["table"]:
+        d = row["difference"]
+        against = "" if d is None else f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
+        score = f"{row['score']:.3f} [{row['score_ci'][0]:.3f}, {row['score_ci'][1]:.3f}]"
+        rows.append([row["contestant"], str(row["n"]), score, against, f"{row['success']:.0%}", f"{row['jerk']:.4f}"])
+    heads = ("variant", "seeds", "score [95 %]", f"- {REFERENCE}", "success", "jerk")
+    show_rows(f"Ablations on {study.settings['recipe']}, {study.settings['steps']} steps", heads, rows, console)
+
+
+def draw(study: Study) -> Figure:
+    """Differences from the recipe with their intervals, a row a variant."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in study.figures["table"] if row["difference"] is not None]
+    figure = Figure(figsize=(6.5, 0.28 * len(rows) + 1.0), layout="constrained")
+    axes = figure.subplots()
+    for at, row in enumerate(reversed(rows)):
+        d = row["difference"]
+        color = "#0072b2" if row["n"] > 1 else "#999999"
+        axes.plot([d["low"], d["high"]], [at, at], color=color)
+        axes.plot(d["mean"], at, "o", color=color, markersize=4)
+    names = [f"{row['contestant']} (n = {row['n']})" for row in reversed(rows)]
+    axes.set_yticks(range(len(rows)), names, fontsize=7)
+    axes.axvline(0, color="#666666", linewidth=0.8)
+    axes.set_xlabel("score against the recipe, 95 % interval")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -1,0 +1,227 @@
+"""`prism study failures`: why did the failed episodes fail? Sorted by measured signals (App. E.5).
+
+The paper's classes, and what we measure for each (definitions of jerk and switches: docs/metrics.md):
+    invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
+    occlusion   share of steps at which a sensor was not believed (prism.health) above ABSENT
+    flicker     at least FLICKERS avoidable switches within WINDOW consecutive replans: the robot could have gone on
+    jerk        jerk above JERK_FACTOR times the median of the successful episodes (the paper's 0.5 has no unit)
+    near_miss   none of these, and the best score within NEAR of success        } the paper's "other":
+    other       none of these: the time ran out                                 } collision, timeout
+An episode belongs to the first class that fits, in this order; `signals` counts every class that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from prism.controller import Controller, Replan
+from prism.errors import PrismError
+from prism.evaluation.results import EpisodeResult
+from prism.evaluation.rollout import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
+from prism.experiments import Experiment
+from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.studies.selection_rules import policy_name
+from prism.workflow import run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLASSES = ("invalid", "occlusion", "flicker", "jerk", "near_miss", "other")
+INVALID, ABSENT = 0.01, 0.05
+FLICKERS, WINDOW = 2, 4
+JERK_FACTOR, NEAR = 2.0, 0.95
+PAPER_JERK = 0.5
+PAPER = {"flicker": (0.10, 0.15), "jerk": (0.05, 0.10), "occlusion": (0.08, 0.12)}
+
+
+@dataclass(frozen=True)
+class FailuresConfig:
+    run: Path
+    task: str | None = None
+    episodes: int = 100
+    first_seed: int = TEST_SEED
+    rule: str | None = None  # of selection; the run's own unless told
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise PrismError(f"study failures: episodes is {self.episodes}; it must be at least 1")
+
+
+@dataclass(frozen=True)
+class Signals:
+    """What is measured of an episode."""
+
+    seed: int
+    success: bool
+    score: float
+    jerk: float
+    invalid: float  # share of the actions
+    absent: float  # share of the steps
+    flicker: int  # most avoidable switches within WINDOW replans
+    switches: int
+
+
+class WatchedController(Controller):
+    """Remembers every action as the policy gave it, and how often a sensor was not believed."""
+
+    def reset(self, seed: int = 0) -> None:
+        super().reset(seed)
+        self.commanded: list[NDArray[np.float32]] = []
+        self.unbelieved = 0
+
+    def act(
+        self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
+    ) -> NDArray[np.float32]:
+        action = super().act(observation, ages)
+        self.commanded.append(action.copy())
+        self.unbelieved += not all(self._present[-1].values())
+        return action
+
+
+def flicker(replans: list[Replan]) -> int:
+    """The most avoidable switches within WINDOW consecutive replans."""
+    marks = [int(replan.avoidable_switch) for replan in replans]
+    return max((sum(marks[i : i + WINDOW]) for i in range(len(marks))), default=0)
+
+
+def signals_of(episode: EpisodeResult, controller: WatchedController, low: Any, high: Any) -> Signals:
+    commanded = np.stack(controller.commanded)
+    outside = ((commanded < low - 1e-6) | (commanded > high + 1e-6)).any(axis=1)
+    return Signals(
+        seed=episode.seed,
+        success=episode.success,
+        score=episode.score,
+        jerk=episode.jerk,
+        invalid=float(outside.mean()),
+        absent=controller.unbelieved / len(commanded),
+        flicker=flicker(controller.replans),
+        switches=episode.mode_switches,
+    )
+
+
+def fitting(signals: Signals, usual_jerk: float) -> list[str]:
+    """Every class that fits a failed episode, in the order of CLASSES."""
+    found = [
+        name
+        for name, there in (
+            ("invalid", signals.invalid > INVALID),
+            ("occlusion", signals.absent > ABSENT),
+            ("flicker", signals.flicker >= FLICKERS),
+            ("jerk", signals.jerk > JERK_FACTOR * usual_jerk),
+        )
+        if there
+    ]
+    return found or (["near_miss"] if signals.score >= NEAR else ["other"])
+
+
+def run(config: FailuresConfig, console: Console | None = None) -> Study:
+    experiment = Experiment.load(run_folder(config.run))
+    task = config.task or experiment.task
+    if task is None:
+        raise PrismError(f"{config.run} was trained on a dataset alone: say where to roll it out with --task")
+    from dataclasses import asdict, replace
+
+    controller_config = experiment.controller
+    if config.rule is not None:
+        selection = replace(controller_config.selection, rule=config.rule)  # type: ignore[arg-type]  # checked there
+        controller_config = replace(controller_config, selection=selection)
+    env = make_env_of(task)
+    policy = load_policy_at(config.run)
+    check_fits(env, policy)
+    controller = WatchedController(policy, controller_config)
+    rows = []
+    with Progress(console=console or Console(stderr=True), transient=True) as progress:
+        for seed in progress.track(range(config.first_seed, config.first_seed + config.episodes), description=task):
+            episode = run_episode(env, controller, seed)
+            rows.append(signals_of(episode, controller, env.action_low, env.action_high))
+    env.close()
+    figures = sort_failures(rows)
+    settings = {
+        "task": task,
+        "policy": policy_name(config.run, experiment),
+        "episodes": config.episodes,
+        "first_seed": config.first_seed,
+        "rule": controller_config.selection.rule,
+        "limits": {"invalid": INVALID, "absent": ABSENT, "flickers": FLICKERS, "window": WINDOW}
+        | {"jerk_factor": JERK_FACTOR, "near": NEAR},
+    }
+    figures["per_episode"] = [asdict(row) for row in rows]
+    return Study("failures", figures, tuple(claims(figures)), settings, (config.first_seed,))
+
+
+def sort_failures(rows: list[Signals]) -> dict[str, Any]:
+    """success, failures, classes.NAME and signals.NAME as shares of the failures, jerk_above_half of all episodes."""
+    won = [row.jerk for row in rows if row.success]
+    usual = float(np.median(won)) if won else float(np.median([row.jerk for row in rows]))
+    failed = [fitting(row, usual) for row in rows if not row.success]
+    count = max(1, len(failed))
+    return {
+        "success": 1.0 - len(failed) / len(rows),
+        "failures": len(failed),
+        "classes": {name: sum(found[0] == name for found in failed) / count for name in CLASSES},
+        "signals": {name: sum(name in found for found in failed) / count for name in CLASSES},
+        "usual_jerk": usual,
+        "jerk_above_half": float(np.mean([row.jerk > PAPER_JERK for row in rows])),
+    }
+
+
+def claims(figures: dict[str, Any]) -> list[Claim]:
+    failures, classes, signals = figures["failures"], figures["classes"], figures["signals"]
+    if failures == 0:
+        return [Claim("App. E.5", "classes of failures", "no episode failed", "cannot be tested here", "roll out more")]
+    few = f"{failures} failures" + ("; too few for a share to mean much" if failures < 30 else "")
+    found = []
+    for name, words in (("flicker", "mode-switching instability"), ("jerk", "high jerk"), ("occlusion", "occlusion")):
+        low, high = PAPER[name]
+        if name == "occlusion" and signals["occlusion"] == 0:
+            note = "no sensor of this simulator is ever hidden"
+            found.append(
+                Claim("App. E.5", f"{words}: {low:.0%} to {high:.0%} of failures", "0%", "cannot be tested here", note)
+            )
+            continue
+        held = low - 0.05 <= signals[name] <= high + 0.05
+        paper = f"{words}: {low:.0%} to {high:.0%} of failures"
+        ours = f"{signals[name]:.0%} show it, {classes[name]:.0%} are sorted there"
+        found.append(Claim("App. E.5", paper, ours, confirmed(held), f"another task; {few}"))
+    paper = "below 1 % of failures stem from invalid actions"
+    ours = f"{signals['invalid']:.0%} of the failed episodes have more than {INVALID:.0%} of their actions out of range"
+    found.append(Claim("App. E.5", paper, ours, confirmed(signals["invalid"] < 0.01), few))
+    rest = classes["near_miss"] + classes["other"]
+    paper = "other factors (collision, timeout): 1 to 2 % of failures"
+    ours = f"{rest:.0%}: {classes['near_miss']:.0%} near misses, {classes['other']:.0%} ran out of time"
+    note = "the paper's classes add up to at most 39 % of its failures"
+    found.append(Claim("App. E.5", paper, ours, confirmed(rest <= 0.05), note))
+    paper = "jerk above 0.5 in 5 to 10 % of episodes"
+    ours = f"{figures['jerk_above_half']:.0%} of episodes in our units"
+    found.append(Claim("App. E.5", paper, ours, "cannot be tested here", "the paper does not define its jerk"))
+    return found
+
+
+def show(study: Study, console: Console) -> None:
+    found = study.figures
+    rows = [[name, f"{found['classes'][name]:.0%}", f"{found['signals'][name]:.0%}"] for name in CLASSES]
+    title = f"{found['failures']} failures of {study.settings['episodes']} episodes, {study.settings['task']}"
+    show_rows(title, ("class", "sorted there", "show the signal"), rows, console)
+
+
+def draw(study: Study) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 2.8), layout="constrained")
+    axes = figure.subplots()
+    shares = [100 * study.figures["classes"][name] for name in CLASSES]
+    axes.barh(CLASSES, shares, color="#0072b2")
+    for name, (low, high) in PAPER.items():
+        axes.plot([100 * low, 100 * high], [name, name], color="#d55e00", linewidth=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("% of failures (orange: the paper's, on CALVIN)")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

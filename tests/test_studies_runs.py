@@ -1,0 +1,189 @@
+"""The studies that train or roll out, on small fakes and on a run of a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prism.comparison.statistics import Difference
+from prism.comparison.summary import Row
+from prism.controller import Replan
+from prism.errors import PrismError
+from prism.experiments import recipe, with_budget
+from prism.jsonconfig import with_settings
+from prism.objective import ObjectiveConfig
+from prism.studies import ablations, arithmetic, demonstrations, failures, modality, selection_rules, threshold
+from prism.studies.report import Study
+from prism.workflow import train_experiment
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PRISM of a few steps on the shipped Push-T demonstrations."""
+    folder = tmp_path_factory.mktemp("studies") / "pusht"
+    settings = ["train.threads=1", "train.log_every=2", "policy.encoder.mix_width=32", "policy.encoder.mix_blocks=1"]
+    settings += ["train.val_fraction=0.0", "train.batch_size=16", "demonstrations.mirror=false"]
+    train_experiment(with_settings(with_budget(recipe("pusht"), steps=6), settings), folder, console=QUIET)
+    return folder
+
+
+def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
+    config = threshold.ThresholdConfig(runs=(f"short={run}",), steps=6, warmup=2)
+    entry = threshold.read_rates(config)["short"]["own"]
+    assert entry["steps"] == 6
+    assert 0.0 <= entry["rejection_rate"] <= 1.0
+    with pytest.raises(PrismError, match="NAME=RUN"):
+        threshold.ThresholdConfig(runs=("short",))
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        (ObjectiveConfig(), "own"),
+        (ObjectiveConfig(scope="batch"), "batch"),
+        (ObjectiveConfig(relative=0.5), "relative"),
+        (ObjectiveConfig(relative=1.0), "row"),
+        (ObjectiveConfig(rule="paper"), "paper"),
+    ],
+)
+def test_a_rule_has_the_name_that_the_study_gives_it(objective: ObjectiveConfig, name: str) -> None:
+    assert threshold.rule_name(objective) == name
+
+
+def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def measure(config: Any, task: str, controller: Any) -> dict[str, Any]:
+        calls.append(controller.selection.rule)
+        switches = {"proxy_score": 9.0, "first": 4.0, "commit": 0.5}[controller.selection.rule]
+        values = {"success": 0.5, "score": 0.7, "jerk": 0.1, "mode_switches": switches}
+        return {**values, "success_ci": [0.4, 0.6], "avoidable_switches": switches, "episodes": 2}
+
+    monkeypatch.setattr(selection_rules, "measure", measure)
+    rules: tuple[Any, ...] = ("proxy_score", "first", "commit")
+    config = selection_rules.SelectionStudyConfig(run, tmp_path, rules=rules, exec_horizons=(8,), episodes=2)
+    for _ in range(2):
+        study = selection_rules.run(config, QUIET)
+    assert calls == ["proxy_score", "first", "commit"]
+    assert [claim.verdict for claim in study.claims] == ["not confirmed", "not confirmed"]
+    assert "step-" in study.settings["policy"]
+    assert str(run) not in str(study.to_json())
+    selection_rules.show(study, QUIET)
+    selection_rules.draw(study)
+
+
+def test_failures_of_a_young_policy_are_sorted(run: Path) -> None:
+    study = failures.run(failures.FailuresConfig(run, episodes=2), QUIET)
+    assert study.figures["failures"] == 2
+    assert sum(study.figures["classes"].values()) == pytest.approx(1.0)
+    assert len(study.figures["per_episode"]) == 2
+    failures.show(study, QUIET)
+    failures.draw(study)
+
+
+def _signals(**changes: Any) -> failures.Signals:
+    plain = {"seed": 0, "success": False, "score": 0.3, "jerk": 0.1, "invalid": 0.0, "absent": 0.0, "flicker": 0}
+    return failures.Signals(**{**plain, "switches": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["other"]),
+        ({"score": 0.97}, ["near_miss"]),
+        ({"jerk": 0.3}, ["jerk"]),
+        ({"flicker": 2, "jerk": 0.3}, ["flicker", "jerk"]),
+        ({"absent": 0.2, "invalid": 0.5}, ["invalid", "occlusion"]),
+    ],
+)
+def test_signals_name_the_class(changes: dict[str, Any], expected: list[str]) -> None:
+    assert failures.fitting(_signals(**changes), usual_jerk=0.1) == expected
+
+
+def test_flicker_counts_switches_close_together() -> None:
+    def replan(step: int, avoidable: bool) -> Replan:
+        return Replan(step, 1.0, 0, 0.1, 2, 0.2, avoidable, avoidable)
+
+    far = [replan(i, i in (0, 8)) for i in range(10)]
+    close = [replan(i, i in (4, 6)) for i in range(10)]
+    assert (failures.flicker(far), failures.flicker(close), failures.flicker([])) == (1, 2, 0)
+
+
+def test_jerk_is_measured_against_the_episodes_that_succeeded() -> None:
+    rows = [_signals(success=True, jerk=0.1), _signals(success=True, jerk=0.1), _signals(jerk=0.25)]
+    found = failures.sort_failures(rows)
+    assert found["classes"]["jerk"] == 1.0
+    assert found["success"] == pytest.approx(2 / 3)
+    assert failures.claims(failures.sort_failures(rows[:2]))[0].verdict == "cannot be tested here"
+
+
+def _row(name: str, score: float, low: float | None = None, high: float = 0.0, seeds: int = 3) -> Row:
+    difference = None if low is None else Difference((low + high) / 2, low, high, 0.01, seeds, 50)
+    return Row(
+        *("pusht", name, "prism", tuple(range(seeds)), seeds, score, (score, score), 0.5, (0.4, 0.6), difference),
+        *(0.02, 3.0, 5.0, 100.0, 10.0, 1000, 16, ()),
+    )
+
+
+def test_ablations_are_decided_by_intervals() -> None:
+    rows = {
+        "prism": _row("prism", 0.8),
+        "rule-none": _row("rule-none", 0.7, -0.15, -0.05),
+        "rule-paper": _row("rule-paper", 0.6, -0.3, -0.1),
+        "scope-batch": _row("scope-batch", 0.8, -0.05, 0.05),
+    }
+    verdicts = {claim.where: claim.verdict for claim in ablations.claims(rows)}
+    assert verdicts == {"Sec. 5, Fig. 6b": "confirmed", "Sec. 4.4": "cannot be tested here"}
+    rows["rule-none"] = _row("rule-none", 0.9, 0.05, 0.15)
+    assert ablations.claims(rows)[0].verdict == "not confirmed"
+    study = ablations.summarise(ablations.AblationsConfig(factors=("rule", "scope")), rows, [])
+    ablations.show(study, QUIET)
+    ablations.draw(study)
+
+
+def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
+    plain = recipe("pusht")
+    for factor, variants in ablations.FACTORS.items():
+        for name, settings in variants.items():
+            assert with_settings(plain, list(settings)) != plain, (factor, name)
+    config = ablations.AblationsConfig()
+    assert config.grid(("rule",), (0,)).reference == "prism"
+    with pytest.raises(PrismError, match="unknown factor"):
+        ablations.AblationsConfig(factors=("colour",))
+
+
+def test_demonstration_counts_have_data_of_their_own(tmp_path: Path) -> None:
+    config = demonstrations.DemonstrationsConfig(work=tmp_path, counts=(2, 5))
+    assert config.grid(2).settings != config.grid(5).settings
+    figures = {"success": {"prism": {"2": 0.2, "5": 0.6}}, "success_ci": {"prism": {"2": [0, 0.4], "5": [0.4, 0.8]}}}
+    assert demonstrations.claims(figures, config)[0].verdict == "confirmed"
+    with pytest.raises(PrismError, match="growing"):
+        demonstrations.DemonstrationsConfig(counts=(5, 2))
+    with pytest.raises(PrismError, match="expert"):
+        demonstrations.run(demonstrations.DemonstrationsConfig(work=tmp_path, task="pusht"), QUIET)
+
+
+def test_modality_judges_a_file_of_the_bench(tmp_path: Path) -> None:
+    with pytest.raises(PrismError, match="does not exist"):
+        modality.run(modality.ModalityConfig(tmp_path / "no.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(PrismError, match="no 'saved'"):
+        modality.run(modality.ModalityConfig(tmp_path / "bad.json"))
+    given = Path(__file__).parents[1] / "results" / "modality_dropout_30_episodes.json"
+    study = modality.run(modality.ModalityConfig(given))
+    assert study.claims[-1].verdict == "cannot be tested here"
+    modality.show(study, QUIET)
+
+
+def test_the_papers_tables_add_up_to_what_the_notes_say() -> None:
+    study: Study = arithmetic.run()
+    means = study.figures["metaworld_means_of_the_per_task_table"]
+    assert np.allclose(list(means.values()), [91.5, 79.1, 63.2, 85.4], atol=0.06)
+    assert study.claims[0].verdict == "not confirmed"
+    arithmetic.show(study, QUIET)
