@@ -174,7 +174,7 @@ def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
                     colours = (
                         f"(() => {{ const c = document.getElementById('{canvas}'); const d = c.getContext('2d')"
                         ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
-                        "for (let i = 0; i < d.length; i += 4) if (d[i + 3]) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]);"
+                        "for (let i = 0; i < d.length; i += 4) if (d[i + 3]) s.add([d[i], d[i + 1], d[i + 2]].join());"
                         "return s.size; })()"
                     )
                     assert page.wait_for(colours) > 3, canvas
