@@ -17,12 +17,14 @@ from typing import Any, Protocol
 import tyro
 
 from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
+from prism.commands.bench_realtime import Realtime, Scaling
 from prism.commands.bench_server import Server
 from prism.commands.bench_sims import Sims
 from prism.commands.compare import Compare
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
 from prism.commands.evaluate import Eval
+from prism.commands.export import Export
 from prism.commands.report import Report
 from prism.commands.serve import Serve
 from prism.commands.study import (
@@ -49,6 +51,7 @@ COMMANDS: dict[str, type[Command]] = {
     "train": Train,
     "eval": Eval,
     "report": Report,
+    "export": Export,
     "serve": Serve,
     "data collect": Collect,
     "data inspect": Inspect,
@@ -70,6 +73,8 @@ COMMANDS: dict[str, type[Command]] = {
     "bench allocator": Allocator,
     "bench data": Data,
     "bench modality": Modality,
+    "bench realtime": Realtime,
+    "bench scaling": Scaling,
     "bench modality-dropout": ModalityDropout,
     "bench server": Server,
     "bench sims": Sims,

@@ -1,0 +1,295 @@
+"""`prism bench realtime`: does the paper-size policy hold its control rate here, cameras to action?
+
+A clock divides time into slots of 1 / rate seconds. In every slot one frame of every camera arrives (made up, each
+different), the control loop takes them in and gives an action; frames are encoded and plans made beside it
+(deploy/runtime_lanes.py, deploy/async_control.py). T_o = 8, T_p = 16, T_a = 8, K = 8, all sensors' preprocessing and
+the health checks included.
+
+actions_per_s    actions that were on time, over the whole time from the first slot to the end of the last
+late_actions     given after the end of their slot
+p50_ms, p99_ms, max_ms   from the beginning of the slot, when its frames arrive, to its action
+frames, frames_encoded, observations_dropped, encode_p50_ms, encode_p99_ms (arrival -> token)
+plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action
+holds            actions without a plan (the old one was used up): 0 when planning keeps up
+cpu_share        of the cores, by this process
+max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
+max_action_difference (robot units), max_action_difference_scaled (half ranges)   back end against eager, same latents
+token_cache_*    see bench/token_cache.py; compare_*: see bench/realtime_compare.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from prism.bench.timing import provenance, refuse_existing
+from prism.context_policy import ContextPolicy
+from prism.controller import Controller, ControllerConfig
+from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
+from prism.deploy.backends import Backend, Frame, load_backend
+from prism.deploy.runtime_lanes import LanePlanner
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+from prism.presets import build_policy, preset
+from prism.sensors import SensorSpec
+
+SensorSet = Literal["wrist", "calvin"]
+WRIST = (SensorSpec("rgb_wrist", "rgb", (84, 84, 3)), SensorSpec("proprio", "vector", (15,)))
+CALVIN = (
+    SensorSpec("rgb_static", "rgb", (200, 200, 3)),
+    SensorSpec("rgb_wrist", "rgb", (84, 84, 3)),
+    SensorSpec("depth_static", "depth", (200, 200), clip=(0.1, 6.0)),
+    SensorSpec("depth_wrist", "depth", (84, 84), clip=(0.01, 2.0)),
+    SensorSpec("tactile", "tactile", (160, 120, 6)),
+    SensorSpec("proprio", "vector", (15,)),
+)
+SENSORS: dict[str, tuple[SensorSpec, ...]] = {"wrist": WRIST, "calvin": CALVIN}
+RATES = {"wrist": 50.0, "calvin": 30.0}  # the bars, in actions a second
+BACKENDS = {"wrist": "onnx", "calvin": "onnx-int8"}  # the most exact that holds the rate with room to spare
+ACTION_DIM = 7
+_FRAMES = 48  # different ones; then they come again
+_SPARE = 1.01  # the clock runs so much faster than the bar, so that the rate is above it and not beside it
+
+
+@dataclass(frozen=True)
+class RealtimeBenchConfig:
+    sensors: SensorSet = "wrist"
+    seconds: float = 60.0
+    rate: float | None = None  # slots a second; None: 1 % above the bar of these sensors
+    backend: str | None = None  # None: BACKENDS
+    checkpoint: Path | None = None  # a run or checkpoint with its own sensors, instead of random weights
+    lanes: int | None = None  # None: one a core
+    candidates: int = 8
+    compare: bool = False
+    cache: bool = True  # measure the token cache
+    json: Path | None = None
+    overwrite: bool = False
+    seed: int = 0
+    size: str = "paper"
+
+    def __post_init__(self) -> None:
+        if self.sensors not in get_args(SensorSet):
+            raise PrismError(f"--sensors {self.sensors}: use one of {', '.join(get_args(SensorSet))}")
+        if not self.seconds > 0 or (self.rate is not None and not self.rate > 0):
+            raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
+        if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
+            raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
+
+
+def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random.Generator) -> list[Frame]:
+    """A pattern that moves, and noise on it: no two frames are the same, and ranges are those of a camera."""
+    frames: list[Frame] = []
+    for t in range(count):
+        frame: Frame = {}
+        for spec in sensors:
+            if not spec.is_image:
+                frame[spec.name] = rng.normal(size=spec.shape).astype(np.float32)
+                continue
+            rows, columns = np.ogrid[: spec.shape[0], : spec.shape[1]]
+            wave = 0.5 + 0.3 * np.sin(rows / 17.0 + 0.3 * t) * np.cos(columns / 23.0 - 0.2 * t)
+            picture = wave if len(spec.shape) == 2 else np.repeat(wave[..., None], spec.shape[2], axis=2)
+            picture = np.clip(picture + rng.normal(0.0, 0.05, spec.shape), 0.0, 1.0)
+            frame[spec.name] = (
+                (255 * picture).astype(np.uint8) if spec.dtype == np.uint8 else (0.2 + 1.5 * picture).astype(np.float32)
+            )
+        frames.append(frame)
+    return frames
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What one run of the control loop measured."""
+
+    late: int
+    latency_ms: NDArray[np.float64]
+    seconds: float
+    cpu_seconds: float
+
+    def figures(self) -> dict[str, float]:
+        on_time = len(self.latency_ms) - self.late
+        return {
+            "actions_per_s": on_time / self.seconds,
+            "late_actions": self.late,
+            "p50_ms": float(np.median(self.latency_ms)),
+            "p99_ms": float(np.quantile(self.latency_ms, 0.99)),
+            "max_ms": float(self.latency_ms.max()),
+        }
+
+
+def run_loop(control: AsyncController, frames: list[Frame], slots: int, rate: float, on_slot: Any = None) -> Loop:
+    """`slots` slots of 1 / rate seconds: sleep until one begins, take its frames, give its action."""
+    latency = np.empty(slots)
+    start = time.perf_counter() + 0.01
+    cpu = time.process_time()
+    for slot in range(slots):
+        begin = start + slot / rate
+        while (ahead := begin - time.perf_counter()) > 0:
+            time.sleep(ahead)
+        control.step(frames[slot % len(frames)])
+        latency[slot] = time.perf_counter() - begin
+        if on_slot is not None and slot % max(1, int(rate)) == 0:
+            on_slot(slot)
+    while (ahead := start + slots / rate - time.perf_counter()) > 0:
+        time.sleep(ahead)
+    seconds = time.perf_counter() - start
+    return Loop(int((latency > 1.0 / rate).sum()), 1e3 * latency, seconds, time.process_time() - cpu)
+
+
+def saturate(control: AsyncController, planner: LanePlanner, frames: list[Frame], seconds: float) -> float:
+    """Actions a second when the next frames arrive as soon as the last but one are encoded."""
+    start = time.perf_counter()
+    actions = 0
+    while time.perf_counter() - start < seconds:
+        control.step(frames[actions % len(frames)])
+        actions += 1
+        while planner.unfinished > 1:
+            time.sleep(2e-4)
+    return actions / (time.perf_counter() - start)
+
+
+@contextmanager
+def quick_switches() -> Iterator[None]:
+    """Python hands its lock over after 5 ms, a tenth of a slot or more; here after 0.5 ms."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def controller_for(policy: ContextPolicy, candidates: int, seed: int) -> Controller:
+    config = ControllerConfig(exec_horizon=min(8, policy.spec.pred_horizon), candidates=candidates)
+    return Controller(policy, config, seed)
+
+
+def main(config: RealtimeBenchConfig) -> dict[str, Any]:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    console = Console(stderr=True)
+    policy = _policy(config)
+    rate = config.rate or _SPARE * RATES[config.sensors]
+    name = config.backend or BACKENDS[config.sensors]
+    frames = synthetic_frames(policy.spec.sensors, _FRAMES, np.random.default_rng(config.seed))
+    threads = torch.get_num_threads()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(f"back end {name}", total=None)
+        backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
+        slots = max(1, round(config.seconds * rate))
+        result: dict[str, Any] = {"sensors": config.sensors, "backend": name, "rate": rate}
+        with quick_switches():
+            progress.update(bar, description=f"{rate:g} actions/s", total=slots)
+            result |= measure(
+                backend, policy, frames, slots, rate, config, lambda slot: progress.update(bar, completed=slot)
+            )
+            if config.compare:
+                from prism.bench.realtime_compare import compare
+
+                progress.update(bar, description="other methods", total=None)
+                result |= compare(config, backend, policy, frames, rate)
+        if config.cache:
+            from prism.bench.token_cache import token_cache
+
+            progress.update(bar, description="token cache", total=None)
+            result |= token_cache(policy, config.candidates, config.seed)
+    torch.set_num_threads(threads)
+    result |= {
+        "max_action_difference": agreement.max_difference,
+        "max_action_difference_scaled": agreement.max_difference_scaled,
+        "mean_action_difference_scaled": agreement.mean_difference_scaled,
+        "parameters": sum(p.numel() for p in policy.parameters()),
+        "candidates": config.candidates,
+        "obs_horizon": policy.spec.obs_horizon,
+        "pred_horizon": policy.spec.pred_horizon,
+        "exec_horizon": min(8, policy.spec.pred_horizon),
+        "seconds": config.seconds,
+        "cores": os.cpu_count(),
+        **provenance(config.seed),
+    }
+    if config.json is not None:
+        write_json(config.json, result, config.overwrite)
+    _print(console, result)
+    return result
+
+
+def measure(
+    backend: Backend,
+    policy: ContextPolicy,
+    frames: list[Frame],
+    slots: int,
+    rate: float,
+    config: RealtimeBenchConfig,
+    on_slot: Any = None,
+    saturated: float = 5.0,
+) -> dict[str, Any]:
+    """The loop by the clock, then as fast as it goes."""
+    lanes = config.lanes or os.cpu_count() or 1
+    with LanePlanner(backend, lanes) as planner:
+        planner.warm_up(config.candidates)
+        control = AsyncController(controller_for(policy, config.candidates, config.seed), planner, AsyncConfig())
+        control.reset(config.seed)
+        for slot in range(policy.spec.pred_horizon):  # the first plans, and every code path once
+            control.step(frames[slot])
+            time.sleep(1.0 / rate)
+        while planner.unfinished:
+            time.sleep(1e-3)
+        control.statistics, planner.statistics = Statistics(), type(planner.statistics)()
+        loop = run_loop(control, frames, slots, rate, on_slot)
+        while planner.unfinished:
+            time.sleep(1e-3)
+        lanes_seen, control_seen = planner.statistics, control.statistics.summary()
+        result = {
+            **loop.figures(),
+            "frames": lanes_seen.frames,
+            "frames_encoded": lanes_seen.frames_encoded,
+            "observations_dropped": lanes_seen.steps_dropped,
+            "backlog_max": lanes_seen.backlog,
+            "encode_p50_ms": 1e3 * float(np.median(lanes_seen.encode_seconds)),
+            "encode_p99_ms": 1e3 * float(np.quantile(lanes_seen.encode_seconds, 0.99)),
+            "plan_compute_p50_ms": 1e3 * float(np.median(lanes_seen.plan_seconds or [0.0])),
+            **control_seen,
+            "cpu_share": loop.cpu_seconds / loop.seconds / (os.cpu_count() or 1),
+            "lanes": lanes,
+        }
+        if saturated > 0:
+            result["max_actions_per_s"] = saturate(control, planner, frames, saturated)
+    return result
+
+
+def _policy(config: RealtimeBenchConfig) -> ContextPolicy:
+    if config.checkpoint is not None:
+        from prism.training.checkpoint import load_policy
+
+        policy = load_policy(config.checkpoint)
+    else:
+        spec = preset(config.size).spec(SENSORS[config.sensors], ACTION_DIM, RATES[config.sensors])
+        policy = build_policy(spec, config.seed)
+    if not isinstance(policy, ContextPolicy):
+        raise PrismError(f"method '{policy.spec.method}' cannot be run by a back end")
+    return policy.eval()
+
+
+def _print(console: Console, result: dict[str, Any]) -> None:
+    table = Table(title=f"{result['sensors']}, {result['backend']}, {result['rate']:g} slots/s", show_header=False)
+    shown = [
+        *("actions_per_s", "late_actions", "p50_ms", "p99_ms", "max_ms", "frames", "frames_encoded", "plans"),
+        *("plan_latency_p50_ms", "plan_latency_p99_ms", "plan_misses", "holds", "cpu_share", "max_actions_per_s"),
+        *("max_action_difference", "token_cache_ratio", "token_cache_ratio_wrist"),
+    ]
+    for key in (*shown, *(key for key in result if key.startswith("compare_"))):
+        if key in result:
+            value = result[key]
+            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+    console.print(table)
