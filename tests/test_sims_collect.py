@@ -11,8 +11,10 @@ pytest.importorskip("metaworld")
 pytest.importorskip("gym_pusht")
 
 from numpy.typing import NDArray
+from rich.console import Console
 
 from prism.data.store import StoreSource
+from prism.demonstrations import Demonstrations, record_if_missing
 from prism.errors import PrismError
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
@@ -115,6 +117,18 @@ def test_bad_requests_write_nothing(tmp_path: Path) -> None:
         collect(TASK, 1, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_recording_of_another_version_of_the_simulator_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = collect(TASK, 1, tmp_path / "data").path
+    wanted = Demonstrations("expert", path=str(path))
+    console = Console(quiet=True)
+    assert record_if_missing(wanted, TASK, console) == path
+    monkeypatch.setattr(collecting, "version", lambda package: "9.9" if package == "metaworld" else "1.0")
+    with pytest.raises(PrismError, match=r"metaworld 3\.1\.1, installed is 9\.9; record it again"):
+        record_if_missing(wanted, TASK, console)
 
 
 def test_failures_are_kept_when_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ def record_if_missing(config: Demonstrations, task: str, console: Console, worke
     """The folder with demonstrations of the task's expert, recorded now if it is not there."""
     path = COLLECTED / task if config.path is None else Path(config.path)
     if path.exists():
+        _check_simulator(path, task)
         console.print(f"using the demonstrations in {path}", highlight=False, soft_wrap=True)
         return path
     from prism.sims.collect import collect
@@ -117,3 +118,17 @@ def record_if_missing(config: Demonstrations, task: str, console: Console, worke
     console.print(words, highlight=False, soft_wrap=True)
     collect(task, config.episodes, path, console=console, workers=workers, noise=config.noise)
     return path
+
+
+def _check_simulator(path: Path, task: str) -> None:
+    """Recordings of the expert are made again easily: one of another version of the simulator is not used."""
+    from prism.data.store import StoreSource, is_store
+    from prism.sims.collect import other_simulator
+
+    if not is_store(path):
+        return
+    if difference := other_simulator(task, StoreSource(path).provenance):
+        raise PrismError(
+            f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or use it as it is "
+            f"with --data {path}"
+        )

@@ -236,12 +236,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+_PACKAGES = {
+    "pusht": ("gym-pusht", "pymunk"),
+    "metaworld": ("metaworld", "mujoco"),
+    "robosuite": ("robosuite", "mujoco"),
+    "tabletop": ("robosuite", "mujoco"),
+}  # what determines the physics, by the first word of a task's name
+
+
 def _versions(task: str) -> dict[str, str]:
-    packages = ("gym-pusht", "pymunk") if task.startswith("pusht") else ("metaworld", "mujoco")
     found = {}
-    for package in ("prism-policy", *packages):
+    for package in ("prism-policy", *_PACKAGES.get(task.partition("-")[0], ())):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "unknown"
     return found
+
+
+def other_simulator(task: str, provenance: dict[str, Any]) -> str | None:
+    """What differs between the simulator that a dataset says it was recorded with and the one installed; None: nothing.
+
+    The same actions lead elsewhere in another version: a policy would be tested on a world that it has not seen.
+    """
+    recorded, installed = provenance.get("versions", {}), _versions(task)
+    for package in _PACKAGES.get(task.partition("-")[0], ()):
+        if recorded.get(package, installed[package]) != installed[package]:
+            return f"recorded with {package} {recorded[package]}, installed is {installed[package]}"
+    return None
