@@ -1,0 +1,164 @@
+"""prism bench latency: the time from an encoded context, and from sensor readings, to plans, every method in one run.
+
+Methods take turns in a new random order each round, so that what else the machine does hits all alike; a ratio is the
+median over rounds of the ratio within a round. Baselines draw one plan, as in the paper; PRISM draws K = 8 in its one
+pass. `same_k` has 8 plans from everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from prism.bench.contenders import CANDIDATES, WAYS, Bench, Way
+from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.errors import PrismError
+from prism.evaluation.results import write_json
+from prism.presets import PRESETS
+
+HORIZONS = ((8, 16), (16, 32))  # (To, Tp); the paper's, and twice that
+BARS = {"diffusion_nfe10": 9.5, "flow_matching_nfe5": 4.9}  # the paper's ratios
+MIN_ROUNDS = 7
+_SLOW = "diffusion_nfe100"
+_ENCODED = ("prism", "diffusion_nfe10", "flow_matching_nfe5", "act")  # timed with the encoders in them
+
+
+@dataclass(frozen=True)
+class LatencyBenchConfig:
+    json: Path | None = None
+    overwrite: bool = False
+    preset: str = "paper"
+    threads: int = 2
+    seconds: float = 60.0  # of CPU time, for each of the three groups of each pair of horizons
+    horizons: tuple[tuple[int, int], ...] = HORIZONS
+    all_nfe: bool = False  # Diffusion Policy with 100 evaluations as well
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise PrismError(f"unknown preset '{self.preset}'; use one of {', '.join(PRESETS)}")
+        if self.threads < 1 or self.seconds <= 0:
+            raise PrismError(f"--threads {self.threads} must be at least 1, --seconds {self.seconds:g} above 0")
+
+
+def main(config: LatencyBenchConfig) -> None:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = measure(config, Console(stderr=True))
+    if config.json is not None:
+        write_json(config.json, result, config.overwrite)
+    show(result)
+
+
+def measure(config: LatencyBenchConfig, console: Console) -> dict[str, Any]:
+    """Keys: ratio.<way>, ratio_with_encoders.<way> at the first horizons (all under horizons.<To>x<Tp>)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        each = {}
+        for obs_horizon, pred_horizon in config.horizons:
+            console.print(f"measuring To = {obs_horizon}, Tp = {pred_horizon}", highlight=False)
+            with console.status("taking turns"):
+                each[f"{obs_horizon}x{pred_horizon}"] = _measure(config, obs_horizon, pred_horizon)
+    finally:
+        torch.set_num_threads(before)
+    first = next(iter(each.values()))
+    return {
+        "ratio": first["ratio"],
+        "ratio_with_encoders": first["ratio_with_encoders"],
+        "ratio_same_k": first["ratio_same_k"],
+        "bars": BARS,
+        "preset": config.preset,
+        "threads": config.threads,
+        "candidates": {"prism": CANDIDATES, "baselines": 1, "same_k": CANDIDATES},
+        "note": "ratio: time of a baseline for one plan / time of PRISM for 8, from the encoded context; medians of "
+        "ratios within a round, methods interleaved",
+        "horizons": each,
+        **provenance(config.seed),
+    }
+
+
+def _measure(config: LatencyBenchConfig, obs_horizon: int, pred_horizon: int) -> dict[str, Any]:
+    ways = [way for way in WAYS if config.all_nfe or way.key != _SLOW]
+    bench = Bench.make(config.preset, obs_horizon, pred_horizon, tuple(dict.fromkeys(way.method for way in ways)))
+    rng = np.random.default_rng(config.seed)
+
+    def several(way: Way) -> int:
+        return CANDIDATES if way.method == "prism" else 1
+
+    def timed(calls: Mapping[str, Callable[[], Tensor]]) -> dict[str, Times]:
+        return interleave(calls, rng, config.seconds, MIN_ROUNDS)
+
+    plan = timed({way.key: bench.planner(way, several(way)) for way in ways})
+    encoded = [way for way in ways if way.key in _ENCODED]
+    sample = timed({**{way.key: bench.sampler(way, several(way)) for way in encoded}, "encoders": bench.encoder()})
+    many = [way for way in ways if way.method in ("prism", "imle") or way.key in BARS]
+    single = next(way for way in ways if way.key == "prism")
+    same = timed({**{w.key: bench.planner(w, CANDIDATES) for w in many}, "prism_k1": bench.planner(single, 1)})
+    return {
+        "ratio": _ratios(plan),
+        "ratio_ci": {
+            key: ratio_interval(times.wall, plan["prism"].wall, rng) for key, times in plan.items() if key != "prism"
+        },
+        "ratio_cpu": {key: paired_ratio(t.cpu, plan["prism"].cpu) for key, t in plan.items() if key != "prism"},
+        "ratio_with_encoders": _ratios({key: times for key, times in sample.items() if key != "encoders"}),
+        "ratio_same_k": _ratios({key: times for key, times in same.items() if key != "prism_k1"}),
+        "plan_ms": {key: times.summary() for key, times in plan.items()},
+        "with_encoders_ms": {key: times.summary() for key, times in sample.items()},
+        "same_k_ms": {key: times.summary() for key, times in same.items()},
+        "rounds": len(plan["prism"].wall),
+    }
+
+
+def _ratios(times: Mapping[str, Times]) -> dict[str, float]:
+    return {key: paired_ratio(one.wall, times["prism"].wall) for key, one in times.items() if key != "prism"}
+
+
+def show(result: Mapping[str, Any]) -> None:
+    console = Console()
+    for name, data in result["horizons"].items():
+        obs_horizon, pred_horizon = name.split("x")
+        words = f"To {obs_horizon}, Tp {pred_horizon}, {result['preset']}, {result['threads']} threads; ms, p50 (p99)"
+        table = Table(box=None, padding=(0, 1, 0, 0), title=words, title_justify="left")
+        table.add_column("method", no_wrap=True)
+        for column in (
+            "plans",
+            "from context",
+            "/ prism",
+            "with encoders",
+            "/ prism",
+            f"{CANDIDATES} plans",
+            "/ prism",
+        ):
+            table.add_column(column, justify="right", no_wrap=True)
+        for key in data["plan_ms"]:
+            table.add_row(
+                key,
+                str(CANDIDATES if key == "prism" else 1),
+                *_columns(data, "plan_ms", "ratio", key),
+                *_columns(data, "with_encoders_ms", "ratio_with_encoders", key),
+                *_columns(data, "same_k_ms", "ratio_same_k", key),
+            )
+        console.width = max(console.width, 110)
+        console.print(table)
+        encoders = data["with_encoders_ms"]["encoders"]
+        console.print(f"encoders alone: {encoders['median']:.0f} ms; {data['rounds']} rounds", highlight=False)
+    for key, bar in result["bars"].items():
+        ratio = result["ratio"][key]
+        verdict = "met" if ratio >= bar else "NOT met"
+        console.print(f"{key}: {ratio:.2f} times PRISM's time, the paper has {bar}: {verdict}", highlight=False)
+
+
+def _columns(data: Mapping[str, Any], kind: str, ratio: str, key: str) -> tuple[str, str]:
+    if key not in data[kind]:
+        return "", ""
+    times = data[kind][key]
+    quotient = data[ratio].get(key)
+    return f"{times['median']:.1f} ({times['p99']:.0f})", "" if quotient is None else f"{quotient:.2f}"
