@@ -20,6 +20,7 @@ from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modali
 from prism.commands.bench_realtime import Realtime, Scaling
 from prism.commands.bench_server import Server
 from prism.commands.bench_sims import Sims
+from prism.commands.bench_latency import Latency, Size
 from prism.commands.compare import Compare
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
@@ -58,6 +59,8 @@ COMMANDS: dict[str, type[Command]] = {
     "data convert": Convert,
     "data download": Download,
     "bench compare": Compare,
+    "bench latency": Latency,
+    "bench size": Size,
     "study lemmas": Lemmas,
     "study threshold": Threshold,
     "study multimodality": Multimodality,
