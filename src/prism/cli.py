@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import tyro
 
 from prism.commands.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
+from prism.commands.bench_latency import Latency, Size
 from prism.commands.bench_realtime import Realtime, Scaling
 from prism.commands.bench_server import Server
 from prism.commands.bench_sims import Sims
-from prism.commands.bench_latency import Latency, Size
 from prism.commands.compare import Compare
 from prism.commands.data import Collect, Convert, Download, Inspect
 from prism.commands.demo import Demo
