@@ -156,18 +156,19 @@ class Inspect:
 
 @dataclass(frozen=True)
 class Convert:
-    """Write a dataset of any format anew: in prism's own, or as LeRobot v3.
+    """Write a dataset of any format anew: in prism's own, as LeRobot v3, or (robosuite tasks) as robomimic's HDF5.
 
     Try:
         prism data convert lift.hdf5 data/lift
         prism data convert data/lift lift-lerobot --to lerobot
+        prism data convert data/robosuite-lift lift.hdf5 --to robomimic
     """
 
     path: Positional[Path]
     """The dataset: a folder or a file."""
     out: Positional[Path]
     """The new folder."""
-    to: Literal["prism", "lerobot"] = "prism"
+    to: Literal["prism", "lerobot", "robomimic"] = "prism"
     """The new format."""
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second, for formats that do not store it."""
@@ -196,6 +197,17 @@ class Convert:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             row = bar.add_task("steps", total=None)
+            if self.to == "robomimic":
+                from prism.sims.robosuite_replay import to_robomimic
+
+                episodes, steps = to_robomimic(
+                    source,
+                    self.out,
+                    overwrite=self.overwrite,
+                    progress=lambda done, total: bar.update(row, completed=done, total=total),
+                )
+                print(f"{self.out}: {episodes} episodes, {steps} steps")
+                return
             result = convert(
                 source,
                 self.out,

@@ -17,7 +17,9 @@ observations show the state that the step ended in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims import offscreen
 from prism.sims.base import Array, StepResult
-from prism.sims.robosuite_setup import FPS, TASKS, Variant, build, parse_env_args, task_name, task_of
+from prism.sims.robosuite_setup import FPS, TASKS, Variant, build, load_robosuite, parse_env_args, task_name, task_of
 
 IMAGE = (84, 84)
 _PICTURE = (240, 320)
@@ -113,6 +115,9 @@ class RobosuiteEnv:
             raise PrismError(f"{self.name}: a state has {sim.get_state().flatten().size} numbers, not {state.shape}")
         sim.set_state_from_flattened(state)
         sim.forward()
+        for robot in self.sim_env.robots:  # the pose that the controller prefers where the hand leaves it a choice
+            joints = sim.data.qpos[robot._ref_joint_pos_indexes]
+            robot.composite_controller.part_controllers[robot.arms[0]].update_initial_joints(joints)
         self._wrenches = [self._wrench()]
         self._steps = 0
         return self._observe()
@@ -221,8 +226,10 @@ class RobosuiteEnv:
         return np.asarray(self.sim_env.sim.get_state().flatten(), dtype=np.float64).copy()
 
     def model_xml(self) -> str:
-        """The scene as MuJoCo's XML: robomimic's `model_file`."""
-        return str(self.sim_env.sim.model.get_xml())
+        """The scene as MuJoCo's XML: robomimic's `model_file`. Its meshes are named from robosuite's folder on, which
+        is how robosuite finds them on another machine."""
+        packages = str(Path(load_robosuite().__file__).parent.parent)
+        return str(self.sim_env.model.get_xml()).replace(packages + os.sep, "")
 
     def render(self) -> NDArray[np.uint8] | None:
         if offscreen.backend() is None:

@@ -1,0 +1,195 @@
+"""robosuite: the experts solve the tasks, datasets in robomimic's layout hold what was played, bad input is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("robosuite")
+h5py = pytest.importorskip("h5py")
+
+from prism.data import open_dataset
+from prism.data.robomimic_writer import Demonstration, RobomimicWriter
+from prism.data.store import StoreSource
+from prism.errors import PrismError
+from prism.sims import robosuite_setup
+from prism.sims.collect import collect
+from prism.sims.robosuite_env import RobosuiteEnv, env_from_args
+from prism.sims.robosuite_expert import carried, grasp_turn, rotation_vector
+from prism.sims.robosuite_experts import make_robosuite_expert
+from prism.sims.robosuite_replay import to_robomimic
+from prism.sims.robosuite_setup import TASKS, parse_env_args
+
+
+@pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102)])
+def test_expert_solves_smoothly(task: str, seed: int) -> None:
+    env = RobosuiteEnv(task)
+    expert = make_robosuite_expert(env)
+    env.reset(seed)
+    expert.reset(seed)
+    actions, done = [], False
+    while not done:
+        actions.append(expert.act())
+        result = env.step(actions[-1])
+        done = result.done
+    env.close()
+    assert result.success
+    moves = np.array(actions)[:, :6]
+    assert np.abs(moves).max() <= 1.0
+    assert np.abs(np.diff(moves, axis=0)).max() < 0.21
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["lift", "can", "square"])
+def test_experts_success_rate(task: str) -> None:
+    env = RobosuiteEnv(task)
+    expert = make_robosuite_expert(env)
+    solved = 0
+    for seed in range(20):
+        env.reset(seed)
+        expert.reset(seed)
+        while not (result := env.step(expert.act())).done:
+            pass
+        solved += result.success
+    env.close()
+    assert solved >= 19
+
+
+@pytest.fixture(scope="module")
+def lift(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lift")
+    collect("robosuite-lift", 2, folder / "own", seed=4, workers=1)
+    assert to_robomimic(StoreSource(folder / "own"), folder / "lift.hdf5")[0] == 2
+    return folder
+
+
+def test_robomimic_layout(lift: Path) -> None:
+    with h5py.File(lift / "lift.hdf5") as file:
+        data = file["data"]
+        args = json.loads(data.attrs["env_args"])
+        assert (args["env_name"], args["type"], args["env_version"]) == ("Lift", 1, robosuite_setup.VERSION)
+        assert data.attrs["total"] == sum(len(data[demo]["actions"]) for demo in data)
+        assert [name.decode() for name in file["mask/train"][:]] == ["demo_0"]
+        assert [name.decode() for name in file["mask/valid"][:]] == ["demo_1"]
+        for demo in data.values():
+            steps = demo.attrs["num_samples"]
+            assert "<mujoco" in demo.attrs["model_file"]
+            assert 'file="robosuite/models' in demo.attrs["model_file"]
+            for key in ("actions", "states", "rewards", "dones"):
+                assert len(demo[key]) == steps
+            assert demo["rewards"][-1] == 1.0
+            assert demo["dones"][:].tolist() == [0] * (steps - 1) + [1]
+            for key in ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"):
+                assert np.array_equal(demo["obs"][key][1:], demo["next_obs"][key][:-1])
+
+
+def test_our_reader_reads_it_back_equal(lift: Path) -> None:
+    from prism.data.mapping import parse_map
+
+    table = ("robot0_eef_pos+robot0_eef_quat+robot0_gripper_qpos=proprio", "object=object_state", "actions=action")
+    own, theirs = StoreSource(lift / "own"), open_dataset(lift / "lift.hdf5", None, parse_map(table))
+    assert theirs.fps == own.fps == 20.0
+    assert theirs.lengths.tolist() == own.lengths.tolist()
+    for episode in range(2):
+        a, b = own.read(episode), theirs.read(episode)
+        assert np.array_equal(a.actions, b.actions)
+        for name in ("proprio", "object_state"):
+            assert np.array_equal(a.streams[name], b.streams[name])
+
+
+def test_states_and_actions_play_again(lift: Path) -> None:
+    with h5py.File(lift / "lift.hdf5") as file:
+        env = env_from_args(file["data"].attrs["env_args"])
+        demo = file["data/demo_1"]
+        env.reset(0)
+        env.restore(demo["states"][0])
+        for step, action in enumerate(demo["actions"][:]):
+            assert np.allclose(env.state()[1:], demo["states"][step][1:], atol=1e-4)  # a warm start apart
+            result = env.step(action)
+        env.close()
+    assert result.success
+
+
+def test_a_dataset_that_does_not_play_again_is_refused(lift: Path, tmp_path: Path) -> None:
+    source = StoreSource(lift / "own")
+    read = source.read
+    source.read = lambda *a: _bent(read(*a))  # type: ignore[method-assign]
+    with pytest.raises(PrismError, match="another version"):
+        to_robomimic(source, tmp_path / "x.hdf5")
+    assert not list(tmp_path.iterdir())
+
+
+def _bent(episode):  # type: ignore[no-untyped-def]
+    episode.actions[3, 0] += 0.25
+    return episode
+
+
+def test_a_writer_leaves_nothing_half_written(tmp_path: Path) -> None:
+    shown = Demonstration(
+        {"object": np.zeros((3, 4), np.float32)}, np.zeros((2, 7), np.float32), np.zeros((2, 5)), np.zeros(2),
+        np.zeros(2, np.int64), "<mujoco/>",
+    )  # fmt: skip
+    with pytest.raises(RuntimeError), RobomimicWriter(tmp_path / "a.hdf5", {}) as writer:
+        writer.add(shown)
+        raise RuntimeError
+    with pytest.raises(PrismError, match="no demonstration"), RobomimicWriter(tmp_path / "a.hdf5", {}):
+        pass
+    assert not list(tmp_path.iterdir())
+    with RobomimicWriter(tmp_path / "a.hdf5", {}) as writer:
+        writer.add(shown)
+    with pytest.raises(PrismError, match="exists already"):
+        RobomimicWriter(tmp_path / "a.hdf5", {})
+    with pytest.raises(PrismError, match="'object' has 2 rows"):
+        Demonstration(
+            {"object": np.zeros((2, 4))}, shown.actions, shown.states, shown.rewards, shown.dones, ""
+        )  # fmt: skip
+
+
+def test_env_args_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = TASKS["can"].env_args
+    assert parse_env_args(json.dumps(args)) == args
+    with pytest.raises(PrismError, match=r"robosuite 1\.4\.1.*collect"):
+        parse_env_args({**args, "env_version": "1.4.1"}, "can.hdf5")
+    with pytest.raises(PrismError, match="unknown version"):
+        parse_env_args({key: value for key, value in args.items() if key != "env_version"})
+    with pytest.raises(PrismError, match="prism plays Lift"):
+        parse_env_args({**args, "env_name": "Door"})
+    with pytest.raises(PrismError, match="not JSON"):
+        parse_env_args("{")
+    with pytest.raises(PrismError, match="env_kwargs"):
+        parse_env_args({"env_name": "Lift"})
+    monkeypatch.setattr(robosuite_setup, "version", lambda _: "1.4.0")
+    with pytest.raises(PrismError, match="pip install --no-deps robosuite==1.5.2"):
+        RobosuiteEnv("lift")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> str:
+        raise robosuite_setup.PackageNotFoundError
+
+    monkeypatch.setattr(robosuite_setup, "version", missing)
+    with pytest.raises(PrismError, match=r"prism-policy\[robosuite\].*--no-deps robosuite==1.5.2"):
+        RobosuiteEnv("lift")
+
+
+def test_geometry_of_the_expert() -> None:
+    rng = np.random.default_rng(0)
+    from scipy.spatial.transform import Rotation
+
+    for vector in rng.normal(size=(20, 3)):
+        turn = Rotation.from_rotvec(vector).as_matrix()
+        assert np.allclose(Rotation.from_rotvec(rotation_vector(turn)).as_matrix(), turn)
+    half = np.diag([-1.0, 1.0, -1.0])
+    assert np.allclose(np.abs(rotation_vector(half)), [0, np.pi, 0])
+    a, b, c, d = Rotation.random(4, random_state=1).as_matrix()
+    hand, thing, goal = (rng.normal(size=3), a), (rng.normal(size=3), b), (rng.normal(size=3), c)
+    position, turn = carried(hand, thing, goal)
+    offset, relative = thing[1].T @ (hand[0] - thing[0]), thing[1].T @ hand[1]
+    assert np.allclose(position, goal[0] + goal[1] @ offset)
+    assert np.allclose(turn, goal[1] @ relative)
+    made = grasp_turn(d[:, 0], np.eye(3))
+    assert np.allclose(made[:, 2], [0, 0, -1])
+    assert np.isclose(np.linalg.det(made), 1.0)
