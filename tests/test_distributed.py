@@ -13,12 +13,13 @@ from prism import collective, draws
 from prism.collective import rows_of
 from prism.objective import RSIMLE, ObjectiveConfig, quantile, quantile_over_ranks
 from prism.policy import Policy
-from prism.presets import build_policy
+from prism.presets import METHODS, build_policy
 from prism.training.batches import split_batch
 from prism.training.config import TrainConfig
 from prism.training.learner import Learner
 from prism.training.optim import derive_seed
 from prism.types import Batch, Share
+from tests.baseline_fakes import small_method
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config
 from tests.ranks import run_ranks
 
@@ -112,6 +113,55 @@ def test_accumulation_keeps_the_global_batch(name: str) -> None:
     alone = train_steps(0, name, 13, steps=8)
     assert_same(alone, [train_steps(0, name, 13, accumulate=4, steps=8)])
     assert_same(alone, run_ranks(2, train_steps, name, 13, 3, 8))
+
+
+def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, list[Any]]:
+    """Losses and gradients of every baseline, on this rank's rows of the same global batches."""
+    torch.set_num_threads(1)
+    found: dict[str, list[Any]] = {}
+    for method in METHODS:
+        if method == "prism":
+            continue
+        own = {"epsilon": 1.9, "candidates": 4} if method == "imle" else {}  # some rows are dropped, at times all
+        config = small_method(method, {"observation_noise": 0.1, "anchor": "proprio"}, **own)
+        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, dropout=0.2))
+        policy = build_policy(config.spec(VECTORS, 3, 10.0), seed=0)
+        learner = Learner(policy, dataclasses.replace(CONFIG, accumulate=accumulate))
+        policy.train()
+        found[method] = []
+        for step in range(steps):
+            batch = random_batch(size, small_config(), seed=step)
+            if collective.world_size() > 1:
+                batch = rows(batch, *rows_of(size, rank, collective.world_size()))
+            output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
+            flat = torch.cat([g.flatten() for g in gradients]).numpy().copy()
+            learner.apply(1e-3, 0.5)
+            logs = [float(output.logs[name]) for name in sorted(output.logs)]
+            found[method].append((output.loss, logs, flat))
+    return found
+
+
+def assert_same_methods(alone: dict[str, list[Any]], others: list[Any]) -> None:
+    for other in others:
+        assert isinstance(other, dict), other
+        for method, steps in alone.items():
+            for (loss, logs, gradient), (loss2, logs2, gradient2) in zip(steps, other[method], strict=True):
+                assert loss2 == pytest.approx(loss, rel=1e-5, abs=1e-7), method
+                np.testing.assert_allclose(logs2, logs, rtol=1e-4, atol=1e-6, err_msg=method)
+                assert np.abs(gradient2 - gradient).max() < 1e-5 * max(np.abs(gradient).max(), 1e-9), method
+
+
+@pytest.mark.parametrize(("world", "size", "steps"), [(2, 12, STEPS), (3, 13, 8)])
+def test_ranks_equal_one_process_for_every_baseline(world: int, size: int, steps: int) -> None:
+    alone = method_steps(0, size, 1, steps)
+    assert_same_methods(alone, run_ranks(world, method_steps, size, 1, steps, timeout=400.0))
+    assert 0 < np.mean([logs[0] for _, logs, _ in alone["imle"]]) < 1  # dropped_rows: the mean over kept rows is tested
+
+
+def test_accumulation_does_not_change_a_baseline() -> None:
+    alone = method_steps(0, 13, steps=3)
+    assert_same_methods(alone, [method_steps(0, 13, 4, 3)])
 
 
 def quantiles(rank: int, values: torch.Tensor, qs: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import torch
 from torch import Tensor
 
 from prism.attention import AttentionConfig
+from prism.baselines.unet import UNetConfig
+from prism.baselines.unet_policy import UNetPolicyConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
 from prism.normalize import Normalizer, RunningStatistics, Statistics
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy
-from prism.presets import build_policy
+from prism.presets import METHODS, as_method, build_policy
 from prism.prism_policy import PrismConfig
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig
@@ -57,6 +60,13 @@ def _prism(config: PrismConfig, sensors: tuple[SensorSpec, ...] = SENSORS) -> Po
     return build_policy(config.spec(sensors, ACTION_DIM, 10.0), 3, _normalizer())
 
 
+def _method(method: str) -> Policy:
+    config = as_method(replace(SMALL, anchor="proprio"), method)
+    if isinstance(config, UNetPolicyConfig):
+        config = replace(config, unet=UNetConfig(dims=(16, 32), groups=4, step_embedding=16, condition=24))
+    return build_policy(config.spec(SENSORS, ACTION_DIM, 10.0), 3, _normalizer())
+
+
 CASES: dict[str, Callable[[], Policy]] = {
     "prism": lambda: _prism(SMALL),
     "prism-batch-soft": lambda: _prism(
@@ -66,6 +76,7 @@ CASES: dict[str, Callable[[], Policy]] = {
     "prism-favor": lambda: _prism(_attention("favor")),
     "prism-favor-paper": lambda: _prism(_attention("favor_paper")),
     "prism-rgb": lambda: _prism(SMALL, (*SENSORS, CAMERA)),
+    **{method: partial(_method, method) for method in METHODS if method != "prism"},
 }
 
 
@@ -110,7 +121,7 @@ def compute(name: str) -> dict[str, Tensor]:
     pinned["losses_and_norms"] = torch.tensor(losses)
     pinned |= {f"logs.{key}": value.detach().float().reshape(1) for key, value in output.logs.items()}
     actions = learner.average.sample(make_batch(9).observation, 3, rng.manual_seed(5))
-    pinned["actions"] = actions[:4].clone()
+    pinned["actions"] = actions[:4].clone(memory_format=torch.contiguous_format)
     return pinned
 
 
