@@ -192,3 +192,23 @@ def test_actions_executed_elsewhere_are_counted() -> None:
     controller.advance(100)
     assert controller.needs_plan
     np.testing.assert_allclose(controller.next_action(), [2.07, 2.07])  # past the end: the last one is held
+
+
+def test_steps_that_nobody_sent_are_filled_in() -> None:
+    policy = IndexPolicy(obs_horizon=4)
+    controller = Controller(policy, ControllerConfig(exec_horizon=1, candidates=1, selection=FIRST))
+
+    def window(name: str = "proprio") -> list[float]:
+        return [round(float(x), 6) for x in controller.observation().streams[name][0, :, 0]]
+
+    controller.observe(see(0), missed=7)  # nothing before it: padded
+    assert window() == [0, 0, 0, 0]
+    controller.observe(see(8), missed=7)
+    assert window() == [5, 6, 7, 8]
+    controller.observe(see(10), missed=1)
+    assert window() == [7, 8, 9, 10]
+    controller.observe({"goal": see(0)["goal"]}, missed=3)  # one sensor is absent now
+    assert controller.observation().present["proprio"][0].tolist() == [True, True, True, False]
+    assert window()[:3] == [10, 10, 10]
+    controller.observe(see(20), missed=2)
+    assert window()[1:] == [20, 20, 20]  # absent before: the nearest that is there

@@ -71,6 +71,31 @@ def test_each_connection_has_its_own_history_and_equals_the_controller() -> None
                     assert reply["plan_age"] == 1
 
 
+def test_steps_that_a_chunk_client_does_not_send_are_filled_in() -> None:
+    """A broker sends every second observation: the window is of consecutive steps all the same."""
+    policy = small_policy()
+    controller = Controller(policy, CONTROLLER)
+    with serving(policy) as server, OpenPi(server.port) as client:
+        for t in (0.0, 2.0, 4.0):
+            reply = client.infer(see(t))
+            if t:
+                middle = {name: (see(t - 2)[name] + see(t)[name]) / 2 for name in see()}
+                controller.observe(middle)
+            expected = controller.act(see(t))
+            np.testing.assert_allclose(reply["actions"][0], expected, rtol=1e-4, atol=1e-5)
+            controller.advance(1)
+
+
+def test_a_client_that_asks_sooner_than_it_could_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server, OpenPi(server.port) as client:
+        for _ in range(12):
+            client.infer({**see(), "executed": 1})
+        assert "exec_horizon=1" not in caplog.text
+        for _ in range(12):
+            client.infer(see())
+    assert caplog.text.count("exec_horizon=1") <= 1  # a busy machine may be slow enough
+
+
 def test_reset_forgets_and_repeats() -> None:
     with serving() as server, OpenPi(server.port) as client:
         first = client.infer({**see(), "reset": True, "seed": 5})["actions"]

@@ -154,11 +154,16 @@ class Controller:
         self._last_action = self.last_plan.actions[self._next - 1].astype(np.float64)
 
     def observe(
-        self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
+        self,
+        observation: Mapping[str, NDArray[np.generic] | str],
+        ages: Mapping[str, float] | None = None,
+        missed: int = 0,
     ) -> None:
         """Slide the window by one time step of each sensor, in sensor units.
 
-        `ages`: how many seconds ago each reading was taken, of the sensors for which that is known.
+        `ages`: how many seconds ago each reading was taken, of the sensors for which that is known. `missed`: time
+        steps since the observation before that nobody sent. A window is of consecutive steps, and a policy reads
+        velocities off it, so they are filled in: vectors by interpolation, everything else by what is nearest in time.
         """
         streams: dict[str, NDArray[np.generic]] = {}
         present: dict[str, bool] = {}
@@ -172,10 +177,34 @@ class Controller:
                 f"step {self._step}: none of the policy's sensors ({', '.join(present)}) is in the observation, "
                 f"which has {', '.join(observation) or 'nothing'}; check the sensor names and for NaN"
             )
-        missing = self._window.maxlen or 1
-        for _ in range(missing if not self._window else 1):  # edge padding: the first observation fills the window
+        horizon = self._window.maxlen or 1
+        if self._window and missed > 0:
+            before, there = self._window[-1], self._present[-1]
+            for step in range(max(1, missed + 2 - horizon), missed + 1):
+                self._fill(before, there, streams, present, step / (missed + 1))
+        for _ in range(horizon if not self._window else 1):  # edge padding: the first observation fills the window
             self._window.append(streams)
             self._present.append(present)
+
+    def _fill(
+        self,
+        before: dict[str, NDArray[np.generic]],
+        there: dict[str, bool],
+        after: dict[str, NDArray[np.generic]],
+        present: dict[str, bool],
+        at: float,
+    ) -> None:
+        """Append a time step between two observations, `at` in (0, 1)."""
+        streams, known = {}, {}
+        for sensor in self.policy.spec.sensors:
+            name = sensor.name
+            late = present[name] and (at >= 0.5 or not there[name])
+            streams[name], known[name] = (after[name], True) if late else (before[name], there[name])
+            if sensor.kind == "vector" and there[name] and present[name]:
+                way = after[name].astype(np.float64) - before[name].astype(np.float64)
+                streams[name] = (before[name].astype(np.float64) + at * way).astype(np.float32)
+        self._window.append(streams)
+        self._present.append(known)
 
     def latest(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, bool]]:
         """The newest time step as `observe` took it in: readings as the sensors' specs say, and which to believe."""

@@ -37,6 +37,7 @@ from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
 KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt")
+HASTY = 10  # requests in a row
 TRACE = 240  # executed actions that the live page shows
 WHO: ContextVar[str] = ContextVar("who", default="-")  # whose request a log line is about
 
@@ -167,6 +168,7 @@ class Session:
         self.controller = Controller(policy, config, seed, scale)
         self._seed = seed
         self._observed = 0  # since the last plan
+        self._hasty = 0  # requests in a row that came sooner than they could
         self._executed = 0  # actions of the last plan
         self._steps = 0
         self._last: Replan | None = None
@@ -188,10 +190,14 @@ class Session:
             self._last = None
             with self._lock:
                 self._trace.clear()
+        missed = 0
         if request.plan and controller.last_plan is not None:
             executed = controller.config.exec_horizon if request.executed is None else request.executed
             self._execute(executed - self._executed)  # the rest was counted by a request that then failed
-        controller.observe(request.observation, request.ages)
+            missed = max(0, executed - 1 - self._observed)
+            if request.executed is None:
+                self._check_pace()
+        controller.observe(request.observation, request.ages, missed)
         self.requests += 1
         self._observed += 1
         self.faults.update(controller.health.faults.items())
@@ -228,6 +234,21 @@ class Session:
         """The latest executed actions and spreads, oldest first; from any thread."""
         with self._lock:
             return list(self._trace), list(self._spreads)
+
+    def _check_pace(self) -> None:
+        """A client that does not say how much it executed is believed to execute exec_horizon: does it look so?"""
+        spec, steps = self.controller.policy.spec, self.controller.config.exec_horizon
+        seconds = time.monotonic() - self._planned_at
+        self._hasty = self._hasty + 1 if steps > 1 and spec.fps > 0 and seconds * spec.fps < steps / 2 else 0
+        if self._hasty == HASTY:
+            logger.warning(
+                "%s asks again after %.3g s, and is believed to have executed %d actions by then (%.3g s): if it "
+                "executes one, serve with --set exec_horizon=1, or let it send 'executed'",
+                self.who,
+                seconds,
+                steps,
+                steps / spec.fps,
+            )
 
     def _execute(self, count: int) -> None:
         if count < 1:
