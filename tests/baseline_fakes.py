@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+from dataclasses import fields, replace
 from typing import Any
 
+from prism.baselines.student import Student
 from prism.baselines.unet import UNetConfig
 from prism.baselines.unet_policy import UNetPolicyConfig
 from prism.context_policy import ContextConfig, ContextPolicy
 from prism.normalize import Normalizer
-from prism.presets import as_method, build_policy
+from prism.policy import Policy
+from prism.presets import CONFIGS, TEACHERS, as_method, build_policy
 from prism.sensors import SensorSpec
 from tests.policy_fakes import ACTION_DIM, VECTORS, small_config
 
@@ -30,6 +33,17 @@ def build(
     seed: int = 0,
     normalizer: Normalizer | None = None,
 ) -> ContextPolicy:
-    policy = build_policy(config.spec(sensors, ACTION_DIM, 10.0), seed, normalizer)
+    policy = with_teacher(build_policy(config.spec(sensors, ACTION_DIM, 10.0), seed, normalizer))
     assert isinstance(policy, ContextPolicy)
+    return policy
+
+
+def with_teacher(policy: Policy) -> Policy:
+    """A distilled policy, with a teacher of its sizes and normaliser and other weights; other policies as they are."""
+    if isinstance(policy, Student):
+        kind = CONFIGS[TEACHERS[policy.spec.method]]
+        same = {f.name for f in fields(kind)} & {f.name for f in fields(policy.config)} - {"evaluations"}
+        config = kind(**{name: getattr(policy.config, name) for name in same})
+        spec = config.spec(policy.spec.sensors, policy.spec.action_dim, policy.spec.fps)
+        policy.learn_from(build_policy(spec, 7, copy.deepcopy(policy.normalizer)))
     return policy

@@ -22,7 +22,7 @@ from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
 from prism.training.loop import train
 from prism.types import Batch, Observation
-from tests.baseline_fakes import SMALL_UNET, build, small_method
+from tests.baseline_fakes import SMALL_UNET, build, small_method, with_teacher
 from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch, small_config
 from tests.training_fakes import MemorySource, make_windows, quiet
 
@@ -113,7 +113,7 @@ def test_trains_in_the_loop_and_loads_from_its_checkpoint(method: str, tmp_path:
     config = small_method(method, {"pred_horizon": 8})
     source = MemorySource()
     normalizer = Normalizer.from_statistics(compute_statistics(source, [0, 1, 2, 3]))
-    policy = build_policy(config.spec(source.sensors, source.action_dim, 10.0), 0, normalizer)
+    policy = with_teacher(build_policy(config.spec(source.sensors, source.action_dim, 10.0), 0, normalizer))
     training, held_out = make_windows()
     settings = TrainConfig(steps=3, batch_size=8, val_every=2, val_batches=1, threads=1)
     result = train(policy, training, held_out, settings, tmp_path / "run", console=quiet())

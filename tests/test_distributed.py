@@ -19,7 +19,7 @@ from prism.training.config import TrainConfig
 from prism.training.learner import Learner
 from prism.training.optim import derive_seed
 from prism.types import Batch, Share
-from tests.baseline_fakes import small_method
+from tests.baseline_fakes import small_method, with_teacher
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config
 from tests.ranks import run_ranks
 
@@ -125,7 +125,7 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
         own = {"epsilon": 1.9, "candidates": 4} if method == "imle" else {}  # some rows are dropped, at times all
         config = small_method(method, {"observation_noise": 0.1, "anchor": "proprio"}, **own)
         config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, dropout=0.2))
-        policy = build_policy(config.spec(VECTORS, 3, 10.0), seed=0)
+        policy = with_teacher(build_policy(config.spec(VECTORS, 3, 10.0), seed=0))
         learner = Learner(policy, dataclasses.replace(CONFIG, accumulate=accumulate))
         policy.train()
         found[method] = []

@@ -17,7 +17,7 @@ from prism.context_policy import ContextConfig
 from prism.controller import ControllerConfig
 from prism.demonstrations import Demonstrations
 from prism.errors import PrismError
-from prism.jsonconfig import from_json, to_json
+from prism.jsonconfig import ADDED_LATER, from_json, to_json
 from prism.prism_policy import PrismConfig
 from prism.selection import SelectionConfig
 from prism.sims.tasks import task_names
@@ -38,6 +38,7 @@ class Experiment:
     policy: ContextConfig = field(default_factory=presets.tiny)  # of any method
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
     controller: ControllerConfig = field(default_factory=ControllerConfig)
+    teacher: str | None = field(default=None, metadata=ADDED_LATER)  # the run that a distilled method learns from
 
     @property
     def method(self) -> str:
@@ -220,6 +221,12 @@ def with_method(experiment: Experiment, method: str, preset: str = "tiny") -> Ex
         controller = replace(experiment.controller, candidates=32, selection=selection)
         experiment = replace(experiment, controller=controller)
     return replace(experiment, policy=policy)
+
+
+def with_teacher(experiment: Experiment, run: Path) -> Experiment:
+    """A distilled method and the run that it learns from: the student has the teacher's network."""
+    policy = presets.student_config(experiment.method, Experiment.load(run).policy)
+    return replace(experiment, policy=policy, teacher=str(run))
 
 
 def with_budget(

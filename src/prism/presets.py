@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import fields
+from typing import Any, Literal, get_args
 
 from prism.attention import AttentionConfig
 from prism.baselines.act import ActConfig, ActPolicy
+from prism.baselines.adaflow import AdaFlowConfig, AdaFlowPolicy
+from prism.baselines.consistency import ConsistencyConfig, ConsistencyPolicy
+from prism.baselines.consistency_fm import ConsistencyFmConfig, ConsistencyFmPolicy
 from prism.baselines.diffusion import DiffusionConfig, DiffusionPolicy
 from prism.baselines.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.baselines.imle import ImleConfig, ImlePolicy
+from prism.baselines.rectified_flow import RectifiedFlowConfig, RectifiedFlowPolicy
 from prism.baselines.regressor import RegressorConfig, RegressorPolicy
 from prism.baselines.unet import UNetConfig
+from prism.baselines.unet_policy import UNetPolicyConfig
 from prism.context_policy import ContextConfig
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
@@ -76,12 +82,19 @@ def preset(name: str) -> PrismConfig:
 
 # --------------------------------------------------------------------------- methods
 
-Method = Literal["prism", "diffusion", "flow_matching", "imle", "act", "mse"]
+Method = Literal[
+    "prism", "diffusion", "flow_matching", "imle", "act", "mse", "rectified_flow", "consistency", "consistency_fm",
+    "adaflow",
+]  # fmt: skip
 METHODS: tuple[str, ...] = get_args(Method)
+TEACHERS = {"rectified_flow": "flow_matching", "consistency": "diffusion"}  # distilled methods, and from which
 
 CONFIGS: dict[str, type[ContextConfig]] = {
     config.method: config
-    for config in (PrismConfig, DiffusionConfig, FlowMatchingConfig, ImleConfig, ActConfig, RegressorConfig)
+    for config in (
+        *(PrismConfig, DiffusionConfig, FlowMatchingConfig, ImleConfig, ActConfig, RegressorConfig),
+        *(RectifiedFlowConfig, ConsistencyConfig, ConsistencyFmConfig, AdaFlowConfig),
+    )
 }
 
 UNETS = {
@@ -117,10 +130,23 @@ def as_method(config: PrismConfig, method: str, name: str = "tiny") -> ContextCo
         return ImleConfig.like(config, width, unet=unet)
     # Offsets from an anchor reach beyond [-1, 1] in their own unit: docs/baselines.md.
     offset_scale = 1.0 if config.anchor is None else 0.5
-    if method == "flow_matching":
-        return FlowMatchingConfig.like(config, width, unet=unet, offset_scale=offset_scale)
-    clip = 1.0 if config.anchor is None else 3.0
-    return DiffusionConfig.like(config, width, unet=unet, offset_scale=offset_scale, clip=clip)
+    own: dict[str, Any] = {"unet": unet, "offset_scale": offset_scale}
+    if method in ("diffusion", "consistency"):
+        own["clip"] = 1.0 if config.anchor is None else 3.0
+    kind = CONFIGS[method]
+    assert issubclass(kind, UNetPolicyConfig)
+    return kind.like(config, width, **own)
+
+
+def student_config(method: str, teacher: ContextConfig) -> ContextConfig:
+    """A distilled method for a teacher: what both have is the teacher's, the sampling is the student's own."""
+    if TEACHERS.get(method) != teacher.method:
+        wanted = TEACHERS.get(method)
+        need = f"one of method '{wanted}'" if wanted else "no teacher"
+        raise PrismError(f"'{method}' learns from {need}; the teacher's method is '{teacher.method}'")
+    kind = CONFIGS[method]
+    shared = {f.name for f in fields(kind)} & {f.name for f in fields(teacher)} - {"evaluations"}
+    return kind(**{name: getattr(teacher, name) for name in shared})
 
 
 def build_policy(spec: PolicySpec, seed: int = 0, normalizer: Normalizer | None = None) -> Policy:
@@ -133,6 +159,10 @@ def build_policy(spec: PolicySpec, seed: int = 0, normalizer: Normalizer | None 
         "imle": ImlePolicy,
         "act": ActPolicy,
         "mse": RegressorPolicy,
+        "rectified_flow": RectifiedFlowPolicy,
+        "consistency": ConsistencyPolicy,
+        "consistency_fm": ConsistencyFmPolicy,
+        "adaflow": AdaFlowPolicy,
     }
     if spec.method not in policies:
         raise PrismError(f"unknown method '{spec.method}'; this version of prism knows: {', '.join(policies)}")

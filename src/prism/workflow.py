@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from prism import collective
+from prism.baselines.student import Student
 from prism.controller import ControllerConfig
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
@@ -26,8 +27,9 @@ from prism.evaluation.rollout import TEST_SEED, IncompleteError, RecordConfig, e
 from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
+from prism.policy import Policy
 from prism.presets import build_policy
-from prism.training.checkpoint import list_checkpoints, resolve
+from prism.training.checkpoint import list_checkpoints, load_policy, resolve
 from prism.training.files import read_sums
 from prism.training.loop import TrainResult, train
 from prism.training.monitor import read_log
@@ -71,6 +73,7 @@ def train_experiment(
         policy = build_policy(spec, config.seed, normalizer)
         if not (resume and list_checkpoints(run)):
             load_pretrained(policy)
+        _teach(policy, experiment.teacher)
         policy.to(_device())
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
         windows = Windows(source, *horizons, training)
@@ -99,6 +102,18 @@ def _check_run(run: Path, resume: bool | Literal["auto"]) -> bool:
     if not resume and (run / FILE).exists():
         raise PrismError(f"{run} holds a run already: continue it with --resume, or choose another --out")
     return resume
+
+
+def _teach(policy: Policy, teacher: str | None) -> None:
+    """Give a distilled method the run that it learns from."""
+    if isinstance(policy, Student):
+        if teacher is None:
+            raise PrismError(
+                f"{policy.spec.method} is distilled from another method: say from which run with --teacher"
+            )
+        policy.learn_from(load_policy(Path(teacher)).to(_device()))
+    elif teacher is not None:
+        raise PrismError(f"method '{policy.spec.method}' has no teacher: drop --teacher")
 
 
 def _device() -> torch.device:

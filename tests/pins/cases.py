@@ -30,6 +30,7 @@ from prism.training.config import TrainConfig
 from prism.training.learner import Learner
 from prism.training.optim import derive_seed, ema_decay
 from prism.types import Batch, Observation
+from tests.baseline_fakes import with_teacher
 
 FOLDER = Path(__file__).parent
 SENSORS = (SensorSpec("proprio", "vector", (5,)), SensorSpec("state", "vector", (7,)))
@@ -64,7 +65,7 @@ def _method(method: str) -> Policy:
     config = as_method(replace(SMALL, anchor="proprio"), method)
     if isinstance(config, UNetPolicyConfig):
         config = replace(config, unet=UNetConfig(dims=(16, 32), groups=4, step_embedding=16, condition=24))
-    return build_policy(config.spec(SENSORS, ACTION_DIM, 10.0), 3, _normalizer())
+    return with_teacher(build_policy(config.spec(SENSORS, ACTION_DIM, 10.0), 3, _normalizer()))
 
 
 CASES: dict[str, Callable[[], Policy]] = {

@@ -18,6 +18,7 @@ from prism import draws
 from prism.baselines.base import row_mean
 from prism.baselines.unet import Films
 from prism.baselines.unet_policy import UNetPolicy, UNetPolicyConfig
+from prism.context_policy import Example
 from prism.errors import PrismError
 from prism.jsonconfig import from_json
 from prism.normalize import Normalizer
@@ -47,10 +48,11 @@ class FlowMatchingConfig(UNetPolicyConfig):
 
 
 class FlowMatchingPolicy(UNetPolicy):
+    config_type: ClassVar[type[FlowMatchingConfig]] = FlowMatchingConfig
     config: FlowMatchingConfig
 
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
-        super().__init__(spec, from_json(FlowMatchingConfig, spec.config), normalizer, seed)
+        super().__init__(spec, from_json(self.config_type, spec.config), normalizer, seed)
 
     def velocity(
         self, x: Float[Tensor, "B K Tp Da"], films: Films, time: Float[Tensor, "N"]
@@ -64,9 +66,19 @@ class FlowMatchingPolicy(UNetPolicy):
         data = self.data(example)
         time = draws.rand((len(data),), rng).to(data.device)
         noise = draws.randn(data.shape, rng).to(data.device)
+        return LossOutput(row_mean(self.path_error(data, noise, time, example), batch.action_valid).mean(), {})
+
+    def path_error(
+        self,
+        data: Float[Tensor, "B Tp Da"],
+        noise: Float[Tensor, "B Tp Da"],
+        time: Float[Tensor, "B"],
+        example: Example,
+    ) -> Float[Tensor, "B Tp Da"]:
+        """|v_theta(x_t, t) - (data - noise)|^2 on the straight path from noise to data."""
         x = torch.lerp(noise, data, time[:, None, None])
         output = self.velocity(x.unsqueeze(1), self.films(example.context), time)[:, 0]
-        return LossOutput(row_mean((output - (data - noise)).square(), batch.action_valid).mean(), {})
+        return (output - (data - noise)).square()
 
     def plan(
         self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
@@ -74,10 +86,12 @@ class FlowMatchingPolicy(UNetPolicy):
         films = self.films(context)
         return self.config.offset_scale * self.integrate(self.noise(context.shape[0], candidates, rng), films)
 
-    def integrate(self, x: Float[Tensor, "B K Tp Da"], films: Films) -> Float[Tensor, "B K Tp Da"]:
-        """dx/dt = v(x, t) from t = 0 (noise) to t = 1 (plan)."""
+    def integrate(
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, evaluations: int | None = None
+    ) -> Float[Tensor, "B K Tp Da"]:
+        """dx/dt = v(x, t) from t = 0 (noise) to t = 1 (plan); `evaluations`: not as many as the config says."""
         config = self.config
-        steps = config.evaluations // (2 if config.solver == "midpoint" else 1)
+        steps = (evaluations or config.evaluations) // (2 if config.solver == "midpoint" else 1)
         for i in range(steps):
             now = x.new_tensor([i / steps])
             velocity = self.velocity(x, films, now)

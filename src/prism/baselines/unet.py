@@ -95,6 +95,7 @@ class UNet(nn.Module):
     def __init__(self, config: UNetConfig, channels: int, condition: int, steps: bool = True) -> None:
         super().__init__()
         self.config = config
+        self.condition = condition
         width = config.step_embedding if steps else 0
         self.embed_step: nn.Module | None = None
         if steps:

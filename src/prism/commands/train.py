@@ -12,7 +12,10 @@ from prism.commands.style import option
 from prism.errors import PrismError
 
 Preset = Literal["tiny", "base", "paper"]
-Method = Literal["prism", "diffusion", "flow_matching", "imle", "act", "mse"]  # presets.METHODS, without torch
+Method = Literal[  # presets.METHODS, without torch
+    "prism", "diffusion", "flow_matching", "imle", "act", "mse", "rectified_flow", "consistency", "consistency_fm",
+    "adaflow",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,10 @@ class Train:
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the run goes; runs/RECIPE unless told, runs/RECIPE-METHOD for another method."""
     method: Annotated[Method | None, option("NAME")] = None
-    """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse."""
+    """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse, and the few-step methods
+    rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
+    teacher: Annotated[Path | None, option("RUN")] = None
+    """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
     """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
     episodes: Annotated[int | None, option("N")] = None
@@ -89,7 +95,7 @@ class Train:
         from rich.console import Console
 
         from prism import collective
-        from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset
+        from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset, with_teacher
         from prism.jsonconfig import with_settings
         from prism.workflow import train_experiment
 
@@ -103,6 +109,8 @@ class Train:
             experiment = with_preset(experiment, self.preset)
         if self.method is not None and self.method != experiment.method:
             experiment = with_method(experiment, self.method, self.preset or "tiny")
+        if self.teacher is not None and str(self.teacher) != experiment.teacher:
+            experiment = with_teacher(experiment, self.teacher)
         demonstrations = experiment.demonstrations
         if self.episodes is not None:
             demonstrations = replace(demonstrations, episodes=self.episodes)

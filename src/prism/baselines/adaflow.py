@@ -1,0 +1,114 @@
+"""AdaFlow (Hu et al. 2024): flow matching whose steps are as large as the flow is certain.
+
+    log s^2(context, x, t) is trained by the likelihood of the velocity's error,  E |v_theta - v|^2 / s^2 + log s^2
+    step = clip(eta / s, 1 / max_evaluations, 1 - t)
+
+Where demonstrations agree the velocity has no error, s tends to 0, and one step does it all: a regressor where that is
+enough. The variance head is a small MLP on the condition, the noisy plan and the time; it sends no gradient back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from prism import draws
+from prism.baselines.base import row_mean
+from prism.baselines.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
+from prism.baselines.unet import Films, step_features
+from prism.context_policy import seeded
+from prism.errors import PrismError
+from prism.normalize import Normalizer
+from prism.policy import LossOutput, PolicySpec
+from prism.types import Batch
+
+_TIME_FEATURES = 16
+_LOG_VARIANCE = (-12.0, 4.0)  # bounds: exp of the head's output stays a number
+
+
+@dataclass(frozen=True)
+class AdaFlowConfig(FlowMatchingConfig):
+    method: ClassVar[str] = "adaflow"
+
+    evaluations: int = 10  # at most
+    eta: float = 0.1  # error of the plan that a step may make, in the plan's own units
+    hidden: int = 64  # of the variance head
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.eta <= 0 or self.hidden < 1 or self.solver != "euler":
+            raise PrismError("adaflow: eta above 0, hidden at least 1, solver euler")
+
+
+class AdaFlowPolicy(FlowMatchingPolicy):
+    config_type: ClassVar[type[FlowMatchingConfig]] = AdaFlowConfig
+    config: AdaFlowConfig
+
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
+        super().__init__(spec, normalizer, seed)
+        config = self.config
+        features = self.unet.condition + config.pred_horizon * spec.action_dim + _TIME_FEATURES
+        with seeded(seed + 1):
+            self.uncertainty = nn.Sequential(
+                nn.Linear(features, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.hidden), nn.ReLU(),
+                nn.Linear(config.hidden, 1),
+            )  # fmt: skip
+
+    def log_variance(
+        self, x: Float[Tensor, "B K Tp Da"], condition: Float[Tensor, "B C"], time: Float[Tensor, "B K"]
+    ) -> Float[Tensor, "B K"]:
+        """log s^2 of an entry of the velocity, averaged over the plan."""
+        rows, candidates = x.shape[:2]
+        clock = step_features(TIME_SCALE * time.flatten(), _TIME_FEATURES).unflatten(0, (rows, candidates))
+        repeated = condition.unsqueeze(1).expand(-1, candidates, -1)
+        value: Tensor = self.uncertainty(torch.cat([repeated, x.flatten(2), clock], dim=2)).float()
+        return value[..., 0].clamp(*_LOG_VARIANCE)
+
+    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+        rng = draws.for_rows(rng, batch)
+        example = self.example(batch, rng)
+        data = self.data(example)
+        time = draws.rand((len(data),), rng).to(data.device)
+        noise = draws.randn(data.shape, rng).to(data.device)
+        condition = self.project(example.context.flatten(1))
+        x = torch.lerp(noise, data, time[:, None, None]).unsqueeze(1)
+        velocity = self.velocity(x, self.unet.condition_films(condition), time)[:, 0]
+        error = row_mean((velocity - (data - noise)).square(), batch.action_valid)  # (B,)
+        log_variance = self.log_variance(x, condition.detach(), time.unsqueeze(1))[:, 0]
+        likelihood = 0.5 * (error.detach() * (-log_variance).exp() + log_variance)
+        return LossOutput(error.mean() + likelihood.mean(), {"velocity_error": error.mean().detach()})
+
+    def plan(
+        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
+    ) -> Float[Tensor, "B K Tp Da"]:
+        condition = self.project(context.flatten(1))
+        x = self.noise(context.shape[0], candidates, rng)
+        return self.config.offset_scale * self.adapt(x, condition)[0]
+
+    def adapt(
+        self, x: Float[Tensor, "B K Tp Da"], condition: Float[Tensor, "B C"]
+    ) -> tuple[Float[Tensor, "B K Tp Da"], Float[Tensor, "B K"]]:
+        """Plans, and how many steps each one took. The batch goes on until its last plan is done."""
+        films = self.unet.condition_films(condition)
+        time = x.new_zeros(x.shape[:2])
+        taken = x.new_zeros(x.shape[:2])
+        for _ in range(self.config.evaluations):
+            deviation = (0.5 * self.log_variance(x, condition, time)).exp()
+            step = (self.config.eta / deviation).clamp(min=1.0 / self.config.evaluations)
+            step = torch.minimum(step, 1.0 - time)
+            moving = self._films_at(time)
+            velocity = self.unet(x, films, moving).float()
+            x = x + step[..., None, None] * velocity
+            taken += (step > 0).to(taken.dtype)
+            time = time + step
+            if bool((time >= 1.0 - 1e-6).all()):
+                break
+        return x, taken
+
+    def _films_at(self, time: Float[Tensor, "B K"]) -> Films:
+        flat = self.unet.step_films(TIME_SCALE * time.flatten())
+        return tuple(film.reshape(*time.shape, -1) for film in flat)
