@@ -144,6 +144,7 @@ class Load:
     batches: list[int] = field(default_factory=list)
     errors: int = 0
     first_error: str = ""
+    seconds: float = 0.0  # from the first request to the last reply
 
     def fail(self, message: str) -> None:
         self.errors += 1
@@ -209,6 +210,7 @@ async def drive(port: int, clients: int, rate: float, seconds: float, seed: int)
     load = Load()
     start = time.perf_counter() + 0.3 + 0.01 * clients
     await asyncio.gather(*(robot(port, rate, start, start + seconds, seed + i, load) for i in range(clients)))
+    load.seconds = time.perf_counter() - start
     return load
 
 
@@ -311,7 +313,7 @@ def load_keys(
         "errors": load.errors,
         "first_error": load.first_error,
         "requests": len(load.due),
-        "requests_per_s": len(load.due) / config.seconds,
+        "requests_per_s": len(load.due) / load.seconds,
         "p50_ms": float(np.median(due)),
         "p99_ms": float(np.quantile(due, 0.99)),
         "max_ms": float(due.max()),
@@ -319,6 +321,9 @@ def load_keys(
         "service_p99_ms": float(np.quantile(service, 0.99)),
         "batch_mean": (after["prism_batch_size_sum"] - before["prism_batch_size_sum"]) / max(1.0, plans),
         "batch_max": max(load.batches, default=0),
+        "server_cpu_ms": 1e3
+        * (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"])
+        / max(1, len(load.due)),  # a request
         "memory_mb": after["process_resident_memory_bytes"] / 1e6,
         "memory_growth_mb": (after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"]) / 1e6,
     }

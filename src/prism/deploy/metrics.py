@@ -74,6 +74,7 @@ class Metrics:
         yield from _histogram("prism_request_seconds", "From the frame to its reply.", self.latency)
         yield from _histogram("prism_batch_seconds", "One batch of requests in the worker.", self.inference)
         yield from _histogram("prism_batch_size", "Plans made in one pass of the network.", self.batch_size)
+        yield from _single("process_cpu_seconds_total", "counter", "Processor time.", time.process_time())
         if memory := resident_bytes():
             yield from _single("process_resident_memory_bytes", "gauge", "Resident memory.", memory)
 
