@@ -18,6 +18,7 @@ from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
+from prism.evaluation import ray_workers
 from prism.evaluation.modality import ModalityStudy, study
 from prism.evaluation.modality_page import write_page
 from prism.evaluation.recording import load_results, recording_path, save_result
@@ -142,6 +143,13 @@ class EvalOptions:
     settings: tuple[str, ...] = ()  # of the controller, KEY=VALUE
     workers: int | None = None
     record: RecordConfig | None = None
+    ray: bool = False
+
+    def parallel(self) -> int:
+        """Workers: as asked, or one a core of the machine or cluster."""
+        if self.workers is not None:
+            return self.workers
+        return max(1, min(ray_workers.cpus() if self.ray else os.cpu_count() or 1, self.episodes))
 
     def controller(self, config: ControllerConfig) -> ControllerConfig:
         if self.candidates is not None:
@@ -166,9 +174,10 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
             options.episodes,
             options.first_seed,
             controller=options.controller(experiment.controller),
-            workers=options.workers or max(1, min(os.cpu_count() or 1, options.episodes)),
+            workers=options.parallel(),
             record=options.record,
             progress=progress,
+            ray=options.ray,
         )
     except IncompleteError as error:  # what there is is worth keeping
         result, lost = error.result, error

@@ -64,6 +64,8 @@ class Eval:
     """Benchmark: show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
+    ray: bool = False
+    """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 
     def __post_init__(self) -> None:
         for name, value in (("episodes", self.episodes), ("candidates", self.candidates), ("workers", self.workers)):
@@ -86,6 +88,7 @@ class Eval:
             selection=self.selection,
             settings=self.set,
             workers=self.workers,
+            ray=self.ray,
             record=RecordConfig() if self.report else None,
         )
         if self.benchmark is None:

@@ -60,12 +60,12 @@ def success_interval(table: FloatArray) -> tuple[float, float]:
 def paired(one: FloatArray, other: FloatArray) -> Difference:
     """one - other, (S, E) each, the same seeds and episodes in both.
 
-    p = 2 min(P(mean* <= 0), P(mean* >= 0)) over the bootstrap, at least 2 / (DRAWS + 1): the smallest two-sided level
-    whose interval excludes 0.
+    p = 2 min(P(mean* <= 0), P(mean* >= 0)) over the bootstrap: the smallest two-sided level whose interval excludes
+    0. Not below 2 / (DRAWS + 1), nor below 2^(1 - E): E pairs that all point one way would do that by chance.
     """
     table = one - other
     means = bootstrap_means(table)
     low, high = np.quantile(means, [0.025, 0.975])
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (DRAWS + 1))
+    p = min(1.0, max(2 * (tail + 1) / (DRAWS + 1), 2.0 ** (1 - table.shape[1])))
     return Difference(float(table.mean()), float(low), float(high), p, *table.shape)

@@ -6,12 +6,20 @@ actor that dies, alone or with its node, is replaced and its job is run again el
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from prism.errors import PrismError
-from prism.evaluation.workers import LostJobsError
+from prism.evaluation.workers import HOPELESS, LostJobsError
+
+if TYPE_CHECKING:
+    from prism.policy import Policy
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -27,12 +35,39 @@ def connect() -> Any:
         try:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError as error:
-            import os
-
             if os.environ.get("RAY_ADDRESS"):
                 raise PrismError(f"no Ray cluster answers at RAY_ADDRESS {os.environ['RAY_ADDRESS']}") from error
             ray.init(address="local", include_dashboard=False, log_to_driver=False)
     return ray
+
+
+def cpus() -> int:
+    """Of the whole cluster."""
+    return max(1, int(connect().cluster_resources().get("CPU", 1)))
+
+
+@dataclass(frozen=True)
+class SentPolicy:
+    """A checkpoint as bytes: nodes need not share a disk. Calling it loads the policy, verified as from a disk."""
+
+    files: dict[str, bytes]
+
+    @staticmethod
+    def read(path: Path) -> SentPolicy:
+        from prism.training.checkpoint import resolve
+        from prism.training.files import CHECKSUMS
+
+        folder = resolve(path)
+        names = ("config.json", "model.safetensors", CHECKSUMS)
+        return SentPolicy({name: (folder / name).read_bytes() for name in names})
+
+    def __call__(self) -> Policy:
+        from prism.training.checkpoint import load_policy
+
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in self.files.items():
+                (Path(folder) / name).write_bytes(content)
+            return load_policy(Path(folder))
 
 
 class _Worker:
@@ -43,8 +78,6 @@ class _Worker:
         self._run: Callable[[Any], Any] | None = None
 
     def do(self, job: Any) -> tuple[str, Any]:
-        import sys
-
         try:
             if self._run is None and self._setup is not None:
                 self._run = self._setup()
@@ -104,7 +137,7 @@ class RayPool(Generic[Job, Result]):
                             pending.appendleft(index)
                             continue
                         lost[index] = f"a worker died {attempts[index]} times at {jobs[index]}: {reason}"
-                        if len(lost) > 1 and not results:
+                        if len(lost) >= HOPELESS and not results:
                             raise LostJobsError(results, lost) from None
                         continue
                     self._idle.append(actor)

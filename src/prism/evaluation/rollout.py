@@ -13,11 +13,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.controller import Controller, ControllerConfig
+from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.evaluation import metrics
+from prism.evaluation.ray_workers import RayPool, SentPolicy
 from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
-from prism.evaluation.workers import LostJobsError, WorkerPool
+from prism.evaluation.workers import LostJobsError, Pool, WorkerPool
 from prism.policy import Policy, PolicySpec
 from prism.sensors import decode_text
 from prism.sims.base import Array, Env
@@ -75,23 +76,29 @@ def evaluate(
     record: RecordConfig | None = None,
     progress: Progress | bool = True,
     env: EnvFactory | None = None,
+    ray: bool = False,
 ) -> EvaluationResult:
     """Episodes with seeds first_seed, first_seed + 1, ... of `task`, each by a controller seeded with the same number.
 
     `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment
     (both are called once in every worker). `record=None` makes no pictures. An episode whose process dies is run
     again in a new one; if it dies every time, the others are finished and IncompleteError brings them.
+    `ray`: the workers are on a Ray cluster; a policy that is a path is sent to them.
     """
     if episodes < 1 or workers < 1:
         raise PrismError(f"episodes = {episodes} and workers = {workers} must both be at least 1")
     controller = controller or ControllerConfig()
-    load = functools.partial(load_policy_at, policy) if isinstance(policy, Path) else policy
+    if isinstance(policy, Path):
+        load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy_at, policy)
+    else:
+        load = policy
     setup = functools.partial(_setup, load, env or functools.partial(make_env_of, task), controller, record)
     start = time.perf_counter()
     jobs = [_Job(first_seed + i) for i in range(episodes)]
     done: list[EpisodeResult] = []
     hint: str | None = None
-    with WorkerPool[_Job, _Outcome](setup, workers) as pool:
+    kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool
+    with kind(setup, workers) as pool:
         with _progress_bar(task, progress) as report:
 
             def finished(outcome: _Outcome) -> None:
@@ -204,7 +211,11 @@ def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _
 def run_episode(
     env: Env, controller: Controller, seed: int, record: RecordConfig | None = None, film_every: int | None = None
 ) -> EpisodeResult:
-    """One episode; with `film_every`, also a picture every so many steps and the candidates of every replan."""
+    """One episode; with `film_every`, also a picture every so many steps and the candidates of every replan.
+
+    An environment that gives one command after the other counts them in `goal_index`: with each the controller starts
+    anew, as the robot would, without a memory of the last one.
+    """
     start = time.perf_counter()
     controller.reset(seed)
     observation = env.reset(seed)
@@ -215,6 +226,7 @@ def run_episode(
     fans: list[Fan] = []
     texts = [sensor.name for sensor in env.sensors if sensor.kind == "text"]
     best, success_step = 0.0, None
+    goal, earlier = getattr(env, "goal_index", 0), list[Replan]()
 
     def film() -> None:
         picture = env.render()
@@ -234,6 +246,10 @@ def run_episode(
         result = env.step(action)
         actions.append(action)
         observation = result.observation
+        if not result.done and getattr(env, "goal_index", goal) != goal:
+            goal = getattr(env, "goal_index", goal)
+            earlier += controller.replans
+            controller.reset(seed + goal)
         states.append(env.state().astype(np.float32))
         best = max(best, float(result.score))
         if result.success and success_step is None:
@@ -242,7 +258,7 @@ def run_episode(
             film()
         if result.done:
             break
-    replans = controller.replans
+    replans = [*earlier, *controller.replans]
     executed = np.stack(actions)
     return EpisodeResult(
         seed=seed,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from prism.errors import PrismError
 
@@ -43,6 +43,17 @@ class LostJobsError(PrismError):
         super().__init__(first + (f" (and {len(more)} more)" if more else ""))
         self.results = dict(results)  # by the number of the job
         self.lost = dict(lost)  # the reason, by the number of the job
+
+
+class Pool(Protocol[Job, Result]):
+    """What evaluations need of their workers, wherever these are."""
+
+    crashes: list[str]  # a line for each worker that died
+
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int, retries: int = 2) -> None: ...
+    def __enter__(self) -> Pool[Job, Result]: ...
+    def __exit__(self, *exception: object) -> None: ...
+    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]: ...
 
 
 class WorkerPool(Generic[Job, Result]):
