@@ -316,11 +316,11 @@ class Attention(nn.Module):
         w, bias, width = self.in_proj.weight, self.in_proj.bias, self.width
         kv_BSX = F.linear(context_BSW, w[width:], None if bias is None else bias[width:])
         k_BHSD, v_BHSD = self._split(kv_BSX, 2)
-        keys = context_BSW.shape[1]
+        keys = int(context_BSW.shape[1])  # fixed in an export, where the number of contexts is not
         queries = keys if queries is None else queries
         kind = choose(self.config.kind, queries, keys, self.config.features, self.head_dim)
         if kind == "softmax" and 2 * keys <= self.head_dim:
-            return KeyValues(kind, len(context_BSW), folded=self._fold(k_BHSD, v_BHSD, mask_BS))
+            return KeyValues(kind, context_BSW.shape[0], folded=self._fold(k_BHSD, v_BHSD, mask_BS))
         return self._key_values(kind, k_BHSD, v_BHSD, mask_BS)
 
     def forward(
@@ -331,7 +331,7 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "... T W"]:
         """Attend from x to `kv`, or, without it, inside each sequence of x (mask: which of its tokens count)."""
         if kv is None:
-            length = x.shape[-2]
+            length = int(x.shape[-2])
             q_BHTD, k_BHSD, v_BHSD = self._split(self.in_proj(x.reshape(-1, length, self.width)), 3)
             kind = choose(self.config.kind, length, length, self.config.features, self.head_dim)
             kv = self._key_values(kind, k_BHSD, v_BHSD, mask_NT)
@@ -388,11 +388,11 @@ class Attention(nn.Module):
 
     def _key_values(self, kind: Resolved, k_BHSD: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None) -> KeyValues:
         if kind == "softmax":
-            return KeyValues(kind, len(k_BHSD), keys=k_BHSD, values=v_BHSD, mask=mask_BS)
+            return KeyValues(kind, k_BHSD.shape[0], keys=k_BHSD, values=v_BHSD, mask=mask_BS)
         make_sums = favor_key_sums if kind == "favor" else favor_paper_key_sums
         with torch.autocast(k_BHSD.device.type, enabled=False):  # exponentials of sums: half precision overflows
             sums = make_sums(k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
-        return KeyValues(kind, len(k_BHSD), sums=sums)
+        return KeyValues(kind, k_BHSD.shape[0], sums=sums)
 
     def _attend(self, q_BHTD: Tensor, kv: KeyValues) -> Tensor:
         if kv.sums is None:

@@ -200,7 +200,7 @@ class Encoder(nn.Module):
         return fused
 
     def mix(self, steps: Float[Tensor, "B To F"]) -> Float[Tensor, "B S D"]:
-        tokens = steps if self.mixer is None else self.mixer(steps.flatten(1)).unflatten(1, (self.tokens, self.width))
+        tokens = steps if self.mixer is None else self.mixer(steps.flatten(1)).view(-1, self.tokens, self.width)
         context: Tensor = self.norm(tokens + self.position)
         return context
 

@@ -24,9 +24,9 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 def prepare_image(pixels: Tensor, spec: SensorSpec, rng: torch.Generator | None) -> Float[Tensor, "N C H W"]:
     """uint8 (N, H, W, C) -> float in [0, 1], cut and resized as the spec says; moved at random when `rng` is given."""
-    image = cut(pixels, spec, rng).movedim(-1, 1).float() / 255.0
+    image = cut(pixels, spec, rng).permute(0, 3, 1, 2).float() / 255.0
     if tuple(image.shape[-2:]) != spec.picture_size:
-        image = F.interpolate(image, spec.picture_size, mode="bilinear", antialias=True)
+        image = _shrink(image, spec.picture_size)
     return image.contiguous(memory_format=torch.channels_last)
 
 
@@ -35,9 +35,9 @@ def prepare_depth(metres: Tensor, spec: SensorSpec, rng: torch.Generator | None)
 
     Resized by the nearest pixel: between the hand and the wall behind it there is nothing to interpolate.
     """
-    depth = cut(metres.unsqueeze(-1), spec, rng).movedim(-1, 1).float()
+    depth = cut(metres.unsqueeze(-1), spec, rng).permute(0, 3, 1, 2).float()
     if tuple(depth.shape[-2:]) != spec.picture_size:
-        depth = F.interpolate(depth, spec.picture_size, mode="nearest-exact")
+        depth = _nearest(depth, spec.picture_size)
     measured = depth.isfinite() & (depth > 0)
     if spec.clip is not None:
         depth = depth.clamp(*spec.clip)
@@ -212,5 +212,45 @@ class PooledCNN(nn.Module):
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N F"]:
         maps = self.convolutions(x)
-        y: Tensor = self.project(F.adaptive_avg_pool2d(maps, 2).flatten(1))
+        y: Tensor = self.project(_pool_quarters(maps).flatten(1))
         return y
+
+
+# --------------------------------------------------------------------------- what ONNX lacks, spelt out for an export
+
+
+def _shrink(image: Float[Tensor, "N C H W"], size: tuple[int, int]) -> Float[Tensor, "N C h w"]:
+    """Bilinear with antialiasing: linear in rows and in columns, so for ONNX two products with constant matrices."""
+    if not torch.onnx.is_in_onnx_export():
+        return F.interpolate(image, size, mode="bilinear", antialias=True)
+    sides = (int(image.shape[2]), int(image.shape[3]))
+    rows, columns = (
+        F.interpolate(torch.eye(side)[None, None], (new, side), mode="bilinear", antialias=True)[0, 0]  # R I = R
+        for side, new in zip(sides, size, strict=True)
+    )  # (h, H), (w, W)
+    shrunk: Tensor = rows @ image @ columns.T
+    return shrunk
+
+
+def _nearest(depth: Float[Tensor, "N C H W"], size: tuple[int, int]) -> Float[Tensor, "N C h w"]:
+    """The nearest pixel to the middle of each new one."""
+    if not torch.onnx.is_in_onnx_export():
+        return F.interpolate(depth, size, mode="nearest-exact")
+    sides = (int(depth.shape[2]), int(depth.shape[3]))
+    rows, columns = (
+        F.interpolate(torch.arange(side, dtype=torch.float32)[None, None], new, mode="nearest-exact")[0, 0].long()
+        for side, new in zip(sides, size, strict=True)
+    )
+    return depth[:, :, rows][:, :, :, columns]
+
+
+def _pool_quarters(maps: Float[Tensor, "N C H W"]) -> Float[Tensor, "N C 2 2"]:
+    """adaptive_avg_pool2d(maps, 2). ONNX has that for even sides only, so an export spells the quarters out."""
+    if not torch.onnx.is_in_onnx_export():
+        return F.adaptive_avg_pool2d(maps, 2)
+    height, width = int(maps.shape[2]), int(maps.shape[3])
+    rows = (slice(0, (height + 1) // 2), slice(height // 2, height))
+    columns = (slice(0, (width + 1) // 2), slice(width // 2, width))
+    means = [maps[:, :, row, column].mean((2, 3)) for row in rows for column in columns]
+    quarters: Tensor = torch.stack(means, dim=-1).unflatten(-1, (2, 2))
+    return quarters

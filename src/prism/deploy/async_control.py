@@ -160,6 +160,7 @@ class AsyncController:
         self.decision: Decision = "continue"
         self._flying: tuple[int, float] | None = None  # ticket and time of the request that is under way
         self._executed = 0  # actions of plans since that request
+        self._again = False  # the last request came to nothing
         self._missed = False  # the flying request is beyond its budget, and counted
         self._cursor = 0  # next action of the plan
         self._phase = 0.0  # how much of it is done, when slow
@@ -209,8 +210,8 @@ class AsyncController:
 
     def _due(self) -> bool:
         """exec_horizon actions after the last request; sooner where the plan would run out meanwhile; at once when
-        there is nothing to execute."""
-        if self.controller.last_plan is None or self.decision == "stop" or self._left == 0:
+        there is nothing to execute, or the last request came to nothing."""
+        if self._again or self.decision == "stop" or self._left == 0:
             return True
         usual = self.statistics.latency_ms[-1] if self.statistics.latency_ms else 0.0
         needed = math.ceil(usual / 1e3 / self._period) + 1 if self._period else 1
@@ -219,7 +220,7 @@ class AsyncController:
     def _request(self) -> None:
         ticket = self.planner.request(self.controller.config.candidates, self.controller.rng)
         self._flying = (ticket, self._clock())
-        self._executed, self._missed = 0, False
+        self._executed, self._missed, self._again = 0, False, False
 
     def _check_budget(self) -> None:
         if self._flying is not None and not self._missed and (self._clock() - self._flying[1]) * 1e3 > self._budget:
@@ -242,10 +243,12 @@ class AsyncController:
             result = replace(result, error="the plan holds numbers that are not finite")
         if result.error is not None or result.candidates is None:
             self.statistics.errors += 1
+            self._again = True
             logger.error("no plan: %s; the old one is executed to its end", result.error)
             return None, result.error
         if skip >= result.candidates.shape[1]:
             self.statistics.late_plans += 1
+            self._again = True
             logger.warning("a plan came %d actions late, none of it is left", skip)
             return None, f"a plan came {skip} actions late"
         reference = self._continuation()

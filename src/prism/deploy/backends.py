@@ -14,7 +14,7 @@ half the range of an action: |difference| / action_scale.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -98,8 +98,11 @@ class CompiledBackend(Backend):
         return plans
 
 
-def make_backend(name: str, policy: ContextPolicy, frames: Sequence[Frame] = ()) -> Backend:
-    """`frames`: observations that calibrate int8; a missing sensor of them is skipped."""
+def make_backend(
+    name: str, policy: ContextPolicy, frames: Sequence[Frame] = (), graphs: Mapping[str, bytes] | None = None
+) -> Backend:
+    """`frames`: observations that calibrate int8; a missing sensor of them is skipped. `graphs`: an earlier export of
+    the policy (export_onnx.read_graphs), which saves making them."""
     if name not in BACKENDS:
         raise PrismError(f"unknown back end '{name}'; use one of {', '.join(BACKENDS)}")
     if name == "eager":
@@ -108,7 +111,7 @@ def make_backend(name: str, policy: ContextPolicy, frames: Sequence[Frame] = ())
         return CompiledBackend(policy)
     from prism.deploy.backends_onnx import OnnxBackend
 
-    return OnnxBackend(policy, int8=name == "onnx-int8", frames=frames)
+    return OnnxBackend(policy, int8=name == "onnx-int8", frames=frames, graphs=graphs)
 
 
 @dataclass(frozen=True)
@@ -133,12 +136,16 @@ def compare(backend: Backend, observation: Observation, candidates: int = 8, see
 
 
 def load_backend(
-    name: str, policy: Policy, frames: Sequence[Frame] = (), candidates: int = 8
+    name: str,
+    policy: Policy,
+    frames: Sequence[Frame] = (),
+    candidates: int = 8,
+    graphs: Mapping[str, bytes] | None = None,
 ) -> tuple[Backend, Agreement]:
     """A back end that was compared with eager, on `frames` or on made-up observations; PrismError if it is off."""
     if not isinstance(policy, ContextPolicy):
         raise PrismError(f"method '{policy.spec.method}' has no encoder that a back end could run; use eager")
-    backend = make_backend(name, policy, frames)
+    backend = make_backend(name, policy, frames, graphs)
     agreement = compare(backend, _windows(policy, frames), candidates)
     if not agreement.max_difference_scaled <= agreement.limit:
         raise PrismError(

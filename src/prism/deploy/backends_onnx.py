@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prism.context_policy import ContextPolicy
 from prism.deploy.backends import Backend, Frame
-from prism.deploy.export_onnx import EXPORTED, export_fusion, export_plan, export_sensor, require
+from prism.deploy.export_onnx import export_graphs, require
 from prism.deploy.int8 import quantise_encoder, quantise_plan
 from prism.errors import PrismError
 from prism.prism_policy import PrismPolicy
@@ -21,38 +22,32 @@ _CALIBRATION_FRAMES = 32
 
 
 class OnnxBackend(Backend):
-    """Graphs made from the policy when this is built. Sound and text stay in PyTorch, and so does the plan of a
-    method without a single pass.
+    """Graphs made from the policy when this is built, or read from an export of it (`graphs`). Sound and text stay in
+    PyTorch, and so does the plan of a method without a single pass.
 
     int8: image sensors by the ranges of `frames`, the generator dynamically; vectors and fusion stay float32, they
     cost nothing.
     """
 
     def __init__(
-        self, policy: ContextPolicy, int8: bool = False, frames: Sequence[Frame] = (), threads: int = 1
+        self,
+        policy: ContextPolicy,
+        int8: bool,
+        frames: Sequence[Frame] = (),
+        graphs: Mapping[str, bytes] | None = None,
+        threads: int = 1,
     ) -> None:
         super().__init__(policy)
         require("onnxruntime")
         self.name = "onnx-int8" if int8 else "onnx"
-        self._graphs: dict[str, bytes] = {}
-        for index, encoder in enumerate(self.encoders):
-            if encoder.spec.kind not in EXPORTED:
-                continue
-            graph = export_sensor(encoder)
-            if int8 and encoder.spec.is_image:
-                readings = [np.asarray(f[encoder.spec.name]) for f in frames if encoder.spec.name in f]
-                if not readings:
-                    raise PrismError(
-                        f"int8 needs frames of sensor '{encoder.spec.name}' to calibrate with: give a dataset or "
-                        "observations that have it"
-                    )
-                chosen = np.linspace(0, len(readings) - 1, min(len(readings), _CALIBRATION_FRAMES)).astype(int)
-                graph = quantise_encoder(graph, [readings[i] for i in chosen])
-            self._graphs[f"sensor-{index}"] = graph
-        if isinstance(policy, PrismPolicy):
-            self._graphs["fusion"] = export_fusion(policy)
-            plan = export_plan(policy)
-            self._graphs["plan"] = quantise_plan(plan) if int8 else plan
+        self._graphs = dict(export_graphs(policy) if graphs is None else graphs)
+        if int8:
+            for index, encoder in enumerate(self.encoders):
+                if encoder.spec.is_image:
+                    name = f"sensor-{index}.onnx"
+                    self._graphs[name] = quantise_encoder(self._graphs[name], calibration(encoder.spec.name, frames))
+            if "plan.onnx" in self._graphs:
+                self._graphs["plan.onnx"] = quantise_plan(self._graphs["plan.onnx"])
         self._sessions: dict[str, Any] = {}
         self.threads(threads)
 
@@ -62,20 +57,31 @@ class OnnxBackend(Backend):
         self._sessions = {name: session(graph, count) for name, graph in self._graphs.items()}
 
     def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
-        own = self._sessions.get(f"sensor-{sensor}")
+        own = self._sessions.get(f"sensor-{sensor}.onnx")
         if own is None:
             return self.encoders[sensor].encode(stream, None)
         return _run(own, {"stream": stream})
 
     def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
-        own = self._sessions.get("fusion")
+        own = self._sessions.get("fusion.onnx")
         return super().fuse(features) if own is None else _run(own, {"features": features})
 
     def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
-        own = self._sessions.get("plan")
+        own = self._sessions.get("plan.onnx")
         if own is None or not isinstance(self.policy, PrismPolicy):
             return super().plan(steps, candidates, rng)
         return _run(own, {"steps": steps, "latents": self.policy.latents(len(steps), candidates, rng)})
+
+
+def calibration(sensor: str, frames: Sequence[Frame]) -> list[NDArray[np.generic]]:
+    """Readings of one sensor, evenly over the frames that have it."""
+    readings = [np.asarray(frame[sensor]) for frame in frames if sensor in frame]
+    if not readings:
+        raise PrismError(
+            f"int8 needs frames of sensor '{sensor}' to calibrate with: give a dataset or observations that have it"
+        )
+    chosen = np.linspace(0, len(readings) - 1, min(len(readings), _CALIBRATION_FRAMES)).astype(int)
+    return [readings[i] for i in chosen]
 
 
 def session(graph: bytes, threads: int) -> Any:

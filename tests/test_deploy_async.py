@@ -1,0 +1,275 @@
+"""Asynchronous control with a clock and a planner of the test's own: every case exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prism.controller import Controller, ControllerConfig, Replan
+from prism.deploy.async_control import AsyncConfig, AsyncController, PlanResult
+from prism.deploy.uncertainty import UncertaintyConfig
+from prism.errors import PrismError
+from prism.selection import SelectionConfig
+from tests.policy_fakes import ACTION_DIM, small_config, small_policy
+
+TP, FPS = 8, 10.0
+CONFIG = ControllerConfig(exec_horizon=4, candidates=2, selection=SelectionConfig(rule="first", initial="first"))
+OBSERVATION = {"proprio": np.zeros(3, np.float32), "object_state": np.zeros(5, np.float32)}
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Script:
+    """A planner whose plan number n is ready `delays[n]` seconds after its request (None: never).
+
+    A plan that is asked for at step t is action t, t + 1, ... (times `slope`, plus `offsets[n]`): what is commanded
+    says which observation and which index it came from.
+    """
+
+    def __init__(self, clock: Clock, delays: list[float | None], offsets: dict[int, float] | None = None) -> None:
+        self.clock, self.delays, self.offsets = clock, delays, offsets or {}
+        self.errors: dict[int, str] = {}
+        self.spread: dict[int, float] = {}
+        self.requests: list[int] = []
+        self.steps = 0
+        self._ready: list[tuple[float, PlanResult]] = []
+
+    def reset(self) -> None:
+        self.steps = 0
+        self._ready.clear()
+
+    def observe(self, streams: Mapping[str, Any], present: Mapping[str, bool]) -> None:
+        self.steps += 1
+
+    def request(self, candidates: int, rng: torch.Generator) -> int:
+        number = len(self.requests)
+        self.requests.append(self.steps - 1)
+        delay = self.delays[number] if number < len(self.delays) else self.delays[-1]
+        ramp = np.arange(TP, dtype=np.float32) + (self.steps - 1) + self.offsets.get(number, 0.0)
+        plans = np.repeat(ramp[None, :, None], ACTION_DIM, axis=2).repeat(candidates, axis=0)
+        plans[1:] += self.spread.get(number, 0.0)
+        error = self.errors.get(number)
+        if delay is not None:
+            result = PlanResult(number, None if error else plans, delay * 1e3, error)
+            self._ready.append((self.clock.now + delay, result))
+        return number
+
+    def poll(self) -> PlanResult | None:
+        if self._ready and self._ready[0][0] <= self.clock.now + 1e-9:
+            return self._ready.pop(0)[1]
+        return None
+
+    def wait(self, timeout: float) -> PlanResult | None:
+        if not self._ready or self._ready[0][0] > self.clock.now + timeout:
+            self.clock.now += timeout
+            return None
+        self.clock.now = max(self.clock.now, self._ready[0][0])
+        return self.poll()
+
+
+POLICY = small_policy(small_config(pred_horizon=TP))  # never asked here: Script makes the plans
+
+
+def _make(planner: Script, **changes: Any) -> AsyncController:
+    config = AsyncConfig(**{"blend": 0, **changes})
+    return AsyncController(Controller(POLICY, CONFIG), planner, config, clock=planner.clock)
+
+
+def _run(control: AsyncController, steps: int) -> list[float]:
+    """One action (its first dimension) a step of 1 / FPS seconds."""
+    clock, planner = control._clock, control.planner
+    assert isinstance(clock, Clock)
+    assert isinstance(planner, Script)
+    actions = []
+    for _ in range(steps):
+        clock.now = max(clock.now, planner.steps / FPS)
+        actions.append(float(control.step(OBSERVATION).action[0]))
+    return actions
+
+
+def test_plans_that_take_no_time_follow_each_other() -> None:
+    control = _make(Script(Clock(), [0.0]))
+    assert _run(control, 12) == list(range(12))
+    assert control.statistics.holds == control.statistics.misses == 0
+
+
+@pytest.mark.parametrize("steps_late", [1, 2, 3])
+def test_a_delayed_plan_is_aligned_with_the_actions_executed_meanwhile(steps_late: int) -> None:
+    planner = Script(Clock(), [0.0, steps_late / FPS])
+    control = _make(planner)
+    assert _run(control, 20) == list(range(20))  # action t at step t, from whichever plan: aligned
+    assert control.statistics.skipped[1:] == [steps_late] * (control.statistics.plans - 1)
+    assert control.statistics.holds == 0
+    assert planner.requests[:3] == [0, 4, 8]  # every exec_horizon, whatever the delay
+
+
+def test_a_late_plan_continues_the_old_one_then_holds_the_last_action() -> None:
+    control = _make(Script(Clock(), [0.0, 1.0, 0.0]))  # the second is asked for at step 4, comes at step 14
+    actions = _run(control, 14)
+    assert actions == [*range(8), *[7.0] * 6]
+    assert control.statistics.holds == 6
+    assert control.statistics.misses == 1  # budget: exec_horizon / fps = 0.4 s, counted once
+    after = _run(control, 2)
+    assert after[0] == 8.0  # four actions were executed since the request: the fifth (4 + 4) is next
+    assert control.statistics.skipped[1] == 4
+
+
+def test_a_plan_that_never_comes_never_stops_the_loop() -> None:
+    control = _make(Script(Clock(), [0.0, None]), hold="zero", keep=(2,))
+    commands = []
+    for step in range(30):
+        control._clock.now = step / FPS  # type: ignore[attr-defined]
+        commands.append(control.step(OBSERVATION))
+    assert [c.source for c in commands] == ["plan"] * 8 + ["hold"] * 22
+    assert commands[-1].action.tolist() == [0.0, 0.0, 7.0]  # stands still, keeps the gripper
+    assert control.statistics.misses == 1
+    assert commands[-1].plan_age_ms == pytest.approx(2900.0)
+
+
+def test_a_plan_with_no_action_left_is_thrown_away() -> None:
+    planner = Script(Clock(), [0.0, 0.2, 0.0])
+    control = _make(planner)
+    original = planner.poll
+
+    def short() -> PlanResult | None:
+        result = original()
+        return result if result is None or result.ticket != 1 else PlanResult(1, result.candidates[:, :2], 200.0)  # type: ignore[index]
+
+    planner.poll = short  # type: ignore[method-assign]
+    assert _run(control, 12) == list(range(12))
+    assert control.statistics.late_plans == 1
+
+
+def test_a_planner_that_fails_is_reported_and_asked_again() -> None:
+    planner = Script(Clock(), [0.0, 0.1, 0.1])
+    planner.errors = {1: "RuntimeError: out of memory"}
+    control = _make(planner)
+    errors = []
+    for step in range(12):
+        control._clock.now = step / FPS  # type: ignore[attr-defined]
+        command = control.step(OBSERVATION)
+        assert float(command.action[0]) == step
+        errors.append(command.error)
+    assert [e for e in errors if e] == ["RuntimeError: out of memory"]
+    assert control.statistics.errors == 1
+    assert planner.requests[:3] == [0, 4, 5]  # the failure of 4 is seen at 5, and planned again at once
+
+
+def test_a_plan_that_is_not_finite_is_an_error_not_a_command() -> None:
+    planner = Script(Clock(), [0.0, 0.1, 0.1], {1: float("nan")})
+    control = _make(planner)
+    assert np.isfinite(_run(control, 12)).all()
+    assert control.statistics.errors == 1
+
+
+def test_the_first_plan_is_waited_for_and_its_absence_said() -> None:
+    clock = Clock()
+    control = _make(Script(clock, [2.0]))
+    assert control.step(OBSERVATION).action[0] == 0.0
+    assert clock.now == 2.0
+    with pytest.raises(PrismError, match="no first plan within 5 s"):
+        _make(Script(Clock(), [None]), first_timeout=5.0).step(OBSERVATION)
+    failing = Script(Clock(), [0.0])
+    failing.errors = dict.fromkeys(range(10**3), "ValueError: x")
+    failing.wait = lambda timeout: (setattr(failing.clock, "now", failing.clock.now + 1), failing.poll())[1]  # type: ignore[method-assign,func-returns-value]
+    with pytest.raises(PrismError, match="ValueError: x"):
+        _make(failing, first_timeout=3.0).step(OBSERVATION)
+
+
+@given(
+    gap=st.floats(-50, 50),
+    blend=st.integers(0, 6),
+    max_step=st.one_of(st.none(), st.floats(0.01, 5.0)),
+    late=st.integers(1, 3),
+)
+def test_plans_are_joined_without_a_jump(gap: float, blend: int, max_step: float | None, late: int) -> None:
+    """No step exceeds that of the plans (1) by more than min(|gap| / (blend + 1), max_step); the gap never grows."""
+    control = _make(Script(Clock(), [0.0, late / FPS, None], {1: gap}), blend=blend, max_step=max_step)
+    actions = np.array(_run(control, 4 + late))
+    assert np.array_equal(actions, np.arange(4 + late))
+    joined = np.array(_run(control, TP - late))  # from the new plan
+    bound = abs(gap) / (blend + 1)
+    if max_step is not None:
+        bound = min(bound, max_step * float(control.controller.scale[0]))
+    steps = np.diff(np.concatenate([actions[-1:], joined]))
+    assert (np.abs(steps - 1.0) <= bound + 1e-4).all()
+    offset = np.abs(np.arange(4 + late, 4 + TP) + gap - joined)  # what is left of the gap
+    assert (np.diff(offset) <= 1e-4).all()
+    if max_step is None and blend < TP - late:
+        assert offset[blend:] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_stop_holds_until_the_candidates_agree_again() -> None:
+    planner = Script(Clock(), [0.0, 0.1, 0.1, 0.1])
+    planner.spread = {1: 5.0, 2: 5.0}
+    control = _make(planner, uncertainty=UncertaintyConfig(max_spread=1.0, then="stop"))
+    commands = []
+    for step in range(12):
+        control._clock.now = step / FPS  # type: ignore[attr-defined]
+        commands.append(control.step(OBSERVATION))
+    assert [c.source for c in commands[:8]] == ["plan"] * 5 + ["hold"] * 2 + ["plan"]
+    assert [c.decision for c in commands[4:8]] == ["continue", "stop", "stop", "continue"]
+    assert commands[5].action[0] == 4.0
+    assert commands[5].replan is not None
+    assert commands[5].replan.spread > 1.0
+    assert control.statistics.uncertain == 2
+
+
+@pytest.mark.parametrize(("hold", "expected"), [("last", [4.5, 5.0, 5.5, 6.0]), ("zero", [2.5, 2.5, 3.0, 3.0])])
+def test_slow_follows_the_same_path_at_half_the_speed(hold: str, expected: list[float]) -> None:
+    planner = Script(Clock(), [0.0, 0.1, None])
+    planner.spread = {1: 5.0}
+    control = _make(planner, hold=hold, uncertainty=UncertaintyConfig(max_modes=1, then="slow"))
+    actions = _run(control, 9)
+    assert actions[:5] == [0, 1, 2, 3, 4]
+    assert actions[5:] == expected
+
+
+def test_a_hook_of_ones_own_sees_every_plan() -> None:
+    seen: list[Replan] = []
+    planner = Script(Clock(), [0.0])
+
+    def hook(replan: Replan) -> Any:
+        seen.append(replan)
+        return "continue"
+
+    control = AsyncController(Controller(POLICY, CONFIG), planner, AsyncConfig(), planner.clock, hook)
+    _run(control, 10)
+    assert [r.step for r in seen] == [0, 5, 9]  # a plan that is ready at once is executed from the next step on
+
+
+def test_reset_starts_a_new_episode() -> None:
+    control = _make(Script(Clock(), [0.0, 0.1]))
+    first = _run(control, 10)
+    control.reset(0)
+    control._clock.now = 0.0  # type: ignore[attr-defined]
+    assert control.statistics.actions == 0
+    assert _run(control, 10) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hold": "jump"}, "control.hold"),
+        ({"blend": -1}, "control.blend"),
+        ({"max_step": 0.0}, "control.max_step"),
+        ({"slow_factor": 0.0}, "control.slow_factor"),
+        ({"keep": (9,)}, "control.keep"),
+    ],
+)
+def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        _make(Script(Clock(), [0.0]), **change)
+    with pytest.raises(PrismError, match=r"uncertainty\.then"):
+        UncertaintyConfig(then="hope")  # type: ignore[arg-type]

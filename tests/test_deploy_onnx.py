@@ -1,0 +1,161 @@
+"""Export to ONNX and the back ends on it: parity with eager, absence, int8 within its limit, damaged folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from prism.deploy.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
+from prism.deploy.backends_onnx import OnnxBackend, session
+from prism.deploy.export_onnx import export_onnx, read_graphs, read_metadata
+from prism.deploy.int8 import quantise_encoder
+from prism.errors import PrismError
+from prism.prism_policy import PrismPolicy
+from prism.sensors import SensorSpec
+from prism.types import Observation
+from tests.policy_fakes import VECTORS, small_config, small_policy
+from tests.test_deploy_runtime import _rng
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+SENSORS = (
+    VECTORS[0],
+    SensorSpec("rgb", "rgb", (24, 26, 3), crop=(20, 20), resize=(17, 18)),
+    SensorSpec("depth", "depth", (20, 24), clip=(0.1, 2.0), resize=(15, 9)),
+    SensorSpec("touch", "tactile", (16, 20, 6)),
+    SensorSpec("text", "text", (8,)),
+)
+RGB = 1
+
+
+@pytest.fixture(scope="module")
+def policy() -> PrismPolicy:
+    return small_policy(small_config(anchor="proprio"), SENSORS).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(policy: PrismPolicy, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export") / "policy"
+    told: list[str] = []
+    export_onnx(policy, folder, progress=told.append)
+    assert told[1] == "sensor-1.onnx (rgb)"
+    assert told[-1] == "plan.onnx"
+    return folder
+
+
+def _frames(count: int, seed: int = 0) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            s.name: rng.integers(0, 255, s.shape, dtype=np.uint8)
+            if s.dtype == np.uint8
+            else rng.uniform(0.2, 1.5, s.shape).astype(np.float32)
+            for s in SENSORS
+        }
+        for _ in range(count)
+    ]
+
+
+def _observation(batch: int, absent: float, seed: int = 0) -> Observation:
+    frames = _frames(batch * 2, seed)
+    rng = np.random.default_rng(seed)
+    streams = {
+        s.name: torch.from_numpy(np.stack([f[s.name] for f in frames])).unflatten(0, (batch, 2)) for s in SENSORS
+    }
+    present = {s.name: torch.from_numpy(rng.random((batch, 2)) >= absent) for s in SENSORS}
+    return Observation(streams, present)
+
+
+@pytest.mark.parametrize(("batch", "candidates", "absent"), [(1, 1, 0.0), (1, 8, 0.5), (3, 5, 0.3)])
+def test_onnx_equals_eager_for_any_batch_and_number_of_candidates(
+    policy: PrismPolicy, exported: Path, batch: int, candidates: int, absent: float
+) -> None:
+    backend = OnnxBackend(policy, int8=False, graphs=read_graphs(exported))
+    observation = _observation(batch, absent)
+    ours = BackendPolicy(backend).sample(observation, candidates, _rng())
+    torch.testing.assert_close(ours, policy.sample(observation, candidates, _rng()), rtol=1e-4, atol=1e-5)
+    assert compare(backend, observation, candidates).max_difference_scaled < 1e-4
+
+
+def test_int8_is_near_eager_and_says_how_near(policy: PrismPolicy, exported: Path) -> None:
+    graphs = read_graphs(exported)
+    backend, agreement = load_backend("onnx-int8", policy, _frames(16), graphs=graphs)
+    assert 1e-5 < agreement.max_difference_scaled < 0.15 < agreement.limit  # it is int8, and near
+    assert agreement.mean_difference_scaled < agreement.max_difference_scaled
+    held_out = compare(backend, _observation(4, 0.0, seed=9))
+    assert held_out.max_difference_scaled < 0.2
+    with pytest.raises(PrismError, match="int8 needs frames of sensor 'rgb'"):
+        make_backend("onnx-int8", policy, [{"proprio": np.zeros(3, np.float32)}], graphs)
+    with pytest.raises(PrismError, match="int8 needs frames"):
+        quantise_encoder(graphs["sensor-1.onnx"], [])
+
+
+def test_another_policys_graphs_are_noticed(policy: PrismPolicy, exported: Path) -> None:
+    other = small_policy(small_config(anchor="proprio"), SENSORS, seed=5).eval()
+    with torch.no_grad():
+        other.generator.head.weight.mul_(10.0)
+    with pytest.raises(PrismError, match=r"back end 'onnx' is .* away from eager"):
+        load_backend("onnx", other, graphs=read_graphs(exported))
+
+
+def test_the_export_explains_itself(policy: PrismPolicy, exported: Path) -> None:
+    from safetensors.torch import load_file
+
+    metadata = read_metadata(exported)
+    assert metadata == json.loads((exported / "metadata.json").read_text())
+    assert metadata["graphs"] == ["fusion.onnx", "plan.onnx", *(f"sensor-{i}.onnx" for i in range(4))]
+    assert [s["graph"] for s in metadata["sensors"]][-1] is None  # text has none
+    assert metadata["action_scale"] == policy.normalizer.action_scale.tolist()
+    absent = load_file(exported / "absent.safetensors")
+    assert torch.equal(absent["rgb"], policy.encoder.encoders[RGB].absent)  # type: ignore[arg-type]
+    graph = session((exported / "sensor-1.onnx").read_bytes(), 1)
+    assert (graph.get_inputs()[0].name, graph.get_outputs()[0].name) == ("stream", "features")
+    assert graph.get_inputs()[0].type == "tensor(uint8)"  # pixels as the camera gives them: preprocessing is inside
+    plan = session((exported / "plan.onnx").read_bytes(), 1)
+    assert [i.name for i in plan.get_inputs()] == ["steps", "latents"]
+
+
+def test_nothing_is_overwritten_unless_asked_and_only_exports_are(policy: PrismPolicy, tmp_path: Path) -> None:
+    small = small_policy(small_config(), VECTORS[:1]).eval()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo.jpg").write_bytes(b"x")
+    with pytest.raises(PrismError, match="exists already"):
+        export_onnx(small, tmp_path / "mine")
+    with pytest.raises(PrismError, match="no export of prism"):
+        export_onnx(small, tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "photo.jpg").exists()
+    export_onnx(small, tmp_path / "out")
+    export_onnx(small, tmp_path / "out", overwrite=True)
+    (tmp_path / "out" / "plan.onnx").unlink()
+    with pytest.raises(PrismError, match=r"plan\.onnx is missing"):
+        read_graphs(tmp_path / "out")
+    with pytest.raises(PrismError, match="no export of prism"):
+        read_graphs(tmp_path / "mine")
+
+
+def test_resnet_in_int8_follows_the_pixels() -> None:
+    """The paper's backbone with GroupNorm: quantised features correlate with the exact ones, frame by frame."""
+    from prism.deploy.export_onnx import export_sensor
+    from prism.encoder import EncoderConfig, make_sensor_encoder
+    from prism.normalize import Normalizer
+
+    spec = SensorSpec("rgb", "rgb", (40, 40, 3))
+    encoder = make_sensor_encoder(spec, EncoderConfig(rgb_features=64), Normalizer.empty((spec,), 2)).eval()
+    rng = np.random.default_rng(0)
+    frames = [rng.integers(0, 255, spec.shape, dtype=np.uint8) for _ in range(6)]
+    graph = session(quantise_encoder(export_sensor(encoder), frames[:4]), 1)
+    for frame in frames:
+        exact = encoder.encode(torch.from_numpy(frame[None]), None).detach().numpy()[0]
+        ours = graph.run(None, {"stream": frame[None]})[0][0]
+        assert np.corrcoef(exact, ours)[0, 1] > 0.99
+
+
+@pytest.mark.slow
+def test_compiled_equals_eager() -> None:
+    policy = small_policy(small_config(), SENSORS).eval()
+    assert compare(CompiledBackend(policy), _observation(2, 0.3)).max_difference_scaled < 1e-4

@@ -1,0 +1,241 @@
+"""The runtime: tokens kept, lanes, absence, the same actions as the policy on whole windows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from prism.controller import Controller, ControllerConfig
+from prism.deploy.async_control import AsyncController
+from prism.deploy.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
+from prism.deploy.runtime import Runtime
+from prism.deploy.runtime_lanes import LanePlanner
+from prism.errors import PrismError
+from prism.prism_policy import PrismPolicy
+from prism.sensors import SensorSpec, encode_text
+from prism.types import Observation
+from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config, small_policy
+
+SENSORS = (
+    *VECTORS,
+    CAMERA,
+    SensorSpec("depth", "depth", (20, 24), clip=(0.1, 2.0)),
+    SensorSpec("touch", "tactile", (16, 20, 6)),
+    SensorSpec("text", "text", (24,)),
+)
+K = 3
+
+
+def _policy(**changes: Any) -> PrismPolicy:
+    return small_policy(small_config(obs_horizon=4, **changes), SENSORS).eval()
+
+
+def _reading(spec: SensorSpec, rng: np.random.Generator) -> np.ndarray:
+    if spec.kind == "text":
+        return encode_text("push the block", spec.shape[0])
+    if spec.dtype == np.uint8:
+        return rng.integers(0, 256, spec.shape, dtype=np.uint8)
+    return rng.uniform(0.2, 1.5, spec.shape).astype(np.float32)
+
+
+def _stream(steps: int, seed: int = 0, absent: float = 0.0) -> list[dict[str, np.ndarray]]:
+    """Readings of `steps` time steps; each sensor but the first is left out with the chance `absent`."""
+    rng = np.random.default_rng(seed)
+    return [
+        {s.name: _reading(s, rng) for i, s in enumerate(SENSORS) if i == 0 or rng.random() >= absent}
+        for _ in range(steps)
+    ]
+
+
+def _split(frame: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, bool]]:
+    filled = {s.name: frame.get(s.name, np.zeros(s.shape, s.dtype)) for s in SENSORS}
+    return filled, {s.name: s.name in frame for s in SENSORS}
+
+
+def _window(frames: list[dict[str, np.ndarray]]) -> Observation:
+    pairs = [_split(frame) for frame in frames]
+    streams = {s.name: torch.from_numpy(np.stack([p[0][s.name] for p in pairs])[None]) for s in SENSORS}
+    return Observation(streams, {s.name: torch.tensor([[p[1][s.name] for p in pairs]]) for s in SENSORS})
+
+
+def _rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("anchor", [None, "proprio"])
+@pytest.mark.parametrize("absent", [0.0, 0.4])
+def test_kept_tokens_give_the_plans_of_the_whole_window(anchor: str | None, absent: float) -> None:
+    policy = _policy(anchor=anchor)
+    runtime = Runtime(EagerBackend(policy))
+    frames = _stream(7, absent=absent)
+    for t, frame in enumerate(frames):
+        runtime.observe(*_split(frame))
+        padded = [frames[0]] * max(0, 3 - t) + frames[max(0, t - 3) : t + 1]
+        whole = policy.sample(_window(padded), K, _rng(t))[0]
+        np.testing.assert_allclose(runtime.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_every_observation_is_encoded_once() -> None:
+    policy = _policy()
+    backend = EagerBackend(policy)
+    seen: list[int] = []
+    original = backend.features
+
+    def counting(sensor: int, stream: Tensor) -> Tensor:
+        assert len(stream) == 1
+        seen.append(sensor)
+        return original(sensor, stream)
+
+    backend.features = counting  # type: ignore[method-assign]
+    runtime = Runtime(backend)
+    for frame in _stream(6):
+        runtime.observe(*_split(frame))
+        runtime.plan(K, _rng())
+    text = len(SENSORS) - 1
+    assert sorted(seen) == sorted([*range(text)] * 6 + [text])  # the instruction did not change: once
+
+
+def test_a_plan_needs_an_observation() -> None:
+    with pytest.raises(PrismError, match="call observe first"):
+        Runtime(EagerBackend(_policy())).plan(K, _rng())
+
+
+def test_a_back_end_as_a_policy_is_the_policy() -> None:
+    policy = _policy()
+    window = _window(_stream(4, absent=0.4))
+    batch = Observation(
+        {k: torch.cat([v, v.flip(1)]) for k, v in window.streams.items()},
+        {k: torch.cat([v, v.flip(1)]) for k, v in window.present.items()},
+    )
+    ours = BackendPolicy(EagerBackend(policy)).sample(batch, K, _rng())
+    torch.testing.assert_close(ours, policy.sample(batch, K, _rng()), rtol=1e-5, atol=1e-5)
+    with pytest.raises(PrismError, match="cannot be trained"):
+        BackendPolicy(EagerBackend(policy)).loss(random_batch(2), _rng())
+
+
+class Broken(EagerBackend):
+    """Off by half a range; or it raises."""
+
+    fail = False
+
+    def plan(self, steps: Tensor, candidates: int, rng: torch.Generator) -> Tensor:
+        if self.fail:
+            raise RuntimeError("out of memory")
+        return super().plan(steps, candidates, rng) + 0.5
+
+
+def test_a_back_end_that_is_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = _policy()
+    assert compare(Broken(policy), _window(_stream(4)), K).max_difference_scaled == pytest.approx(0.5, abs=1e-3)
+    monkeypatch.setattr("prism.deploy.backends.EagerBackend", Broken)
+    with pytest.raises(PrismError, match=r"back end 'eager' is 0\.5 half ranges"):
+        load_backend("eager", policy, candidates=K)
+    with pytest.raises(PrismError, match="unknown back end 'tpu'"):
+        make_backend("tpu", policy)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes_give_the_plans_of_one_thread(lanes: int) -> None:
+    policy = _policy(anchor="proprio")
+    frames = _stream(9, absent=0.3)
+    runtime = Runtime(EagerBackend(policy))
+    with LanePlanner(EagerBackend(policy), lanes) as planner:
+        for t, frame in enumerate(frames):
+            runtime.observe(*_split(frame))
+            planner.observe(*_split(frame))
+            if t % 2 == 0:
+                ticket = planner.request(K, _rng(t))
+                result = planner.wait(30.0)
+                assert result is not None
+                assert result.ticket == ticket
+                assert result.candidates is not None, result.error
+                np.testing.assert_allclose(result.candidates, runtime.plan(K, _rng(t)), rtol=1e-5, atol=1e-5)
+        images = sum(s.is_image and s.name in frame for frame in frames for s in SENSORS)
+        assert planner.statistics.frames == planner.statistics.frames_encoded == images
+        assert planner.statistics.steps_dropped == 0
+
+
+def test_a_failing_back_end_is_an_error_of_the_plan_and_the_lanes_live_on() -> None:
+    backend = Broken(_policy())
+    with LanePlanner(backend, 2) as planner:
+        planner.observe(*_split(_stream(1)[0]))
+        backend.fail = True
+        planner.request(K, _rng())
+        failed = planner.wait(30.0)
+        assert failed is not None
+        assert failed.candidates is None
+        assert failed.error == "RuntimeError: out of memory"
+        backend.fail = False
+        planner.request(K, _rng())
+        fine = planner.wait(30.0)
+        assert fine is not None
+        assert fine.error is None
+
+
+class Slow(EagerBackend):
+    """Encodes when it is let."""
+
+    def __init__(self, policy: PrismPolicy) -> None:
+        super().__init__(policy)
+        self.gate = threading.Event()
+
+    def features(self, sensor: int, stream: Tensor) -> Tensor:
+        self.gate.wait(30.0)
+        return super().features(sensor, stream)
+
+
+def test_what_cannot_be_encoded_in_time_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Slow(_policy())
+    with LanePlanner(backend, 1, max_backlog=3) as planner:
+        start = time.perf_counter()
+        for frame in _stream(8):
+            planner.observe(*_split(frame))
+        assert time.perf_counter() - start < 5.0  # never waits
+        assert planner.statistics.steps_dropped == 5
+        assert caplog.text.count("encoding cannot keep up") == 1
+        planner.request(K, _rng())
+        assert planner.poll() is None
+        backend.gate.set()
+        result = planner.wait(30.0)
+        assert result is not None
+        assert result.error is None
+        assert planner.unfinished == 0
+
+
+def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:
+    backend = Slow(_policy())
+    with LanePlanner(backend, 2) as planner:
+        planner.observe(*_split(_stream(1)[0]))
+        planner.request(K, _rng())
+        planner.reset()
+        backend.gate.set()
+        assert planner.wait(0.3) is None
+        planner.observe(*_split(_stream(1)[0]))
+        ticket = planner.request(K, _rng())
+        result = planner.wait(30.0)
+        assert result is not None
+        assert result.ticket == ticket
+
+
+def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
+    policy = _policy()
+    with LanePlanner(EagerBackend(policy), 2) as planner:
+        planner.warm_up(K)
+        control = AsyncController(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), planner)
+        frames = _stream(12, absent=0.5)
+        for step in range(500):
+            command = control.step(frames[step % 12])
+            assert command.action.shape == (3,)
+            assert np.isfinite(command.action).all()
+            if control.statistics.plans >= 4:
+                break
+            time.sleep(2e-3)
+        assert control.statistics.errors == 0
+        assert control.statistics.plans >= 4
