@@ -6,7 +6,7 @@ import difflib
 from typing import get_args
 
 from prism.errors import PrismError
-from prism.sims import metaworld, robosuite_setup
+from prism.sims import calvin_names, metaworld, robosuite_setup
 from prism.sims.base import Env, Expert
 from prism.sims.pusht_features import Variant
 
@@ -15,7 +15,7 @@ _PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES)
+    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES, *calvin_names.NAMES)
 
 
 def make_env(name: str) -> Env:
@@ -29,6 +29,10 @@ def make_env(name: str) -> Env:
         from prism.sims.robosuite_env import RobosuiteEnv
 
         return RobosuiteEnv(*robosuite_setup.NAMES[name])
+    if name in calvin_names.NAMES:
+        from prism.sims.calvin import CalvinEnv
+
+        return CalvinEnv(calvin_names.NAMES[name])
     raise _unknown(name)
 
 
@@ -38,6 +42,8 @@ def make_expert(name: str, env: Env) -> Expert:
         raise _unknown(name)
     if env.name != name:
         raise PrismError(f"the expert of '{name}' cannot act in '{env.name}': pass make_env('{name}')")
+    if name in calvin_names.NAMES:
+        raise PrismError(f"'{name}' has no scripted expert: train on CALVIN's recordings (prism train CALVIN/training)")
     if isinstance(env, metaworld.MetaWorldEnv):
         return metaworld.MetaWorldExpert(env)
     if name in robosuite_setup.NAMES:

@@ -1,0 +1,257 @@
+"""CALVIN through the user's own checkout of calvin_env: 34 commands, or chains of five of them.
+
+An episode of `calvin-COMMAND` starts where the command can be done, gives it in words and ends with its success or
+after 360 steps. An episode of `calvin` is a chain: when a command is done, the next one is given (`goal_index` counts
+them); one that is not done in 360 steps ends it. Success is all five, the score the share that was done. 30 steps a
+second; actions are CALVIN's relative ones (position x50, rotation x20, gripper -1 closes), clipped to [-1, 1].
+
+Sensors have the names of the dataset's keys (what `prism train CALVIN/training` learns from) and those of this project:
+
+    rgb_static                     (200, 200, 3)     rgb_gripper, rgb_wrist      (84, 84, 3)
+    depth_static                   (200, 200) m      depth_gripper, depth_wrist  (84, 84) m
+    rgb_tactile, tactile           (160, 120, 6), only where `tacto` is installed
+    robot_obs, proprio             (15,)             text                        (64,) the command
+
+calvin_env keeps one world a process in module-level calls, so the environments of a process share one: the last reset
+owns it. Every reset loads the world anew: Bullet's contact caches would make an episode depend on the one before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.sensors import SensorSpec, encode_text
+from prism.sims.base import Array, StepResult
+from prism.sims.calvin_chains import BLOCKS, LENGTH, Chains, starts
+from prism.sims.calvin_checkout import GET_IT, Checkout, Symbols, find_checkout, quiet
+from prism.sims.calvin_names import NAMES
+
+MAX_STEPS = 360  # a command
+FPS = 30.0
+TEXT_BYTES = 64
+EGL = "PRISM_CALVIN_EGL"  # "1": draw on the GPU, as CALVIN's own evaluation does
+FIRST_TEST_SEED = 100_000  # evaluation episode i has this seed + i, and is chain i
+
+_SETTLE = 15  # control steps after blocks were put into the hand, the drawer or onto each other
+_SCENE = {block: 6 + 6 * i for i, block in enumerate(BLOCKS)}  # where a block's pose begins in scene_obs
+_DRAWER = (0.18, -0.30, 0.40)  # above the floor of the open drawer
+_ON_TOP = 0.06  # metres between the centres of stacked blocks, a little more than their height
+_ALIASES = {
+    "rgb_gripper": "rgb_wrist",
+    "depth_gripper": "depth_wrist",
+    "rgb_tactile": "tactile",
+    "robot_obs": "proprio",
+}
+
+
+class World:
+    """The one CALVIN simulator of this process, and what its checkout knows."""
+
+    def __init__(self, checkout: Checkout, sim: Any, oracle: Any) -> None:
+        self.checkout, self.sim, self.oracle = checkout, sim, oracle
+        self.sentences = checkout.sentences()
+        self.chains = Chains(*checkout.rules())
+        self.place = checkout.placement()
+        self.owner: object = None
+
+    def restart(self, state: Symbols) -> Mapping[str, Any]:
+        """Everything as loaded, then as the symbolic state says; the first observation."""
+        robot_obs, scene_obs, is_special = realise(self.place, state)
+        with quiet():
+            self.sim.seed(0)
+            self.sim.scene.np_random = self.sim.np_random
+            self.sim.robot.gripper_action = 1
+            self.sim.load()
+            observation: Mapping[str, Any] = self.sim.reset(robot_obs=robot_obs, scene_obs=scene_obs)
+            hold = np.array([0, 0, 0, 0, 0, 0, -1 if state["grasped"] else 1], dtype=np.float64)
+            for _ in range(_SETTLE if is_special else 0):
+                self.sim.robot.apply_action(hold.copy())
+                for _ in range(self.sim.action_repeat):
+                    self.sim.p.stepSimulation(physicsClientId=self.sim.cid)
+                self.sim.scene.step()
+            return self.sim.get_obs() if is_special else observation
+
+
+def realise(place: Any, state: Symbols) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """robot_obs (15,), scene_obs (24,) of a symbolic state, and whether it is one that CALVIN never starts from.
+
+    CALVIN places blocks on the table and in the cabinet. Blocks in the hand, in the drawer or on another block are
+    ours: put there, and left to settle.
+    """
+    special = {block: state[block] for block in BLOCKS if state[block] not in ("table", "slider_right", "slider_left")}
+    plain = {block: "table" if where == "stacked_bottom" else None for block, where in special.items()}
+    fixed = {key: value for key, value in {**state, **plain, "grasped": 0}.items() if value is not None}
+    base = next((s for s in starts() if all(s[key] == value for key, value in fixed.items())), None)
+    if base is None:
+        raise PrismError(f"CALVIN has no start like {dict(state)}")
+    robot_obs, scene_obs = place(base)
+    for block, where in special.items():
+        at = _SCENE[block]
+        if where == "grasped":
+            scene_obs[at : at + 6] = [*robot_obs[:3], 0.0, 0.0, robot_obs[5]]
+        elif where == "drawer":
+            scene_obs[at : at + 6] = [*_DRAWER, 0.0, 0.0, np.pi / 2]
+        elif where == "stacked_top":
+            below = _SCENE[next(other for other in BLOCKS if state[other] == "stacked_bottom")]
+            scene_obs[at : at + 6] = scene_obs[below : below + 6]
+            scene_obs[at + 2] += _ON_TOP
+    return robot_obs, scene_obs, bool(special)
+
+
+@functools.cache
+def world(path: Path | None = None) -> World:
+    checkout = find_checkout(path)
+    if sys.path[:1] != [str(checkout.env)]:
+        sys.path.insert(0, str(checkout.env))
+    try:
+        with quiet(), contextlib.redirect_stderr(None), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import hydra
+            from hydra import compose, initialize_config_dir
+            from hydra.core.global_hydra import GlobalHydra
+            from omegaconf import OmegaConf
+
+            touch = importlib.util.find_spec("tacto")  # the empty folder of a submodule is found, but has no origin
+            cameras = "static_gripper_tactile" if touch and touch.origin else "static_and_gripper"
+            GlobalHydra.instance().clear()
+            with initialize_config_dir(str(checkout.env / "conf"), version_base=None):
+                settings = [f"cameras={cameras}", "use_vr=false", "record=false", "env.use_scene_info=true"]
+                settings += [f"env.use_egl={str(os.environ.get(EGL) == '1').lower()}"]
+                if "tactile" in cameras:
+                    settings.append("cameras.tactile.visualize_gui=false")
+                config = compose("config_data_collection", overrides=settings)
+            sim = hydra.utils.instantiate(config.env)
+            oracle = hydra.utils.instantiate(OmegaConf.load(checkout.env / "conf/tasks/new_playtable_tasks.yaml"))
+    except ImportError as error:
+        raise PrismError(f"CALVIN needs the package {error.name}: {GET_IT}") from error
+    except Exception as error:
+        line = " ".join(str(error).split())[:300]
+        if isinstance(error.__cause__, ImportError) or "ModuleNotFoundError" in str(error):
+            raise PrismError(f"CALVIN lacks a package ({line}): {GET_IT}") from error
+        if "InvalidGitRepositoryError" in f"{type(error).__name__} {error!r}":
+            raise PrismError(f"{checkout.env} is no git checkout, which calvin_env needs: {GET_IT}") from error
+        raise PrismError(f"{checkout.env}: calvin_env does not start ({type(error).__name__}: {line})") from error
+    return World(checkout, sim, oracle)
+
+
+class CalvinEnv:
+    """`task` None: chains of five commands."""
+
+    def __init__(self, task: str | None = None, path: Path | None = None) -> None:
+        self.task = task
+        self.name = next(name for name, of in NAMES.items() if of == task)
+        self._world = world(path)
+        self._shown = self._survey()
+        self.sensors: tuple[SensorSpec, ...] = tuple(self._shown.values())
+        self.action_dim = 7
+        self.action_low = np.full(7, -1.0, dtype=np.float32)
+        self.action_high = np.full(7, 1.0, dtype=np.float32)
+        self.fps = FPS
+        self.max_steps = MAX_STEPS * (1 if task else LENGTH)
+        self.goals: tuple[str, ...] = ()  # the commands of this episode, by name
+        self.goal_index = 0  # which of them is to be done now
+        self._observation: Mapping[str, Any] = {}
+        self._start_info: Any = None
+        self._steps = 0  # of this command
+        self._is_over = True
+
+    def _survey(self) -> dict[str, SensorSpec]:
+        """The sensors that this world has, by what its cameras say of themselves."""
+        shown: dict[str, SensorSpec] = {}
+        for camera in self._world.sim.cameras:
+            size = (int(camera.height), int(camera.width)) if hasattr(camera, "height") else (160, 120)
+            if camera.name == "tactile":
+                _add(shown, SensorSpec("rgb_tactile", "tactile", (*size, 6)))
+                continue
+            _add(shown, SensorSpec(f"rgb_{camera.name}", "rgb", (*size, 3)))
+            _add(shown, SensorSpec(f"depth_{camera.name}", "depth", size))
+        _add(shown, SensorSpec("robot_obs", "vector", (15,)))
+        _add(shown, SensorSpec("text", "text", (TEXT_BYTES,)))
+        return shown
+
+    @property
+    def instruction(self) -> str:
+        return self._world.sentences[self.goals[min(self.goal_index, len(self.goals) - 1)]]
+
+    def reset(self, seed: int) -> dict[str, Array]:
+        number = seed - FIRST_TEST_SEED if seed >= FIRST_TEST_SEED else -1 - seed  # tests and the rest never share one
+        if self.task is None:
+            state, self.goals = self._world.chains.chain(number % 2**32)
+        else:
+            state, self.goals = self._world.chains.start_for(self.task, number % 2**32), (self.task,)
+        self.goal_index = 0
+        self._world.owner = self
+        self._observation = self._world.restart(state)
+        self._begin()
+        return self._observe()
+
+    def _begin(self) -> None:
+        """Now the current command counts: what it changes is measured from here."""
+        self._steps, self._is_over = 0, False
+        self._start_info = self._world.sim.get_info()
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        if self._world.owner is not self or self._start_info is None:
+            raise PrismError(f"{self.name}: call reset(seed) before step(action); a process has one CALVIN world")
+        if self._is_over:
+            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
+        action = np.asarray(action, dtype=np.float32)
+        if action.shape != (7,) or not np.isfinite(action).all():
+            raise PrismError(f"{self.name}: an action is 7 finite numbers, not {action!r}")
+        command = np.clip(action, -1.0, 1.0).astype(np.float64)
+        command[6] = 1.0 if command[6] > 0 else -1.0  # the gripper knows two
+        self._observation, _, _, info = self._world.sim.step(command)
+        self._steps += 1
+        goal = self.goals[self.goal_index]
+        if self._world.oracle.get_task_info_for_set(self._start_info, info, {goal}):
+            self.goal_index += 1
+            if self.goal_index < len(self.goals):
+                self._begin()
+        done = self.goal_index / len(self.goals)
+        self._is_over = done == 1.0 or self._steps >= MAX_STEPS
+        return StepResult(self._observe(), score=done, success=done == 1.0, done=self._is_over)
+
+    def _observe(self) -> dict[str, Array]:
+        raw = self._observation
+        pictures = {**raw["rgb_obs"], **raw["depth_obs"]}
+        streams: dict[str, Array] = {"robot_obs": np.array(raw["robot_obs"], dtype=np.float32)}
+        for name, spec in self._shown.items():
+            if name in pictures:
+                streams[name] = np.array(pictures[name], dtype=spec.dtype)
+        streams |= {alias: streams[name].copy() for name, alias in _ALIASES.items() if name in streams}
+        streams["text"] = encode_text(self.instruction, TEXT_BYTES).copy()
+        return streams
+
+    def state(self) -> NDArray[np.float64]:
+        """robot_obs (15) and scene_obs (24): slider, drawer, button, switch, two lights, poses of three blocks."""
+        if not self._observation:
+            raise PrismError(f"{self.name}: call reset(seed) before state()")
+        return np.concatenate([self._observation["robot_obs"], self._observation["scene_obs"]]).astype(np.float64)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        if not self._observation:
+            return None
+        return np.array(self._observation["rgb_obs"]["rgb_static"], dtype=np.uint8)
+
+    def close(self) -> None:
+        """The world stays: the process has one, and the next environment takes it."""
+        if self._world.owner is self:
+            self._world.owner = None
+
+
+def _add(shown: dict[str, SensorSpec], spec: SensorSpec) -> None:
+    """Under the dataset's name, and under this project's where that is another."""
+    for name in dict.fromkeys((spec.name, _ALIASES.get(spec.name, spec.name))):
+        shown[name] = SensorSpec(name, spec.kind, spec.shape)
