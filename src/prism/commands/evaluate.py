@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class Eval:
     """Benchmark: take results that are stored in the runs, where checkpoint, controller and seeds are the same."""
     expert: Annotated[Path | None, option("FILE")] = None
     """Benchmark: show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
+    calvin: Annotated[Path | None, option("PATH")] = None
+    """Where CALVIN is checked out; PRISM_CALVIN unless told."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
     ray: bool = False
@@ -80,6 +83,8 @@ class Eval:
             raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
         if not self.runs:
             raise PrismError("prism eval needs a run: the folder that `prism train` named at its end")
+        if self.calvin is not None:  # the rollouts' processes inherit it
+            os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
         options = EvalOptions(
             task=self.task,
             episodes=self.episodes or 50,

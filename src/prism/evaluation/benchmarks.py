@@ -143,7 +143,8 @@ class BenchmarkResult:
     def settings(self) -> tuple[str, ...]:
         """What the policies saw: the variants of the tasks that were played."""
         suffixes = {r.task.removeprefix(base).removeprefix("-") for base, rs in self.results.items() for r in rs}
-        return tuple(sorted(suffix or "as named" for suffix in suffixes))
+        plain = "every sensor" if self.benchmark.name in ("calvin", "tabletop") else "state"
+        return tuple(sorted(suffix or plain for suffix in suffixes))
 
     def departures(self) -> tuple[str, ...]:
         """Every way in which this is not the whole protocol."""
