@@ -54,7 +54,7 @@ class Batcher:
     def __init__(
         self,
         policy: Policy,
-        max_batch: int = 32,
+        max_batch: int = 64,
         on_batch: Callable[[BatchReport], None] | None = None,
         threads: int | None = None,
     ) -> None:

@@ -58,7 +58,7 @@ class ServerConfig:
     max_message: int | None = None  # bytes; None: four full observations
     rate: float = 200.0  # requests a second of one client; faster ones wait. 0: no limit
     max_errors: int = 20  # in a row, then the client is closed
-    max_batch: int = 32
+    max_batch: int = 64
     handshake_timeout: float = 10.0  # seconds, all of them
     idle_timeout: float = 300.0
     write_timeout: float = 10.0
