@@ -28,7 +28,7 @@ def test_keys_and_provenance(tmp_path: Path) -> None:
     assert main(["bench", "sims", "--sims", "pusht", "--seconds", "0.1", "--json", str(out)]) == 0
     assert os.sched_getaffinity(0) == cores, "the core is given back"
     figures = json.loads(out.read_text())
-    for key in ("steps_per_s.pusht", "frames_per_s.pusht", "cpu_steps_per_s.pusht", "cpu_frames_per_s.pusht"):
+    for key in ("steps_per_s.pusht", "frames_per_s.pusht", "wall_steps_per_s.pusht", "wall_frames_per_s.pusht"):
         assert figures[key] > 0
     assert {"command", "date", "seed", "machine", "versions"} <= set(figures)
     assert main(["bench", "sims", "--sims", "pusht", "--json", str(out)]) == 2, "nothing is overwritten"

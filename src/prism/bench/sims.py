@@ -4,8 +4,9 @@
     frames_per_s.SIM   camera pictures of its first task with pixels (all its cameras), physics and resets included
 
 Medians over rounds in which all take turns; this process and the threads of the software renderer are held on one
-core. cpu_steps_per_s and cpu_frames_per_s are of the seconds that the process computed, which a busy machine does not
-disturb. A simulator that is not installed is left out with a line that says so.
+core. The seconds are those that the process computed, which a busy machine does not disturb and which are the wall clock
+of an idle one; wall_steps_per_s and wall_frames_per_s are beside them. A simulator that is not installed is left out
+with a line that says so.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Player:
 
 
 def measure(sims: Sequence[str], seconds: float, seed: int, say: Callable[[str], None]) -> dict[str, float]:
-    """The flat keys of the module's docstring, and p99 milliseconds a step."""
+    """The flat keys of the module's docstring, and p99_ms_step.SIM, p99_ms_frame.SIM (of means over a few steps)."""
     players: dict[str, Player] = {}
     table = simulators()
     for sim in sims:
@@ -109,9 +110,9 @@ def measure(sims: Sequence[str], seconds: float, seed: int, say: Callable[[str],
     figures: dict[str, float] = {}
     for key, player in players.items():
         count = _CHUNK * (player.pictures if key.startswith("frames") else 1)
-        figures[key] = count / float(np.median(times[key].wall))
-        figures[f"cpu_{key}"] = count / float(np.median(times[key].cpu))
-        figures[f"p99_ms_{key.replace('_per_s', '')}"] = 1e3 * float(np.quantile(times[key].wall, 0.99)) / count
+        figures[key] = count / float(np.median(times[key].cpu))
+        figures[f"wall_{key}"] = count / float(np.median(times[key].wall))
+        figures[f"p99_ms_{key.replace('s_per_s', '')}"] = 1e3 * float(np.quantile(times[key].cpu, 0.99)) / count
         player.env.close()
     return figures
 
@@ -128,10 +129,10 @@ def main(config: SimsBenchConfig) -> dict[str, Any]:
         write_json(config.json, result, config.overwrite)
     shown = Table(box=None, padding=(0, 1, 0, 0))
     shown.add_column("simulator")
-    for name in ("steps/s", "frames/s", "CPU steps/s", "CPU frames/s"):
+    for name in ("steps/s", "frames/s", "wall: steps/s", "frames/s"):
         shown.add_column(name, justify="right")
     for sim in sims:
-        keys = (f"{cpu}{what}_per_s.{sim}" for cpu in ("", "cpu_") for what in ("steps", "frames"))
+        keys = (f"{wall}{what}_per_s.{sim}" for wall in ("", "wall_") for what in ("steps", "frames"))
         shown.add_row(sim, *(f"{figures[key]:.0f}" if key in figures else "-" for key in keys))
     Console().print(shown)
     return result
