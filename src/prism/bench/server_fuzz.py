@@ -62,7 +62,7 @@ async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: C
                         report.tracebacks += "Traceback" in reply or "File " in reply
         except TimeoutError:
             report.hangs += 1
-        except ConnectionClosed:
+        except (ConnectionClosed, AttributeError):  # Python 3.11: aborting a transport that is gone
             report.closed += 1
         except (InvalidHandshake, OSError):
             report.closed += 1

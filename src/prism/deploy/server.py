@@ -283,7 +283,8 @@ class PolicyServer:
         except TimeoutError:
             reason = "it did not read its replies"
             self.metrics.errors["slow_reader"] += 1
-            connection.transport.abort()
+            if not connection.transport.is_closing():
+                connection.transport.abort()
         finally:
             self.metrics.clients -= 1
             del self.sessions[session.number]
