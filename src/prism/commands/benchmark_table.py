@@ -42,9 +42,11 @@ def print_benchmark(table: BenchmarkResult) -> None:
         grid.add_row(row.label, *cells, percent(row.paper), row.note, style=style)
     console.print(grid)
     if absent:
-        line(f"missing ({len(absent)}): {', '.join(row.label for row in absent)}")
+        line(f"missing ({len(absent)}): {', '.join(row.label.partition('-')[2] or row.label for row in absent)}")
     for departure in table.departures():
         if not departure.startswith("missing"):
             line(f"not the protocol: {departure}")
+    for crash in (crash for several in table.results.values() for result in several for crash in result.crashes):
+        line(f"a rollout process died and was replaced: {crash}")
     if published := OTHERS.get(table.benchmark.name):
         line(f"published: {published}.")

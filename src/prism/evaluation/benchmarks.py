@@ -143,7 +143,7 @@ class BenchmarkResult:
     def settings(self) -> tuple[str, ...]:
         """What the policies saw: the variants of the tasks that were played."""
         suffixes = {r.task.removeprefix(base).removeprefix("-") for base, rs in self.results.items() for r in rs}
-        plain = "every sensor" if self.benchmark.name in ("calvin", "tabletop") else "state"
+        plain = "every sensor" if self.benchmark.name == "calvin" else "state"
         return tuple(sorted(suffix or plain for suffix in suffixes))
 
     def departures(self) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class BenchmarkResult:
         expert = metrics.mean(known) if len(known) == len(tasks) else None
         there = [task for task in tasks if task in self.results]
         if len(there) < len(tasks):
-            note = f"no mean: {len(there)} of {len(tasks)} tasks"
+            note = f"{len(there)} of {len(tasks)}"
             return Row(f"mean, {group}", expert=expert, paper=paper, note=note, is_mean=True)
         counts = [self.counts(task) for task in tasks]
         mean = metrics.mean([wins / trials for wins, trials in counts])

@@ -18,7 +18,6 @@ owns it. Every reset loads the world anew: Bullet's contact caches would make an
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -116,7 +115,7 @@ def world(path: Path | None = None) -> World:
     if sys.path[:1] != [str(checkout.env)]:
         sys.path.insert(0, str(checkout.env))
     try:
-        with quiet(), contextlib.redirect_stderr(None), warnings.catch_warnings():
+        with quiet(errors=True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import hydra
             from hydra import compose, initialize_config_dir

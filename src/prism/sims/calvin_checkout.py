@@ -20,6 +20,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 
 VARIABLE = "PRISM_CALVIN"
-PACKAGES = "pybullet gym==0.26.2 hydra-core hydra-colorlog gitpython numpy-quaternion opencv-python-headless pandas"
+PACKAGES = "pybullet gym==0.26.2 hydra-core hydra-colorlog gitpython numpy-quaternion opencv-python-headless scipy"
 GET_IT = (
     "git clone --recursive https://github.com/mees/calvin && "
     f"pip install {PACKAGES}, then pass --calvin PATH or set {VARIABLE}=PATH"
@@ -160,16 +161,16 @@ def _all(file: Path, names: tuple[str, ...], found: dict[str, Any]) -> dict[str,
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing on stdout, from Python or from C: pybullet and calvin_env both talk."""
-    import sys
-
+def quiet(errors: bool = False) -> Iterator[None]:
+    """Nothing on stdout, from Python or from C, and with `errors` on stderr: pybullet, gym and calvin_env talk."""
     sys.stdout.flush()
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        saved = os.dup(1)
-        try:
-            os.dup2(nowhere.fileno(), 1)
-            yield
-        finally:
-            os.dup2(saved, 1)
-            os.close(saved)
+    with open(os.devnull, "w") as nowhere, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(nowhere))
+        if errors:
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        for number in (1, 2) if errors else (1,):
+            saved = os.dup(number)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, number)
+            os.dup2(nowhere.fileno(), number)
+        yield
