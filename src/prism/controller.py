@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.health import SensorMonitor
+from prism.jsonconfig import ADDED_LATER
 from prism.policy import Policy
 from prism.selection import (
     FloatArray,
@@ -35,6 +37,10 @@ class ControllerConfig:
     candidates: int = 16  # K
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     smoothing: int = 0  # steps over which a new plan fades in over the old one's remainder; 0: off, as the paper
+    # ACT's temporal ensembling: an action is the mean of what all plans since say of it, the i-th of them, oldest
+    # first, with weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
+    ensemble: float | None = field(default=None, metadata=ADDED_LATER)
+    warm_start: bool = field(default=False, metadata=ADDED_LATER)  # Falcon: sample near the old plan's remainder
 
     def __post_init__(self) -> None:
         if self.exec_horizon < 1:
@@ -43,6 +49,8 @@ class ControllerConfig:
             raise PrismError(f"controller.candidates = {self.candidates} is out of range; use at least 1")
         if self.smoothing < 0:
             raise PrismError(f"controller.smoothing = {self.smoothing} is out of range; use 0 (off) or more")
+        if self.ensemble is not None and self.smoothing:
+            raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,17 @@ class Plan:
     remainder: NDArray[np.float32] | None  # (R, Da) of the plan before
 
 
+@runtime_checkable
+class WarmStart(Protocol):
+    """A policy that can begin where the last plan left off; the old plan itself is kept here, not there."""
+
+    def sample_near(
+        self, observation: Observation, candidates: int, rng: torch.Generator, previous: torch.Tensor
+    ) -> torch.Tensor:
+        """Like `sample`, near `previous` (B, R, Da), the unexecuted remainder of the old plan in robot units."""
+        ...
+
+
 class Controller:
     """Turns a policy into actions, one observation at a time.
 
@@ -93,6 +112,8 @@ class Controller:
                 f"selection.rule = '{config.selection.rule}' compares with the unexecuted remainder of a plan: "
                 f"use exec_horizon < {spec.pred_horizon}, or rule = 'last_action'"
             )
+        if config.warm_start and not isinstance(policy, WarmStart):
+            raise PrismError(f"controller.warm_start: a policy of method '{spec.method}' cannot start from an old plan")
         self.policy = policy.eval()
         self.config = config
         self.scale: FloatArray = action_scale(policy) if scale is None else np.asarray(scale, dtype=np.float64)
@@ -114,6 +135,7 @@ class Controller:
         self._doubt = 0.0
         self._step = 0
         self._next = 0  # position in the current plan
+        self._chosen: list[tuple[int, FloatArray]] = []  # ensemble only: first step and actions, oldest first
         self.replans = []
         self.last_plan = None
 
@@ -128,10 +150,17 @@ class Controller:
         if self.needs_plan:
             start = time.perf_counter()
             with torch.inference_mode():
-                sample = self.policy.sample(self.observation(), self.config.candidates, self.rng)
+                sample = self._sample()
             candidates = sample[0].float().cpu().numpy()  # (K, Tp, Da)
             self.adopt(candidates, (time.perf_counter() - start) * 1e3)
         return self.next_action()
+
+    def _sample(self) -> torch.Tensor:
+        remainder = self._remainder()
+        if self.config.warm_start and remainder is not None and isinstance(self.policy, WarmStart):
+            previous = torch.from_numpy(remainder[None]).float().to(self._device)
+            return self.policy.sample_near(self.observation(), self.config.candidates, self.rng, previous)
+        return self.policy.sample(self.observation(), self.config.candidates, self.rng)
 
     @property
     def needs_plan(self) -> bool:
@@ -257,6 +286,10 @@ class Controller:
             steps = min(self.config.smoothing, len(remainder), len(chosen))
             fade = (np.arange(1, steps + 1) / (steps + 1))[:, None]
             chosen[:steps] = fade * chosen[:steps] + (1.0 - fade) * remainder[:steps]
+        if self.config.ensemble is not None:
+            self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
+            self._chosen.append((self._step, chosen))
+            chosen = ensemble(self._chosen, self.config.ensemble)
         self.last_plan = Plan(
             step=self._step,
             candidates=candidates,
@@ -284,6 +317,21 @@ class Controller:
             for sensor in self.policy.spec.sensors
         }
         return Observation(streams, present).to(self._device)
+
+
+def ensemble(plans: Sequence[tuple[int, FloatArray]], decay: float) -> FloatArray:
+    """The newest of plans (first step, (Tp, Da)), oldest first: each action is the mean over the plans that have it,
+
+    with weights exp(-decay i), i = 0 for the oldest of them (Zhao et al. 2023, Sec. IV.B).
+    """
+    start, newest = plans[-1]
+    blended = np.empty_like(newest)
+    for offset in range(len(newest)):
+        step = start + offset
+        said = np.stack([plan[step - at] for at, plan in plans if step < at + len(plan)])
+        weight = np.exp(-decay * np.arange(len(said)))
+        blended[offset] = weight @ said / weight.sum()
+    return blended
 
 
 def action_scale(policy: Policy) -> FloatArray:

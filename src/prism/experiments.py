@@ -220,6 +220,10 @@ def with_method(experiment: Experiment, method: str, preset: str = "tiny") -> Ex
         selection = replace(experiment.controller.selection, rule="overlap")
         controller = replace(experiment.controller, candidates=32, selection=selection)
         experiment = replace(experiment, controller=controller)
+    if method == "act":  # its temporal ensembling; one plan is all there is to choose from
+        selection = replace(experiment.controller.selection, rule="first")
+        controller = replace(experiment.controller, candidates=1, exec_horizon=1, ensemble=0.01, selection=selection)
+        experiment = replace(experiment, controller=controller)
     return replace(experiment, policy=policy)
 
 

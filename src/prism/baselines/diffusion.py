@@ -6,7 +6,7 @@ DDIM (deterministic given the first noise) or DDPM, all K candidates in one batc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
@@ -20,10 +20,10 @@ from prism.baselines.schedule import NoiseSchedule, Prediction, Spacing, timeste
 from prism.baselines.unet import Films
 from prism.baselines.unet_policy import UNetPolicy, UNetPolicyConfig
 from prism.errors import PrismError
-from prism.jsonconfig import from_json
+from prism.jsonconfig import ADDED_LATER, from_json
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
-from prism.types import Batch
+from prism.types import Batch, Observation
 
 Sampler = Literal["ddim", "ddpm"]
 
@@ -38,6 +38,10 @@ class DiffusionConfig(UNetPolicyConfig):
     evaluations: int = 10  # NFE: forward passes a plan
     spacing: Spacing = "leading"  # published; use trailing for one evaluation
     clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
+    # Falcon (Chen et al. 2025), with controller.warm_start: how many of the last evaluations are left where a plan
+    # starts from the old one; how far (mean, normalised) the network may want to leave it before it starts anew.
+    warm_evaluations: int = field(default=3, metadata=ADDED_LATER)
+    warm_tolerance: float = field(default=0.1, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,6 +55,8 @@ class DiffusionConfig(UNetPolicyConfig):
         timesteps(self.train_steps, self.evaluations, self.spacing)
         if self.evaluations == 1 and self.spacing == "leading":
             raise PrismError("diffusion: one evaluation with spacing 'leading' would start at the data: use 'trailing'")
+        if self.warm_evaluations < 1 or self.warm_tolerance < 0:
+            raise PrismError("diffusion.warm_evaluations must be at least 1, diffusion.warm_tolerance at least 0")
         if self.clip <= 0:
             raise PrismError(f"diffusion.clip is {self.clip}; it must be above 0")
 
@@ -88,10 +94,39 @@ class DiffusionPolicy(UNetPolicy):
         x = self.noise(context.shape[0], candidates, rng)
         return self.config.offset_scale * self.denoise(x, films, rng)
 
-    def denoise(self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
-        """From noise to plans in the method's own space."""
+    @torch.inference_mode()
+    def sample_near(
+        self, observation: Observation, candidates: int, rng: torch.Generator, previous: Float[Tensor, "B R Da"]
+    ) -> Float[Tensor, "B K Tp Da"]:
+        """Falcon: noise the old plan's remainder (its last action held) to where few evaluations are left, and go on.
+
+        The first of them says where the plan would end. Rows in which that is further from the remainder than
+        `warm_tolerance` start from pure noise, as `sample` does: the old plan is no longer believed.
+        """
+        config = self.config
+        films, anchor = self.films(self.encoder(observation)), self.anchor(observation)
+        steps = min(previous.shape[1], config.pred_horizon)
+        held = previous[:, -1:].expand(-1, config.pred_horizon - steps, -1)
+        old = self.normalizer.normalize_actions(torch.cat([previous[:, :steps], held], dim=1)).unsqueeze(1)
+        old = (old if anchor is None else old - anchor) / config.offset_scale
+        noise = self.noise(old.shape[0], candidates, rng)
+        visited = timesteps(config.train_steps, config.evaluations, config.spacing)[-config.warm_evaluations :]
+        first = torch.tensor(visited[:1], device=old.device)
+        x = self.schedule.add_noise(old.expand_as(noise), noise, first)
+        ends, _ = self.schedule.split(x, self.predict(x, films, first), visited[0], config.prediction, config.clip)
+        gap = config.offset_scale * (ends - old)[:, :, :steps].abs().mean((1, 2, 3))  # (B,)
+        plans = self.denoise(x, films, rng, visited)
+        anew = gap > config.warm_tolerance
+        if bool(anew.any()):
+            plans = torch.where(anew.view(-1, 1, 1, 1), self.denoise(noise, films, rng), plans)
+        return self.finish(config.offset_scale * plans, anchor)
+
+    def denoise(
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator, visited: list[int] | None = None
+    ) -> Float[Tensor, "B K Tp Da"]:
+        """From noise, or from the first of the steps `visited`, to plans in the method's own space."""
         config, schedule = self.config, self.schedule
-        visited = timesteps(config.train_steps, config.evaluations, config.spacing)
+        visited = visited or timesteps(config.train_steps, config.evaluations, config.spacing)
         for step, into in pairwise([*visited, -1]):
             output = self.predict(x, films, torch.tensor([step], device=x.device))
             data, noise = schedule.split(x, output, step, config.prediction, config.clip)
