@@ -35,7 +35,7 @@ def write_page(path: Path, comparison: Comparison) -> Path:
 def render(comparison: Comparison) -> str:
     config = comparison.config
     style = (resources.files("prism") / "assets" / "report.css").read_text()
-    title = f"{', '.join(contestant.name for contestant in config.contestants)}: side by side"
+    title = f"{', '.join(config.recipes)}: {len(config.contestants)} methods side by side"
     sections = "".join(_section(comparison, recipe) for recipe in config.recipes)
     plan = config.evaluation
     return f"""<!doctype html>
@@ -114,8 +114,7 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
 def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
     reference = comparison.config.reference
     names = (
-        "Method", "Seeds", "Score", "95 %", f"against {reference}", "p", "Success", "95 %", "Jerk", "Plan, ms",
-        "Steps", "Parameters",
+        "Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "Steps", "Parameters",
     )  # fmt: skip
     head = "".join(f'<th scope="col" class="{"name" if i == 0 else ""}">{escape(n)}</th>' for i, n in enumerate(names))
     best = max(row.score for row in rows)
@@ -127,11 +126,11 @@ def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
             apart = (f"{apart[0]} ({d.seeds} seeds)", apart[1])
         cells = [
             f"{len(row.seeds)}" if row.complete else f"<b>{len(row.seeds)} of {row.of}</b>",
-            f'<span class="{"best" if row.score == best else ""}">{row.score:.3f}</span>',
-            f'<span class="sub">{row.score_ci[0]:.3f} to {row.score_ci[1]:.3f}</span>',
+            f'<span class="{"best" if row.score == best else ""}">{row.score:.3f}</span> '
+            f'<span class="sub">[{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]</span>',
             *apart,
-            f"{row.success:.0%}",
-            f'<span class="sub">{row.success_ci[0]:.0%} to {row.success_ci[1]:.0%}</span>',
+            f"{row.success:.0%} "
+            f'<span class="sub">[{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]</span>',
             f"{row.jerk:.4f}",
             f"{row.latency_p50_ms:.1f}",
             f"{row.steps:,.0f}",
