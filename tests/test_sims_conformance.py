@@ -30,12 +30,13 @@ SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
         "metaworld-reach-pixels",  # its goal is drawn in the wrong place at first in plain MetaWorld
         "metaworld-drawer-open-rgbd",
     ),
-    "robosuite": ("robosuite-lift", "robosuite-can-rgbd"),
+    "robosuite": ("robosuite-lift", "robosuite-can-rgbd", "tabletop-insert-left"),
 }
 MAX_STEPS = {
     "pusht": 300,
     "metaworld": 200,
     "robosuite": 400,
+    "tabletop": 300,
 }  # by the first word of the name
 DRAWS_SLOWLY = ("-pixels", "-rgbd")  # the physics of these is tested without pictures
 

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("robosuite")
-h5py = pytest.importorskip("h5py")
+pytest.importorskip("h5py")
+
+import h5py
 
 from prism.data import open_dataset
 from prism.data.robomimic_writer import Demonstration, RobomimicWriter
@@ -132,7 +134,7 @@ def test_a_writer_leaves_nothing_half_written(tmp_path: Path) -> None:
         {"object": np.zeros((3, 4), np.float32)}, np.zeros((2, 7), np.float32), np.zeros((2, 5)), np.zeros(2),
         np.zeros(2, np.int64), "<mujoco/>",
     )  # fmt: skip
-    with pytest.raises(RuntimeError), RobomimicWriter(tmp_path / "a.hdf5", {}) as writer:
+    with pytest.raises(RuntimeError), RobomimicWriter(tmp_path / "a.hdf5", {}) as writer:  # noqa: PT012
         writer.add(shown)
         raise RuntimeError
     with pytest.raises(PrismError, match="no demonstration"), RobomimicWriter(tmp_path / "a.hdf5", {}):
@@ -162,7 +164,7 @@ def test_env_args_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PrismError, match="env_kwargs"):
         parse_env_args({"env_name": "Lift"})
     monkeypatch.setattr(robosuite_setup, "version", lambda _: "1.4.0")
-    with pytest.raises(PrismError, match="pip install --no-deps robosuite==1.5.2"):
+    with pytest.raises(PrismError, match=r"pip install --no-deps robosuite==1\.5\.2"):
         RobosuiteEnv("lift")
 
 
@@ -171,7 +173,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         raise robosuite_setup.PackageNotFoundError
 
     monkeypatch.setattr(robosuite_setup, "version", missing)
-    with pytest.raises(PrismError, match=r"prism-policy\[robosuite\].*--no-deps robosuite==1.5.2"):
+    with pytest.raises(PrismError, match=r"prism-policy\[robosuite\].*--no-deps robosuite==1\.5\.2"):
         RobosuiteEnv("lift")
 
 

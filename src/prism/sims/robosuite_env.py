@@ -57,21 +57,25 @@ class RobosuiteEnv:
         if task not in TASKS:
             raise PrismError(f"robosuite: prism has no task '{task}': use {', '.join(TASKS)}")
         self.task, self.variant = task, variant
+        self.touches = variant != "state"
         self.name = task_name(task, variant)
         if variant != "state":
             offscreen.require_backend(self.name)
         self.env_args: Mapping[str, Any] = TASKS[task].env_args if env_args is None else env_args
-        self.sim_env = build(self.env_args)  # robosuite's own; experts look into it
-        self.robots = len(self.sim_env.robots)
-        low, high = self.sim_env.action_spec
+        self.static_camera = TASKS[task].static_camera
+        self.max_steps = TASKS[task].max_steps if max_steps is None else max_steps
+        self._adopt(build(self.env_args), float(self.env_args["env_kwargs"].get("control_freq", FPS)))
+
+    def _adopt(self, sim_env: Any, fps: float) -> None:
+        """Plays in `sim_env`, robosuite's own environment; experts look into it."""
+        self.sim_env, self.fps = sim_env, fps
+        self.robots = len(sim_env.robots)
+        low, high = sim_env.action_spec
         self.action_dim = int(low.shape[0])
         self.action_low, self.action_high = low.astype(np.float32), high.astype(np.float32)
-        self.fps = float(self.env_args["env_kwargs"].get("control_freq", FPS))
-        self.max_steps = TASKS[task].max_steps if max_steps is None else max_steps
-        self.static_camera = TASKS[task].static_camera
         self._wrenches: list[NDArray[np.float64]] = []
-        self._update_observables = self.sim_env._update_observables
-        self.sim_env._update_observables = self._between_substeps
+        self._update_observables = sim_env._update_observables
+        sim_env._update_observables = self._between_substeps
         self._cameras: VisualRenderer | None = None
         self._renderer: VisualRenderer | None = None
         self._steps = -1  # no episode yet
@@ -83,11 +87,14 @@ class RobosuiteEnv:
             self._start(0)
             self._steps = -1
             return proprio, SensorSpec("object_state", "vector", self._object_state().shape)
+        return (*self._picture_sensors(), proprio, SensorSpec("tactile", "vector", (6 * self.robots,)))
+
+    def _picture_sensors(self) -> list[SensorSpec]:
         names = [name for name, _ in self._views()]
         pictures = [SensorSpec(f"rgb_{name}", "rgb", (*IMAGE, 3)) for name in names]
         if self.variant == "rgbd":
             pictures += [SensorSpec(f"depth_{name}", "depth", IMAGE) for name in names]
-        return (*pictures, proprio, SensorSpec("tactile", "vector", (6 * self.robots,)))
+        return pictures
 
     def _views(self) -> list[tuple[str, str]]:
         """Sensor name without its kind, camera."""
@@ -151,7 +158,7 @@ class RobosuiteEnv:
         """robosuite calls this after each of its 25 substeps."""
         if force:
             self._update_observables(force=True)
-        elif self.variant != "state":
+        elif self.touches:
             self._wrenches.append(self._wrench())
 
     def _wrench(self) -> NDArray[np.float64]:
@@ -163,20 +170,24 @@ class RobosuiteEnv:
     def _observe(self) -> dict[str, Array]:
         observation: dict[str, Array] = {}
         if self.variant != "state":
-            data = self.sim_env.sim.data._data
-            if self._cameras is None:
-                self._cameras = VisualRenderer(self.sim_env.sim.model._model, *IMAGE, self.static_camera)
-            for name, camera in self._views():
-                if self.variant == "rgbd":
-                    picture, depth = self._cameras.render_depth(data, camera)
-                    observation[f"rgb_{name}"], observation[f"depth_{name}"] = picture, depth
-                else:
-                    observation[f"rgb_{name}"] = self._cameras.render(data, camera)
+            observation |= self._pictures()
             observation["tactile"] = np.mean(self._wrenches, axis=0).astype(np.float32)
         else:
             observation["object_state"] = self._object_state()
         observation["proprio"] = self._proprio()
         return {sensor.name: observation[sensor.name] for sensor in self.sensors}
+
+    def _pictures(self) -> dict[str, Array]:
+        data = self.sim_env.sim.data._data
+        if self._cameras is None:
+            self._cameras = VisualRenderer(self.sim_env.sim.model._model, *IMAGE, self.static_camera)
+        pictures: dict[str, Array] = {}
+        for name, camera in self._views():
+            if self.variant == "rgbd":
+                pictures[f"rgb_{name}"], pictures[f"depth_{name}"] = self._cameras.render_depth(data, camera)
+            else:
+                pictures[f"rgb_{name}"] = self._cameras.render(data, camera)
+        return pictures
 
     def _proprio(self) -> NDArray[np.float32]:
         env, parts = self.sim_env, []
@@ -184,7 +195,8 @@ class RobosuiteEnv:
             position, _ = self.hand(i)
             body = env.sim.model.body_name2id(robot.robot_model.eef_name[robot.arms[0]])
             w, x, y, z = env.sim.data._data.xquat[body]
-            fingers = env.sim.data.qpos[robot._ref_gripper_joint_pos_indexes[robot.arms[0]]]
+            joints = robot._ref_gripper_joint_pos_indexes[robot.arms[0]]
+            fingers = env.sim.data.qpos[[joints[0], joints[len(joints) // 2]]]  # one a finger; a Robotiq has three
             parts += [position, (x, y, z, w), fingers]
         return np.concatenate(parts).astype(np.float32)
 

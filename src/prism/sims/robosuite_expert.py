@@ -112,12 +112,22 @@ def moved(frame: Frame, by: Sequence[float] | Vector) -> Frame:
     return frame[0] + np.asarray(by), frame[1]
 
 
-def pick(grasp: Callable[[], Frame], held: Callable[[], bool], hover: float, lift: float, back: int = 0) -> list[Phase]:
+def pick(
+    grasp: Callable[[], Frame],
+    held: Callable[[], bool],
+    hover: float,
+    lift: float,
+    back: int = 0,
+    near: float = 0.008,
+    settle: int = 0,
+) -> list[Phase]:
     """Above it, down, close, up by `lift`. `grasp` is the hand's pose that holds it; `held` must stay true after, or
-    it begins again with phase `back`, the number of its own first."""
+    it begins again with phase `back`, the number of its own first. `settle`: steps to come to rest before closing."""
+    still = [Phase(lambda _: grasp(), False, near=near, turned=0.08, speed=0.3, least=settle, most=2 * settle)]
     return [
         Phase(lambda _: moved(grasp(), hover * UP), closed=False, near=0.02, turned=0.15),
-        Phase(lambda _: grasp(), closed=False, near=0.008, turned=0.08, speed=0.6, most=60),
+        Phase(lambda _: grasp(), closed=False, near=near, turned=0.08, speed=0.6, most=60),
+        *(still if settle else []),
         pause(closed=True, steps=8),
         Phase(lambda start: moved(start, lift * UP), True, near=0.03, speed=0.8, keep=held, back=back, most=50),
     ]

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
@@ -142,23 +142,27 @@ def load_robosuite() -> Any:
 
 
 def build(env_args: Mapping[str, Any]) -> Any:
-    """robosuite's environment, without a renderer of its own, built once and reset softly."""
+    """robosuite's environment, as `env_args` describe it."""
     robosuite = load_robosuite()
-    kwargs = {key: value for key, value in env_args["env_kwargs"].items() if not key.startswith(("camera_", "render"))}
+    try:
+        return build_class(lambda **kwargs: robosuite.make(env_args["env_name"], **kwargs), env_args["env_kwargs"])
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        raise PrismError(
+            f"env_args: robosuite {VERSION} does not build {env_args['env_name']} from them ({error})"
+        ) from None
+
+
+def build_class(make: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
+    """An environment of robosuite's without a renderer of its own, built once and reset softly."""
+    kwargs = {key: value for key, value in env_kwargs.items() if not key.startswith(("camera_", "render"))}
     kwargs.update(
         has_renderer=False,
         has_offscreen_renderer=False,
         use_camera_obs=False,
-        use_object_obs=True,
         hard_reset=False,  # the model stays: ten times faster, and a renderer can keep it
         ignore_done=True,
         renderer="mujoco",
         seed=_BUILD_SEED,
     )
     with _quiet():
-        try:
-            return robosuite.make(env_args["env_name"], **kwargs)
-        except (TypeError, ValueError, KeyError, AssertionError) as error:
-            raise PrismError(
-                f"env_args: robosuite {VERSION} does not build {env_args['env_name']} from them ({error})"
-            ) from None
+        return make(**kwargs)

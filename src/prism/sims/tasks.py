@@ -6,7 +6,7 @@ import difflib
 from typing import get_args
 
 from prism.errors import PrismError
-from prism.sims import calvin_names, metaworld, robosuite_setup
+from prism.sims import calvin_names, metaworld, robosuite_setup, tabletop
 from prism.sims.base import Env, Expert
 from prism.sims.pusht_features import Variant
 
@@ -15,7 +15,7 @@ _PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES, *calvin_names.NAMES)
+    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES, *tabletop.NAMES, *calvin_names.NAMES)
 
 
 def make_env(name: str) -> Env:
@@ -29,6 +29,8 @@ def make_env(name: str) -> Env:
         from prism.sims.robosuite_env import RobosuiteEnv
 
         return RobosuiteEnv(*robosuite_setup.NAMES[name])
+    if name in tabletop.NAMES:
+        return tabletop.TabletopEnv(*tabletop.NAMES[name])
     if name in calvin_names.NAMES:
         from prism.sims.calvin import CalvinEnv
 
@@ -52,6 +54,10 @@ def make_expert(name: str, env: Env) -> Expert:
 
         assert isinstance(env, RobosuiteEnv)
         return make_robosuite_expert(env)
+    if isinstance(env, tabletop.TabletopEnv):
+        from prism.sims.tabletop_expert import TabletopExpert
+
+        return TabletopExpert(env)
     from prism.sims.pusht import PushTEnv
     from prism.sims.pusht_expert import PushTExpert
 
