@@ -4,9 +4,9 @@
     frames_per_s.SIM   camera pictures of its first task with pixels (all its cameras), physics and resets included
 
 Medians over rounds in which all take turns; this process and the threads of the software renderer are held on one
-core. The seconds are those that the process computed, which a busy machine does not disturb and which are the wall clock
-of an idle one; wall_steps_per_s and wall_frames_per_s are beside them. A simulator that is not installed is left out
-with a line that says so.
+core. The seconds are those that the process computed, which a busy machine does not disturb and which are the wall
+clock of an idle one; wall_steps_per_s and wall_frames_per_s are beside them. A simulator that is not installed is left
+out with a line that says so.
 """
 
 from __future__ import annotations
