@@ -139,6 +139,10 @@ def _record_one(task: str, recording: Recording, out: Path, overwrite: bool) -> 
         return ExpertRow(task, done.successes, done.attempts, done.path)
     except TooFewError as error:
         return ExpertRow(task, error.successes, error.attempts, None, str(error))
+    except PrismError as error:
+        if "no scripted expert" not in str(error):
+            raise
+        return ExpertRow(task, 0, 0, None, str(error))  # the other tasks are recorded all the same
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
