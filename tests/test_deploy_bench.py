@@ -1,0 +1,68 @@
+"""`prism bench server`, small: the keys, robots that are served, frames that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism.bench.server import Load, ServerBenchConfig, load_keys
+from prism.cli import main
+from prism.deploy.metrics import Histogram
+from prism.errors import PrismError
+
+
+def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "server.json"
+    assert main(["bench", "server", "--clients", "3", "--seconds", "0.5", "--fuzz", "60", "--json", str(file)]) == 0
+    result = json.loads(file.read_text())
+    assert result["errors"] == 0
+    assert result["requests"] == pytest.approx(15, abs=3)
+    assert 0 < result["p50_ms"] <= result["p99_ms"] <= result["max_ms"]
+    assert result["batch_mean"] >= 1
+    assert result["fuzz_frames"] == 60
+    assert result["fuzz_hangs"] == result["fuzz_tracebacks"] == result["fuzz_internal_errors"] == 0
+    assert result["fuzz_others_errors"] == 0
+    assert result["fuzz_server_alive"]
+    assert {"command", "seed", "date", "machine"} <= set(result)
+    assert "64 clients" not in capsys.readouterr().out
+    assert main(["bench", "server", "--json", str(file)]) == 2  # before anything is measured
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_configurations_are_checked() -> None:
+    for bad in ({"clients": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"fuzz": -1}, {"sensors": "radar"}):
+        with pytest.raises(PrismError):
+            ServerBenchConfig(**bad)
+
+
+def test_percentiles_count_from_when_a_request_was_due() -> None:
+    load = Load(due=[0.1] * 99 + [1.0], service=[0.01] * 100, batches=[1, 2], seconds=10.0)
+    zero = dict.fromkeys(
+        (
+            "prism_batch_size_count",
+            "prism_batch_size_sum",
+            "process_resident_memory_bytes",
+            "process_cpu_seconds_total",
+        ),
+        0.0,
+    )
+    keys = load_keys(ServerBenchConfig(), load, zero, {**zero, "process_cpu_seconds_total": 1.0})
+    assert keys["p50_ms"] == pytest.approx(100)
+    assert keys["p99_ms"] > 100
+    assert keys["service_p99_ms"] == pytest.approx(10)
+    assert keys["server_cpu_ms"] == pytest.approx(10)
+    assert keys["requests_per_s"] == 10
+
+
+def test_histograms_are_cumulative_and_know_quantiles() -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    for value in (0.5, 1.0, 1.5, 3.0, 9.0):
+        histogram.add(value)
+    assert histogram.counts == [2, 1, 1, 1]
+    assert histogram.count == 5
+    assert histogram.quantile(0.5) == 2.0
+    assert histogram.quantile(1.0) == np.inf
+    assert Histogram((1.0,)).quantile(0.5) == 0.0
