@@ -42,6 +42,22 @@ def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
         threshold.ThresholdConfig(runs=("short",))
 
 
+def test_every_rule_is_applied_to_a_policy_that_is_there(run: Path, tmp_path: Path) -> None:
+    config = threshold.ThresholdConfig(
+        work=tmp_path, tasks=(), runs=(f"short={run}",), steps=6, warmup=2, batch_sizes=(8, 32), draws=20, candidates=8
+    )
+    study = threshold.run(config, QUIET)
+    entries = study.figures["on_policies"]["short"]
+    for rule in ("own", "relative", "row", "batch"):
+        assert entries[rule]["rejection_rate"] == pytest.approx(0.2, abs=0.05), rule
+    assert entries["row"]["fallback_rate"] == 0.0
+    assert entries["paper"]["clamped"] == 1.0  # its quantile of all pairs is far above 0.2
+    assert set(study.figures["calibration"]) == {"untrained", "trained"}
+    assert study.figures["calibration"]["trained"]["own"]["32"]["cv"] > 0
+    threshold.show(study, QUIET)
+    threshold.draw(study)
+
+
 @pytest.mark.parametrize(
     ("objective", "name"),
     [

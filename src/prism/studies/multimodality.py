@@ -6,10 +6,10 @@ block, left or right, to push it back. Its start is swept along the edge; 0 is t
 own mirror image, so the two ways are equally good and the demonstrations (with their mirror images) equally frequent.
 
     shares.METHOD.OFFSET = {left, right, neither, mode_distance, score, success, jerk, paths}
-A rollout goes left or right by the side on which the agent first is more than `MARGIN` pixels off the axis and beyond
-the bar's outer edge (that is, beside the block); "neither": it never gets there. Rollouts differ in the random numbers
-of the policy alone. `mode_distance`: pixels between the mean paths of the two (docs/metrics.md). `candidates`: share
-of the plans of the first replan that end left of the axis.
+A rollout goes left or right by the side on which the agent first passes the bar, seen from the block as it lies then;
+"neither": it never passes it, or only after it has pushed the block away (straight, the average of the two ways).
+Rollouts differ in the random numbers of the policy alone. `mode_distance`: pixels between the mean paths of the two
+(docs/metrics.md). `candidates`: share of the plans of the first replan that end left of the axis.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ Float = NDArray[np.float64]
 
 AXIS: Float = np.array([np.sqrt(0.5), -np.sqrt(0.5)])  # from the stem to the bar, and on to the agent
 SIDE: Float = np.array([-np.sqrt(0.5), -np.sqrt(0.5)])  # left, seen along AXIS' opposite: from the agent to the block
-MARGIN = 40.0  # pixels off the axis; the bar reaches 60 to either side
+MOVED = 40.0  # pixels that the block may have been pushed until then
+PAST = 15.0  # pixels behind the bar's outer edge: half the bar
 EXPERT = "expert"
 BOTH, ONE = 0.25, 0.75  # a mode is covered; a mode is (nearly) the only one
 
@@ -79,14 +80,16 @@ def start_state(config: MultimodalityConfig, offset: float) -> Float:
     return np.concatenate([agent, block, GOAL[2:]])
 
 
-def side_of(states: Float, block: Float) -> str:
-    """left, right or neither, from the agent's path (T, >= 2) past the block's first place (2,)."""
-    relative = states[:, :2] - block
-    along, across = relative @ AXIS, relative @ SIDE
-    beside = np.flatnonzero((along < 0.0) & (np.abs(across) > MARGIN))
-    if len(beside) == 0:
+def side_of(states: Float) -> str:
+    """left, right or neither, from agent xy, block xy and angle (T, 5): the side on which the agent first passes the
+    bar's outer edge, in the block's own frame (u along the bar, v along the stem; the bar is v in 0 .. 30)."""
+    cos, sin = np.cos(states[:, 4]), np.sin(states[:, 4])
+    x, y = (states[:, :2] - states[:, 2:4]).T
+    u, v = cos * x + sin * y, cos * y - sin * x
+    past = np.flatnonzero(v > PAST)
+    if len(past) == 0 or np.linalg.norm(states[past[0], 2:4] - states[0, 2:4]) > MOVED:
         return "neither"
-    return "left" if across[beside[0]] > 0 else "right"
+    return "left" if u[past[0]] < 0 else "right"
 
 
 def rollout(env: PushTEnv, controller: Controller, state: Float, seed: int, max_steps: int) -> dict[str, Any]:
@@ -117,8 +120,8 @@ def rollout(env: PushTEnv, controller: Controller, state: Float, seed: int, max_
     }
 
 
-def summarise(rollouts: list[dict[str, Any]], block: Float) -> Result:
-    sides = [side_of(r["states"], block) for r in rollouts]
+def summarise(rollouts: list[dict[str, Any]]) -> Result:
+    sides = [side_of(r["states"]) for r in rollouts]
     ends = np.array([end for r in rollouts for end in r["ends"]])
     return {
         **{side: sides.count(side) / len(sides) for side in ("left", "right", "neither")},
@@ -129,6 +132,7 @@ def summarise(rollouts: list[dict[str, Any]], block: Float) -> Result:
         "jerk": metrics.mean([r["jerk"] for r in rollouts]),
         "rollouts": len(rollouts),
         "paths": [np.round(r["states"][:41:2, :2], 1).tolist() for r in rollouts[:20]],  # for the picture
+        "sides": sides[:20],
     }
 
 
@@ -157,7 +161,7 @@ def roll_policy(config: MultimodalityConfig, run: Path) -> Result:
     for offset in config.offsets:
         state = start_state(config, offset)
         rolled = [rollout(env, controller, state, seed, config.max_steps) for seed in range(config.rollouts)]
-        found[f"{offset:g}"] = summarise(rolled, state[2:4])
+        found[f"{offset:g}"] = summarise(rolled)
     env.close()
     return found
 
@@ -183,7 +187,7 @@ def roll_expert(config: MultimodalityConfig) -> Result:
                 if result.done:
                     break
             rolled.append({"states": np.stack(states), "score": best, "success": False, "jerk": 0.0, "ends": []})
-        found[f"{offset:g}"] = summarise(rolled, state[2:4])
+        found[f"{offset:g}"] = summarise(rolled)
     env.close()
     return found
 
@@ -291,9 +295,8 @@ def draw(study: Study) -> Figure:
         for axes, offset in zip(row, offsets, strict=True):
             state, entry = start_state(config, offset), by_offset[f"{offset:g}"]
             axes.fill(*keypoints(state[2:5]).T, color="#bbbbbb")
-            for path in entry["paths"]:
-                line = np.asarray(path)
-                axes.plot(*line.T, color=colors[side_of(line, state[2:4])], linewidth=0.7, alpha=0.6)
+            for path, side in zip(entry["paths"], entry["sides"], strict=True):
+                axes.plot(*np.asarray(path).T, color=colors[side], linewidth=0.7, alpha=0.6)
             axes.plot(*state[:2], "ko", markersize=3)
             axes.set(xlim=(20, 380), ylim=(500, 140), xticks=[], yticks=[], aspect="equal")
             axes.set_title(f"{entry['left']:.0%} | {entry['right']:.0%}", fontsize=7)

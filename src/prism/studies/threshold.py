@@ -8,11 +8,15 @@ should be near q, and hardly any row should lose all its candidates (the fallbac
     rates.TASK.RULE = {rejection_rate, fallback_rate, clamped, threshold, hard, trace}
 
 Against batch size: one policy, many random batches of each size; how much does the quantile vary from batch to batch?
-    calibration.STAGE.RULE.B = {mean, cv, cv_ema, clamped, effective_samples, pairs}
+    calibration.STAGE.RULE.B = {mean, cv, cv_ema, clamped, effective_samples, pairs, rejection_rate, fallback_rate}
 cv is the standard deviation over batches divided by the mean, of the quantile itself (before EMA and clamp); cv_ema
-the same of the threshold that an EMA of these batches gives. Lemma E.2 predicts the variance q(1-q) / (N f^2) for N
-independent distances; effective_samples is the N for which that holds. The B K B distances of a batch share B targets
-and B contexts, so it is nearer B than B K B.
+the same of the threshold that an EMA of these batches gives, and the rates are what that threshold would reject.
+Lemma E.2 predicts the variance q(1-q) / (N f^2) for N independent distances; effective_samples is the N for which that
+holds. The B K B distances of a batch share B targets and B contexts, so it is nearer B than B K B.
+
+Policies that are there already (`runs`): their logs count beside the trainings, and every rule is applied to each
+    on_policies.NAME.RULE   as an entry of `calibration`, at B = 64, with the policy's own K
+This says what a rule would do to candidates of a policy that was trained with another.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.presets import build_policy
 from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
-from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.studies.report import Claim, Study, Verdict, confirmed, show_rows
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
 from prism.workflow import run_folder
@@ -55,6 +59,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "paper": ("policy.objective.rule=paper",),
 }
 REJECTION_TOLERANCE, FALLBACK_LIMIT = 0.05, 0.05  # what we ask of a calibrated threshold
+CONSISTENT = "the threshold keeps a consistent acceptance rate without manual tuning"
 PAPER_CV, PAPER_BATCH = 0.05, 64  # Sec. 5, Lemma E.2: "below 5 % at batch size 64"
 
 
@@ -79,8 +84,8 @@ class ThresholdConfig:
             raise PrismError(f"study threshold: --runs {bad[0]}: write NAME=RUN, for example pusht=runs/pusht")
         if not 0 <= self.warmup < self.steps:
             raise PrismError(f"study threshold: warmup is {self.warmup}; it must be less than the {self.steps} steps")
-        if not (self.tasks and self.rules) or min(self.batch_sizes, default=2) < 2 or self.draws < 2:
-            raise PrismError("study threshold: name a task and a rule; batch sizes and draws must be at least 2")
+        if not ((self.tasks or self.runs) and self.rules) or min(self.batch_sizes, default=2) < 2 or self.draws < 5:
+            raise PrismError("study threshold: name a task or run, and a rule; batch sizes of 2, draws of 5 or more")
 
 
 def experiment_of(config: ThresholdConfig, task: str, rule: str) -> Experiment:
@@ -148,87 +153,87 @@ def rule_name(objective: ObjectiveConfig) -> str:
 
 
 @torch.no_grad()
-def distances_of(
-    policy: PrismPolicy, windows: Windows, indices: IntArray, objectives: dict[str, RSIMLE], seed: int
-) -> dict[str, Tensor]:
-    """For one batch: of each rule the values whose quantile its threshold follows."""
+def draft(
+    policy: PrismPolicy, windows: Windows, indices: IntArray, candidates: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Candidates, targets and valid steps of a batch, as in Alg. 1 before it chooses."""
     rng = torch.Generator().manual_seed(seed)
     batch = windows.batch(indices)
     example = policy.example(batch, rng)
-    candidates = next(iter(objectives.values())).config.candidates
     latent = policy.latents(len(indices), candidates, rng)
-    prepared = policy.generator.prepare(example.context)
-    plans = policy.generator(prepared, latent)
-    plans = plans if example.anchor is None else plans + example.anchor
-    return {
-        name: objective.measure(plans, example.target, batch.action_valid).pool
-        for name, objective in objectives.items()
-    }
+    plans = policy.generator(policy.generator.prepare(example.context), latent)
+    return plans if example.anchor is None else plans + example.anchor, example.target, batch.action_valid
 
 
-def summarise_quantiles(values: Sequence[float], pool: Tensor, config: ObjectiveConfig) -> Result:
-    """One entry of `calibration`, from the quantile of every batch and the pooled distances of some of them."""
+def summarise_quantiles(values: Sequence[float], pool: Tensor, q: float) -> Result:
+    """Mean and variation of the quantiles of many batches, and how many independent distances would vary as much."""
     array = np.asarray(values, dtype=np.float64)
     centre, spread = float(array.mean()), float(array.std(ddof=1))
-    ema, kept, clamped = array[0], [], []
-    low, high = config.clamp
-    for value in array:
-        ema = config.momentum * ema + (1 - config.momentum) * value
-        if config.rule == "paper":
-            clamped.append(not low < ema < high)
-            ema = min(max(ema, low), high)
-        kept.append(ema)
-    settled = np.asarray(kept[len(kept) // 5 :])
     width = 0.02  # of probability either side: the density at the quantile by a difference quotient
-    q = config.quantile
     near = float(quantile(pool, min(q + width, 1.0)) - quantile(pool, max(q - width, 0.0)))
     density = 2 * width / near if near > 0 else float("inf")
     effective = q * (1 - q) / (density * spread) ** 2 if spread > 0 and np.isfinite(density) else None
-    return {
-        "mean": centre,
-        "cv": spread / centre,
-        "cv_ema": float(settled.std(ddof=1) / settled.mean()),
-        "clamped": float(np.mean(clamped)) if clamped else 0.0,
-        "effective_samples": effective,
-        "pairs": int(pool.numel()),
-    }
+    return {"mean": centre, "cv": spread / centre, "effective_samples": effective, "pairs": int(pool.numel())}
 
 
-def calibrate(policy: PrismPolicy, windows: Windows, batch_size: int, config: ThresholdConfig) -> Result:
-    """{rule: entry}: the quantiles of `draws` random batches of one size."""
-    dims = policy.spec.action_dim
-    configs = {
-        rule: with_settings(
-            ObjectiveConfig(candidates=config.candidates, quantile=config.quantile),
-            [setting.removeprefix("policy.objective.") for setting in RULES[rule]],
+def calibrate(
+    policy: PrismPolicy, windows: Windows, batch_size: int, candidates: int, config: ThresholdConfig
+) -> dict[str, Result]:
+    """{rule: entry}: `draws` random batches of one size through the objective itself. The first fifth warms it up."""
+    plain = ObjectiveConfig(candidates=candidates, quantile=config.quantile)
+    objectives = {
+        rule: RSIMLE(
+            with_settings(plain, [setting.removeprefix("policy.objective.") for setting in RULES[rule]]),
+            policy.spec.action_dim,
         )
         for rule in config.rules
     }
-    objectives = {rule: RSIMLE(objective, dims) for rule, objective in configs.items()}
     order = np.random.default_rng([config.seed, batch_size])
     size = min(batch_size, len(windows))
     values: dict[str, list[float]] = {rule: [] for rule in objectives}
+    logs: dict[str, list[dict[str, float]]] = {rule: [] for rule in objectives}
     pools: dict[str, Tensor] = {}
     policy.eval()
     for draw in range(config.draws):
-        indices = order.choice(len(windows), size, replace=False)
-        for rule, pool in distances_of(policy, windows, indices, objectives, config.seed + draw).items():
-            values[rule].append(float(quantile(pool, config.quantile)))
-            pools[rule] = pool
-    return {rule: summarise_quantiles(values[rule], pools[rule], configs[rule]) for rule in objectives}
+        batch = draft(policy, windows, order.choice(len(windows), size, replace=False), candidates, config.seed + draw)
+        for rule, objective in objectives.items():
+            distances = objective.measure(*batch)
+            objective.calibrate([distances])
+            values[rule].append(float(quantile(distances.pool, config.quantile)))
+            logs[rule].append({key: float(value) for key, value in objective.decide(distances).logs.items()})
+            pools[rule] = distances.pool
+    found = {}
+    for rule in objectives:
+        settled = logs[rule][len(logs[rule]) // 5 :]
+        thresholds = np.array([line["threshold"] for line in settled])
+        found[rule] = summarise_quantiles(values[rule], pools[rule], config.quantile) | {
+            "cv_ema": float(thresholds.std() / thresholds.mean()),
+            "clamped": float(np.mean([line["threshold_clamped"] for line in settled])),
+            "rejection_rate": float(np.mean([line["rejection_rate"] for line in settled])),
+            "fallback_rate": float(np.mean([line["fallback_rate"] for line in settled])),
+        }
+    return found
+
+
+def windows_of(experiment: Experiment) -> Windows:
+    _, source, _ = open_demonstrations(experiment.demonstrations, experiment.task, Console(quiet=True))
+    return Windows(source, experiment.policy.obs_horizon, experiment.policy.pred_horizon)
 
 
 def calibration(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, dict[str, Result]]]:
-    """{stage: {rule: {batch size: entry}}} of the first task's policy, before training and after it."""
-    task = config.tasks[0]
-    experiment = experiment_of(config, task, config.rules[0])
-    _, source, _ = open_demonstrations(experiment.demonstrations, experiment.task, Console(quiet=True))
-    horizons = experiment.policy.obs_horizon, experiment.policy.pred_horizon
-    windows = Windows(source, *horizons)
+    """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first task's, or the
+    first run that was given."""
+    if config.tasks:
+        run = cells.run(f"{config.tasks[0]}-{config.rules[0]}")
+        experiment = experiment_of(config, config.tasks[0], config.rules[0])
+    else:
+        run = Path(config.runs[0].partition("=")[2])
+        experiment = Experiment.load(run_folder(run))
+    windows = windows_of(experiment)
+    source = windows.source
     spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
-    fresh = build_policy(spec, config.seed, Normalizer.from_statistics(compute_statistics(source)))
-    stages = {"untrained": fresh}
-    if (run := cells.run(f"{task}-{config.rules[0]}")).is_dir():
+    stages = {"untrained": build_policy(spec, config.seed, Normalizer.from_statistics(compute_statistics(source)))}
+    if run.is_dir():
         stages["trained"] = load_policy(run)
     found: dict[str, dict[str, dict[str, Result]]] = {}
     for stage, policy in stages.items():
@@ -237,11 +242,25 @@ def calibration(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, di
         for size in config.batch_sizes:
             settings = {**settings_of(experiment), "stage": stage, "batch": size, "draws": config.draws}
             settings |= {"candidates": config.candidates, "rules": list(config.rules)}
-            entry = cells.get(
-                f"calibration-{stage}-{size}", settings, functools.partial(calibrate, policy, windows, size, config)
-            )
-            for rule, row in (entry or {}).items():
+            compute = functools.partial(calibrate, policy, windows, size, config.candidates, config)
+            for rule, row in (cells.get(f"calibration-{stage}-{size}", settings, compute) or {}).items():
                 found[stage][rule][str(size)] = row
+    return found
+
+
+def on_policies(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, Result]]:
+    """{name: {rule: entry}}: every rule on the candidates of every policy that was given."""
+    found: dict[str, dict[str, Result]] = {}
+    for text in config.runs:
+        name, _, path = text.partition("=")
+        experiment = Experiment.load(run_folder(Path(path)))
+        policy = load_policy(Path(path))
+        assert isinstance(policy, PrismPolicy)  # read_rates has seen to it
+        candidates = policy.config.objective.candidates
+        settings = {**settings_of(experiment), "draws": config.draws, "rules": list(config.rules)}
+        compute = functools.partial(calibrate, policy, windows_of(experiment), PAPER_BATCH, candidates, config)
+        if (cell := cells.get(f"policy-{name}", settings, compute)) is not None:
+            found[name] = cell
     return found
 
 
@@ -254,6 +273,7 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
                 found.setdefault(task, {})[rule] = cell
     for name, by_rule in read_rates(config).items():
         found.setdefault(name, {}).update(by_rule)
+    applied = on_policies(config, cells)
     table = calibration(config, cells)
     settings = {
         name: getattr(config, name)
@@ -261,12 +281,34 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
     }
     return Study(
         "threshold",
-        {"rates": found, "calibration": table},
-        (*claims_on_batches(table), *claims_on_rates(found, config)),
+        {"rates": found, "on_policies": applied, "calibration": table},
+        (*claims_on_batches(table), *claims_on_rates(found, config), *claims_on_policies(applied, config)),
         {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         (config.seed,),
         tuple(cells.missing),
     )
+
+
+def _verdict(rejected: Sequence[float], fallen: Sequence[float], config: ThresholdConfig) -> tuple[Verdict, str]:
+    held = all(abs(rate - config.quantile) <= REJECTION_TOLERANCE for rate in rejected) and max(fallen) < FALLBACK_LIMIT
+    note = "" if held else f"asked: q +- {REJECTION_TOLERANCE:.0%} and a fallback below {FALLBACK_LIMIT:.0%}"
+    return confirmed(held), note
+
+
+def claims_on_policies(applied: dict[str, dict[str, Result]], config: ThresholdConfig) -> list[Claim]:
+    """The same for every rule on candidates of trained policies."""
+    claims = []
+    for rule in config.rules if applied else ():
+        entries = [by_rule[rule] for by_rule in applied.values()]
+        rejected = [entry["rejection_rate"] for entry in entries]
+        fallen = [entry["fallback_rate"] for entry in entries]
+        verdict, note = _verdict(rejected, fallen, config)
+        ours = (
+            f"{rule}, on {len(entries)} trained policies: rejection {min(rejected):.1%} to {max(rejected):.1%}, "
+            f"fallback {min(fallen):.1%} to {max(fallen):.1%}"
+        )
+        claims.append(Claim("App. E.2, Fig. 11", CONSISTENT, ours, verdict, note))
+    return claims
 
 
 def claims_on_rates(found: dict[str, dict[str, Result]], config: ThresholdConfig) -> list[Claim]:
@@ -278,17 +320,14 @@ def claims_on_rates(found: dict[str, dict[str, Result]], config: ThresholdConfig
             continue
         rejected = [cell["rejection_rate"] for cell in cells.values()]
         fallen = [cell["fallback_rate"] for cell in cells.values()]
-        held = all(abs(rate - config.quantile) <= REJECTION_TOLERANCE for rate in rejected)
-        held = held and max(fallen) < FALLBACK_LIMIT
-        note = "" if held else f"asked: q +- {REJECTION_TOLERANCE:.0%} and a fallback below {FALLBACK_LIMIT:.0%}"
+        verdict, note = _verdict(rejected, fallen, config)
         ours = (
-            f"{rule}: rejection {min(rejected):.1%} to {max(rejected):.1%} at q = {config.quantile:.0%}, "
+            f"{rule}, in training: rejection {min(rejected):.1%} to {max(rejected):.1%} at q = {config.quantile:.0%}, "
             f"fallback {min(fallen):.1%} to {max(fallen):.1%}, on {len(cells)} tasks"
         )
         if rule == "paper":
             ours += f"; on the clamp in {np.mean([cell['clamped'] for cell in cells.values()]):.0%} of the steps"
-        paper = "the threshold keeps a consistent acceptance rate without manual tuning"
-        claims.append(Claim("App. E.2, Fig. 11", paper, ours, confirmed(held), note))
+        claims.append(Claim("App. E.2, Fig. 11", CONSISTENT, ours, verdict, note))
     return claims
 
 
@@ -349,6 +388,16 @@ def show(study: Study, console: Console) -> None:
     show_rows(
         f"Training, after {study.settings['warmup']} steps (q = {study.settings['quantile']})", heads, rows, console
     )
+    keys = ("rejection_rate", "fallback_rate", "clamped")
+    rows = [
+        [f"{name}, {rule}", *(f"{entry[key]:.1%}" for key in keys)]
+        for name, by_rule in study.figures["on_policies"].items()
+        for rule, entry in by_rule.items()
+    ]
+    if rows:
+        show_rows(
+            "Every rule on trained policies, B = 64", ("policy, rule", "rejected", "fallback", "clamp"), rows, console
+        )
     for stage, by_rule in study.figures["calibration"].items():
         rows = [
             [f"{rule}, B = {size}", f"{e['mean']:.4f}", f"{e['cv']:.1%}", f"{e['cv_ema']:.1%}", f"{e['clamped']:.0%}"]
@@ -376,7 +425,7 @@ def draw(study: Study) -> Figure:
     left.legend(frameon=False, fontsize=7)
     names: list[str] = []
     ticks: list[int] = []
-    for task, by_rule in study.figures["rates"].items():
+    for task, by_rule in (study.figures["on_policies"] or study.figures["rates"]).items():
         for rule, cell in by_rule.items():
             at = len(ticks)
             right.barh(at + 0.2, 100 * cell["rejection_rate"], 0.4, color=colors[rule])
