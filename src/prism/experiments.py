@@ -113,7 +113,8 @@ def metaworld_pixels(task: str) -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=50, noise=0.3),  # disturbed: they show how to recover
+        # Disturbed a little, to show how to recover; much noise makes the rest of a plan unpredictable.
+        demonstrations=Demonstrations("expert", episodes=60, noise=0.05),
         policy=pixel_policy(),
         train=TrainConfig(
             minutes=25.0, batch_size=32, learning_rate=7e-4, weight_decay=1e-4, val_fraction=0.04, log_every=20

@@ -18,7 +18,8 @@ from prism.sims.base import Array
 
 SIZE = 84
 SEEN = 64  # what a policy sees of it: two thirds of the computation, and an object is still several pixels
-MARGIN = 4  # pixels cut off at each side: in the middle, at random in training (Diffusion Policy's random crop)
+MARGIN = 4  # pixels cut off at each side
+SHIFT = 1  # training: moved at random by so many of them. The camera stands still, and 4 would be 5 cm of the table
 REACH = (0.02, 3.0)  # metres of depth that mean something: the hand's own fingers, the far wall of the table
 
 
@@ -40,7 +41,7 @@ CAMERAS = {
 
 def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
     """rgb_wrist and rgb_static; with `depth` also depth_wrist and depth_static."""
-    look: dict[str, Any] = {"crop": (size - 2 * MARGIN, size - 2 * MARGIN), "random_shift": MARGIN}
+    look: dict[str, Any] = {"crop": (size - 2 * MARGIN, size - 2 * MARGIN), "random_shift": SHIFT}
     if size > SEEN:
         look["resize"] = (SEEN, SEEN)
     specs = [SensorSpec(f"rgb_{n}", "rgb", (size, size, 3), **look) for n in CAMERAS]
