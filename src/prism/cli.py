@@ -40,6 +40,7 @@ from prism.commands.study import (
     Threshold,
 )
 from prism.commands.train import Train
+from prism.commands.trends import Trends
 from prism.errors import PrismError
 
 
@@ -70,6 +71,7 @@ COMMANDS: dict[str, type[Command]] = {
     "study failures": Failures,
     "study modality": ModalityStudy,
     "study arithmetic": Arithmetic,
+    "study trends": Trends,
     "bench attention": Attention,
     "bench train-step": TrainStep,
     "bench global-batch": GlobalBatch,

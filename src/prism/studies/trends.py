@@ -110,7 +110,7 @@ def _cell(config: TrendsConfig, cells: Cells, method: str, share: float) -> Resu
         )
         scores = [episode.score for episode in result.episodes]
         found["score"][str(evaluations)] = metrics.mean(scores)
-        found["score_ci"][str(evaluations)] = list(metrics.mean_interval(scores))
+        found["score_ci"][str(evaluations)] = list(metrics.bootstrap_interval(scores))
         found["success"][str(evaluations)] = metrics.mean([float(episode.success) for episode in result.episodes])
     return found
 

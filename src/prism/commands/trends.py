@@ -1,0 +1,67 @@
+"""prism study trends"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from prism.commands.style import option
+
+
+@dataclass(frozen=True)
+class Trends:
+    """Do the baselines show what their own papers say: more evaluations and more demonstrations are better? On Push-T.
+
+    Try:
+        prism study trends --json trends.json
+        prism study trends --recipe pusht-human --methods flow_matching diffusion --steps 4000 --json trends.json
+
+    Trains each method on two shares of the demonstrations, rolls the same weights out with one evaluation of the
+    network a plan and with five. Killed at any moment, the same command goes on where it was.
+    """
+
+    recipe: str = "pusht"
+    """pusht (shipped demonstrations) or pusht-human (prism data download pusht)."""
+    methods: Annotated[tuple[str, ...], option("NAME ...")] = ("flow_matching",)
+    """Methods of prism train --method."""
+    shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.1, 0.95)
+    """Parts of the demonstrations to train on, growing."""
+    evaluations: Annotated[tuple[int, ...], option("N ...")] = (1, 5)
+    """Evaluations of the network a plan, growing; the same weights for all of them."""
+    steps: int = 1500
+    """Training steps of each run."""
+    episodes: int = 20
+    """Rollouts of each."""
+    seed: int = 0
+    """Of the trainings."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-trends")
+    """Where the runs and finished parts are kept; runs/study-trends unless told."""
+    json: Annotated[Path | None, option("FILE")] = None
+    """Write the figures and verdicts to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.studies import trends
+        from prism.studies.report import Output, show_claims
+
+        output = Output(self.json, None, self.overwrite)
+        output.check()
+        config = trends.TrendsConfig(
+            work=self.work,
+            recipe=self.recipe,
+            methods=self.methods,
+            shares=self.shares,
+            evaluations=self.evaluations,
+            steps=self.steps,
+            episodes=self.episodes,
+            seed=self.seed,
+        )
+        study = trends.run(config, Console(stderr=True))
+        console = Console()
+        trends.show(study, console)
+        show_claims(study, console)
+        output.write(study)
