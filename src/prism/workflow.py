@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +14,10 @@ from rich.console import Console
 
 from prism import collective
 from prism.baselines.student import Student
-from prism.controller import ControllerConfig
+from prism.controller import Controller, ControllerConfig
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
+from prism.deploy.backends import Frame, load_behind
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
 from prism.evaluation import ray_workers
@@ -24,12 +26,13 @@ from prism.evaluation.modality_page import write_page
 from prism.evaluation.recording import load_results, recording_path, save_result
 from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
-from prism.evaluation.rollout import TEST_SEED, IncompleteError, RecordConfig, evaluate
+from prism.evaluation.rollout import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.presets import build_policy
+from prism.sims.tasks import make_env
 from prism.training.checkpoint import list_checkpoints, load_policy, resolve
 from prism.training.files import read_sums
 from prism.training.loop import TrainResult, train
@@ -144,6 +147,7 @@ class EvalOptions:
     workers: int | None = None
     record: RecordConfig | None = None
     ray: bool = False
+    backend: str = "eager"  # deploy/backends.py
 
     def parallel(self) -> int:
         """Workers: as asked, or one a core of the machine or cluster."""
@@ -167,9 +171,12 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     if task is None:
         raise PrismError(f"{run} was trained on a dataset alone: say where to roll it out with --task")
     lost: IncompleteError | None = None
+    policy: Path | PolicyFactory = path
+    if options.backend != "eager":
+        policy = partial(load_behind, path, options.backend, first_observations(path, task))
     try:
         result = evaluate(
-            path,
+            policy,
             task,
             options.episodes,
             options.first_seed,
@@ -182,11 +189,34 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
     except IncompleteError as error:  # what there is is worth keeping
         result, lost = error.result, error
     result = replace(result, info={**result.info, "checkpoint": checkpoint_id(path)})
+    if options.backend != "eager":  # the recording and metrics.json of the run stay those of the policy itself
+        return replace(result, policy=str(path), info={**result.info, "backend": options.backend})
     save_result(recording_path(run, result.task), result, overwrite=True)
     write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
     if lost is not None:
         raise lost
     return result
+
+
+def first_observations(path: Path, task: str, count: int = 32, every: int = 4) -> list[Frame]:
+    """What a policy's sensors see in its own first steps, on seeds that are no test seeds: calibrates int8."""
+    policy, env = load_policy(path), make_env(task)
+    names = [spec.name for spec in policy.spec.sensors]
+    controller = Controller(policy, ControllerConfig(exec_horizon=1, candidates=1))
+    frames: list[Frame] = []
+    for seed in range(count):
+        controller.reset(seed)
+        observation = env.reset(seed)
+        for step in range(8 * every):
+            if step % every == 0:
+                frames.append({name: np.asarray(observation[name]) for name in names if name in observation})
+            result = env.step(np.clip(controller.act(observation), env.action_low, env.action_high))
+            observation = result.observation
+            if result.done or len(frames) == count:
+                break
+        if len(frames) == count:
+            break
+    return frames
 
 
 def checkpoint_id(path: Path) -> dict[str, str]:

@@ -20,10 +20,7 @@ token_cache_*    see bench/token_cache.py; compare_*: see bench/realtime_compare
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -40,7 +37,7 @@ from prism.context_policy import ContextPolicy
 from prism.controller import Controller, ControllerConfig
 from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
 from prism.deploy.backends import Backend, Frame, load_backend
-from prism.deploy.runtime_lanes import LanePlanner
+from prism.deploy.runtime_lanes import LanePlanner, steady
 from prism.errors import PrismError
 from prism.evaluation.results import write_json
 from prism.presets import build_policy, preset
@@ -149,26 +146,15 @@ def run_loop(control: AsyncController, frames: list[Frame], slots: int, rate: fl
 
 
 def saturate(control: AsyncController, planner: LanePlanner, frames: list[Frame], seconds: float) -> float:
-    """Actions a second when the next frames arrive as soon as the last but one are encoded."""
+    """Actions a second when the next frames arrive as soon as fewer than four observations wait for their tokens."""
     start = time.perf_counter()
     actions = 0
     while time.perf_counter() - start < seconds:
         control.step(frames[actions % len(frames)])
         actions += 1
-        while planner.unfinished > 1:
-            time.sleep(2e-4)
+        while planner.unfinished > 3:
+            time.sleep(2e-3)
     return actions / (time.perf_counter() - start)
-
-
-@contextmanager
-def quick_switches() -> Iterator[None]:
-    """Python hands its lock over after 5 ms, a tenth of a slot or more; here after 0.5 ms."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def controller_for(policy: ContextPolicy, candidates: int, seed: int) -> Controller:
@@ -189,7 +175,7 @@ def main(config: RealtimeBenchConfig) -> dict[str, Any]:
         backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
         slots = max(1, round(config.seconds * rate))
         result: dict[str, Any] = {"sensors": config.sensors, "backend": name, "rate": rate}
-        with quick_switches():
+        with steady():
             progress.update(bar, description=f"{rate:g} actions/s", total=slots)
             result |= measure(
                 backend, policy, frames, slots, rate, config, lambda slot: progress.update(bar, completed=slot)
@@ -203,7 +189,7 @@ def main(config: RealtimeBenchConfig) -> dict[str, Any]:
             from prism.bench.token_cache import token_cache
 
             progress.update(bar, description="token cache", total=None)
-            result |= token_cache(policy, config.candidates, config.seed)
+            result |= token_cache(backend, config.candidates, config.seed)
     torch.set_num_threads(threads)
     result |= {
         "max_action_difference": agreement.max_difference,

@@ -22,7 +22,7 @@ from prism.context_policy import ContextPolicy
 from prism.deploy.backends import Backend, Frame
 from prism.presets import as_method, build_policy, preset
 
-_SECONDS = 10.0
+_SECONDS = 8.0
 
 
 class GraftedBackend(Backend):

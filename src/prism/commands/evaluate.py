@@ -67,6 +67,8 @@ class Eval:
     """Where CALVIN is checked out; PRISM_CALVIN unless told."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
+    backend: Annotated[str, option("NAME")] = "eager"
+    """What computes the policy: eager, compile, onnx, onnx-int8 (docs/realtime.md)."""
     ray: bool = False
     """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 
@@ -76,9 +78,11 @@ class Eval:
                 raise PrismError(f"--{name} {value} is out of range: use 1 or more")
 
     def run(self) -> None:
+        from prism.deploy.backends import check_backend
         from prism.evaluation.rollout import TEST_SEED, RecordConfig
         from prism.workflow import EvalOptions
 
+        check_backend(self.backend)
         if self.json is not None and self.json.exists() and not self.overwrite:  # now, not after minutes of rollouts
             raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
         if not self.runs:
@@ -94,6 +98,7 @@ class Eval:
             settings=self.set,
             workers=self.workers,
             ray=self.ray,
+            backend=self.backend,
             record=RecordConfig() if self.report else None,
         )
         if self.benchmark is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -98,13 +99,17 @@ class CompiledBackend(Backend):
         return plans
 
 
+def check_backend(name: str) -> None:
+    if name not in BACKENDS:
+        raise PrismError(f"unknown back end '{name}'; use one of {', '.join(BACKENDS)}")
+
+
 def make_backend(
     name: str, policy: ContextPolicy, frames: Sequence[Frame] = (), graphs: Mapping[str, bytes] | None = None
 ) -> Backend:
     """`frames`: observations that calibrate int8; a missing sensor of them is skipped. `graphs`: an earlier export of
     the policy (export_onnx.read_graphs), which saves making them."""
-    if name not in BACKENDS:
-        raise PrismError(f"unknown back end '{name}'; use one of {', '.join(BACKENDS)}")
+    check_backend(name)
     if name == "eager":
         return EagerBackend(policy)
     if name == "compile":
@@ -153,6 +158,15 @@ def load_backend(
             f"at most {agreement.limit} are tolerated; calibrate with frames of the task, or use 'onnx'"
         )
     return backend, agreement
+
+
+def load_behind(path: Path, name: str, frames: Sequence[Frame] = ()) -> Policy:
+    """The policy of a run or checkpoint behind a back end: what a worker process calls."""
+    from prism.training.checkpoint import load_policy
+
+    backend, _ = load_backend(name, load_policy(path), frames)
+    backend.threads(1)
+    return BackendPolicy(backend)
 
 
 class BackendPolicy(Policy):

@@ -11,7 +11,7 @@ their range on the way costs little beside the product: dynamically.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from prism.deploy.export_onnx import quiet, require
 from prism.errors import PrismError
 
 Array = NDArray[np.generic]
+_LARGE = 256  # rows and columns of a matrix below which int8 saves nothing
 
 
 def quantise_encoder(graph: bytes, frames: Sequence[Array]) -> bytes:
@@ -49,16 +50,32 @@ def quantise_encoder(graph: bytes, frames: Sequence[Array]) -> bytes:
 
 
 def quantise_plan(graph: bytes) -> bytes:
-    """The matrix products with weights in int8, their inputs quantised as they come."""
+    """The large matrix products of the generator's blocks in int8, their inputs quantised as they come.
+
+    Those run on every token of every candidate. The rest runs once a plan, or is small: it stays float32, exactly.
+    """
     require("onnx")
     require("onnxruntime")
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load_from_string(graph)
+    weights = {weight.name: tuple(weight.dims) for weight in model.graph.initializer}
+    large = [node.name for node in model.graph.node if _worth_it(node, weights)]
+    if not large:
+        return graph
     with quiet(), tempfile.TemporaryDirectory(prefix="prism-int8-") as folder:
-        source, target = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"
-        source.write_bytes(graph)
-        quantize_dynamic(source, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+        target = Path(folder) / "int8.onnx"
+        quantize_dynamic(
+            model, target, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8, nodes_to_quantize=large
+        )
         return target.read_bytes()
+
+
+def _worth_it(node: Any, weights: Mapping[str, tuple[int, ...]]) -> bool:
+    shapes = [weights[name] for name in node.input if name in weights]
+    large = any(len(shape) == 2 and min(shape) >= _LARGE for shape in shapes)
+    return node.op_type in ("MatMul", "Gemm") and "/blocks." in node.name and large
 
 
 class _Frames:
