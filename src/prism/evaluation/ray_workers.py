@@ -37,7 +37,11 @@ def connect() -> Any:
         except ConnectionError as error:
             if os.environ.get("RAY_ADDRESS"):
                 raise PrismError(f"no Ray cluster answers at RAY_ADDRESS {os.environ['RAY_ADDRESS']}") from error
-            ray.init(address="local", include_dashboard=False, log_to_driver=False)
+            try:
+                ray.init(address="local", include_dashboard=False, log_to_driver=False)
+            except Exception as failure:  # Ray has no class of its own for this: a machine too busy, no shared memory
+                reason = (str(failure).splitlines() or [""])[0]
+                raise PrismError(f"Ray did not start on this machine ({reason}); try again, or without --ray") from None
     return ray
 
 
