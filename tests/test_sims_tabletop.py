@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-pytest.importorskip("robosuite")
+if importlib.util.find_spec("robosuite") is None:  # importing it here would set MUJOCO_GL for the whole process
+    pytest.skip("needs robosuite", allow_module_level=True)
 
 from prism.errors import PrismError
 from prism.sensors import decode_text
