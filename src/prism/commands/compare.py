@@ -30,7 +30,7 @@ class Compare:
     FOLDER; docs/comparison.md explains the figures.
     """
 
-    recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...")]
+    recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...", help_behavior_hint="")]
     """Recipes or tasks, as for prism train."""
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Where the runs and the results go."""
