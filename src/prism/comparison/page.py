@@ -114,7 +114,7 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
 def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
     reference = comparison.config.reference
     names = (
-        "Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "Steps", "Parameters",
+        "Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "Steps", "Size",
     )  # fmt: skip
     head = "".join(f'<th scope="col" class="{"name" if i == 0 else ""}">{escape(n)}</th>' for i, n in enumerate(names))
     best = max(row.score for row in rows)
