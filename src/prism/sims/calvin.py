@@ -43,7 +43,8 @@ TEXT_BYTES = 64
 EGL = "PRISM_CALVIN_EGL"  # "1": draw on the GPU, as CALVIN's own evaluation does
 FIRST_TEST_SEED = 100_000  # evaluation episode i has this seed + i, and is chain i
 
-_SETTLE = 15  # control steps after blocks were put into the hand, the drawer or onto each other
+_AWAY = range(6, 12)  # the hand that holds one moves by 12 cm meanwhile, and comes to rest
+_SETTLE = 22  # control steps after blocks were put into the hand, the drawer or onto each other
 _SCENE = {block: 6 + 6 * i for i, block in enumerate(BLOCKS)}  # where a block's pose begins in scene_obs
 _DRAWER = (0.18, -0.30, 0.40)  # above the floor of the open drawer
 _ON_TOP = 0.06  # metres between the centres of stacked blocks, a little more than their height
@@ -74,9 +75,10 @@ class World:
             self.sim.robot.gripper_action = 1
             self.sim.load()
             observation: Mapping[str, Any] = self.sim.reset(robot_obs=robot_obs, scene_obs=scene_obs)
-            hold = np.array([0, 0, 0, 0, 0, 0, -1 if state["grasped"] else 1], dtype=np.float64)
-            for _ in range(_SETTLE if is_special else 0):
-                self.sim.robot.apply_action(hold.copy())
+            for number in range(_SETTLE if is_special else 0):
+                # CALVIN's start is above the open drawer: a hand that let go there would have placed its block.
+                away = 1.0 if state["grasped"] and number in _AWAY else 0.0
+                self.sim.robot.apply_action(np.array([0, away, 0, 0, 0, 0, -1 if state["grasped"] else 1], dtype=float))
                 for _ in range(self.sim.action_repeat):
                     self.sim.p.stepSimulation(physicsClientId=self.sim.cid)
                 self.sim.scene.step()
@@ -132,6 +134,7 @@ def world(path: Path | None = None) -> World:
                     settings.append("cameras.tactile.visualize_gui=false")
                 config = compose("config_data_collection", overrides=settings)
             sim = hydra.utils.instantiate(config.env)
+            sim.close = lambda: None  # it would print at the end of the process, which closes it anyway
             oracle = hydra.utils.instantiate(OmegaConf.load(checkout.env / "conf/tasks/new_playtable_tasks.yaml"))
     except ImportError as error:
         raise PrismError(f"CALVIN needs the package {error.name}: {GET_IT}") from error

@@ -108,9 +108,9 @@ def _with_models(env: Path) -> Checkout:
 
 
 def fnv_32(text: str) -> int:
-    """FNV-1, 32 bits, started at 0: the hash that seeds CALVIN's starts (pyhash's fnv1_32 with its default seed)."""
+    """FNV-1, 32 bits, of UTF-16, started at 0: what pyhash's fnv1_32 gives, with which CALVIN seeds its starts."""
     value = 0
-    for byte in text.encode():
+    for byte in text.encode("utf-16-le"):
         value = (value * 0x01000193) % 2**32 ^ byte
     return value
 
