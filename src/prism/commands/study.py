@@ -65,6 +65,8 @@ class Threshold:
     """Training steps of each."""
     warmup: int = 500
     """Steps at the beginning that do not count."""
+    batch_sizes: Annotated[tuple[int, ...], option("N ...")] = (8, 16, 32, 64, 128, 256, 512)
+    """Batch sizes at which the threshold's variation is measured."""
     draws: int = 100
     """Random batches of each size, for the variation."""
     seed: int = 0
@@ -93,6 +95,7 @@ class Threshold:
             runs=self.runs,
             steps=self.steps,
             warmup=self.warmup,
+            batch_sizes=self.batch_sizes,
             draws=self.draws,
             seed=self.seed,
         )
