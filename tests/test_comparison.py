@@ -164,7 +164,7 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     process = local.launch(good.folder(tmp_path))
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert state_of(good.folder(tmp_path)) == ("open", "not finished yet")
     local.outcome(good.folder(tmp_path), process)
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from prism.comparison.grid import FAILED
 from prism.errors import PrismError
 from prism.training import files
 
@@ -39,7 +38,7 @@ def environment() -> dict[str, str]:
 
 
 def main(folder: Path) -> int:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()  # before the imports that take seconds
     from rich.console import Console
 
     with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
@@ -67,6 +66,8 @@ def main(folder: Path) -> int:
 
 
 def _failed(folder: Path, reason: str) -> int:
+    from prism.comparison.grid import FAILED
+
     reason = " ".join(reason.split())
     _say("failed", reason)
     with suppress(OSError):  # the comparison has heard it
