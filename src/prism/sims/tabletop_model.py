@@ -109,9 +109,9 @@ def tabletop_class() -> Any:
                 turn = [np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)]
                 self.sim.data.set_joint_qpos(self.things[name].joints[0], np.array([*place, *turn]))
             for name, y in HOLES.items():
-                place = np.array([BOARD_X, y, TABLE + BOARD])
-                place[:2] += rng.uniform(-JITTER, JITTER, 2)
-                self.sim.model.body_pos[self.sim.model.body_name2id(f"hole_{name}")] = place
-                self.hole_at[name] = place
+                hole = np.array([BOARD_X, y, TABLE + BOARD])
+                hole[:2] += rng.uniform(-JITTER, JITTER, 2)
+                self.sim.model.body_pos[self.sim.model.body_name2id(f"hole_{name}")] = hole
+                self.hole_at[name] = hole
 
     return PrismTabletop
