@@ -21,7 +21,7 @@ from prism.data.store import StoreSource, is_store
 from prism.errors import PrismError
 from prism.sims import metaworld
 from prism.sims.collect import TooFewError, collect, cores, settings
-from prism.sims.tasks import make_env, make_expert, task_names
+from prism.sims.tasks import make_env, task_names
 
 VARIANTS = ("-pixels", "-rgbd", "-keypoints")  # the same tasks with other sensors: only where they are asked for
 
@@ -88,9 +88,7 @@ def collect_all(
             rows[task] = _existing(task, recording, out / task)
     missing = [task for task in tasks if task not in rows]
     if missing:  # a missing package or library shows here
-        probe = make_env(missing[0])
-        make_expert(missing[0], probe)
-        probe.close()
+        make_env(missing[0]).close()
     if rows and console is not None:
         console.print(f"{len(rows)} of {len(tasks)} tasks are in {out} already", highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
