@@ -11,7 +11,7 @@ from prism.commands.style import option
 
 @dataclass(frozen=True)
 class Trends:
-    """Do the baselines follow their own papers: more evaluations and more demonstrations are better? On Push-T.
+    """Do the baselines follow their own papers (more evaluations, more demonstrations are better)? On Push-T.
 
     Try:
         prism study trends --json trends.json
