@@ -1,4 +1,4 @@
-"""Several gloo ranks in forked processes of a test: `run_ranks(2, function, ...)` -> what each rank returned."""
+"""Several gloo ranks in processes of a test: `run_ranks(2, function, ...)` -> what each rank returned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def run_ranks(
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """function(rank, *arguments) on every rank; an exception comes back as (type name, message)."""
-    context = multiprocessing.get_context("fork")  # torch is loaded already: a rank starts in milliseconds
+    # Not forked from here: other tests leave threads behind, and a lock that one holds is held for ever in a fork.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "prism.training.loop", "prism.presets"])
     port = free_port()
     ranks = []
     for rank in range(world):

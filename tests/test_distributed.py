@@ -155,8 +155,7 @@ def assert_same_methods(alone: dict[str, list[Any]], others: list[Any]) -> None:
                 assert np.abs(gradient2 - gradient).max() < 1e-5 * max(np.abs(gradient).max(), 1e-2), method
 
 
-# Three forked ranks hung once in a worker that had run many other tests before; alone they take seconds.
-@pytest.mark.parametrize(("world", "size", "steps"), [(2, 12, STEPS), pytest.param(3, 13, 5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("world", "size", "steps"), [(2, 12, STEPS), (3, 13, 5)])
 def test_ranks_equal_one_process_for_every_baseline(world: int, size: int, steps: int) -> None:
     alone = method_steps(0, size, 1, steps)
     assert_same_methods(alone, run_ranks(world, method_steps, size, 1, steps, timeout=100.0))
