@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,25 @@ _OPTIONS = {
     "av1": {"g": "2", "crf": "30", "preset": "8", "svtav1-params": "lp=1"},
 }
 _CHUNK = 1000
+
+
+@contextmanager
+def ordinary_scheduling() -> Iterator[None]:
+    """Undo what the AV1 encoder does when it starts as root: it puts the process, all threads, into the real-time
+    class (SCHED_FIFO 99). Whatever busy process is started from it later would stop the machine."""
+    threads = Path("/proc/self/task")
+    if not threads.is_dir():  # only Linux knows of it
+        yield
+        return
+    before = os.sched_getscheduler(0)
+    priority = os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        for thread in threads.iterdir():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                if os.sched_getscheduler(int(thread.name)) != before:
+                    os.sched_setscheduler(int(thread.name), before, priority)
 
 
 class VideoWriter:
@@ -40,6 +61,9 @@ class VideoWriter:
         if self._container is None:
             self._start()
         try:
+            if not self._stream.codec_context.is_open:
+                with ordinary_scheduling():
+                    self._stream.codec_context.open()
             for pixels in frames:
                 frame = self._av.VideoFrame.from_ndarray(pixels, format="rgb24")
                 frame.pts = self._frames
