@@ -21,7 +21,7 @@ from prism.sims.base import Array, Env, StepResult
 from prism.sims.tasks import make_env, make_expert, task_names
 
 SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
-    "gym_pusht": ("pusht", "pusht-keypoints", "pusht-pixels"),
+    "gym_pusht": ("pusht", "pusht-keypoints", "pusht-pixels", "pusht-edge"),
     "metaworld": (
         "metaworld-button-press-topdown",
         "metaworld-pick-place",

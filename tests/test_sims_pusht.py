@@ -26,7 +26,7 @@ def busy_actions(seed: int, steps: int) -> Array:
 
 def test_same_as_gym_pusht() -> None:
     reference = pusht_physics._gym()
-    env = PushTEnv("state")
+    env = PushTEnv()
     moved = 0.0
     for seed in (100_000, 100_001, 5):
         start, _ = reference.reset(seed=seed)
@@ -60,7 +60,7 @@ def test_coverage_against_shapely() -> None:
 
 def test_pixels_are_gym_pushts() -> None:
     reference = pusht_physics._gym()
-    env = PushTEnv("pixels")
+    env = PushTEnv("pusht-pixels")
     reference.reset(seed=1)
     image = env.reset(1)["rgb_static"]
     assert np.array_equal(image, reference._render())
@@ -73,7 +73,7 @@ def test_pixels_are_gym_pushts() -> None:
 
 
 def test_reset_to_state_is_exact() -> None:
-    env = PushTEnv("state")
+    env = PushTEnv()
     state = np.array([100.0, 120.0, 300.0, 280.0, 2.5])
     env.reset_to_state(state)
     assert np.allclose(env.state(), state, atol=1e-9)
@@ -89,7 +89,7 @@ def test_reset_to_state_is_exact() -> None:
 
 
 def test_mirrored_start_and_actions_give_the_mirrored_trajectory() -> None:
-    env, other = PushTEnv("state"), PushTEnv("state")
+    env, other = PushTEnv(), PushTEnv()
     errors: list[float] = []
     for seed in range(12):
         env.reset(seed)

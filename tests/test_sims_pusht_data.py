@@ -28,7 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
     path = tmp_path_factory.mktemp("pusht") / "raw"
     with DatasetWriter(path, [STATE], action_dim=2, fps=10.0, task="pusht") as writer:
         for seed, length in ((0, 6), (1, 9)):
-            env = PushTEnv("state")
+            env = PushTEnv()
             env.reset(seed)
             rng = np.random.default_rng(seed)
             states, actions = [], []
@@ -43,7 +43,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
 @pytest.mark.parametrize("variant", ["state", "keypoints", "pixels"])
 def test_shows_what_the_environment_shows(recorded: StoreSource, variant: Variant) -> None:
     source = demonstrations(recorded, variant)
-    env = PushTEnv(variant)
+    env = PushTEnv("pusht" if variant == "state" else f"pusht-{variant}")
     assert source.sensors == env.sensors
     for episode, length in enumerate(recorded.lengths):
         got = source.read(episode)

@@ -100,20 +100,20 @@ def play(env: PushTEnv, expert: PushTExpert, start: int, seed: int, steps: int =
 
 
 def test_solves_the_task_and_repeats_itself() -> None:
-    env = PushTEnv("state")
+    env = PushTEnv()
     expert = PushTExpert(env)
     tracks = []
     for seed in (100_036, 100_047):
         success, track = play(env, expert, seed, seed)
         assert success
         tracks.append(track)
-    fresh_env = PushTEnv("state")
+    fresh_env = PushTEnv()
     _, again = play(fresh_env, PushTExpert(fresh_env), 100_036, 100_036)
     assert np.array_equal(tracks[0], again)
 
 
 def test_the_coin_splits_demonstrations_of_one_start() -> None:
-    env = PushTEnv("state")
+    env = PushTEnv()
     expert = PushTExpert(env)
     tracks: dict[int, list[np.ndarray]] = {1: [], -1: []}
     for seed in range(12):
@@ -143,7 +143,7 @@ def test_shipped_demonstrations() -> None:
     assert sum(file.stat().st_size for file in ASSETS.iterdir()) <= 2_000_000
     assert "prism data collect pusht" in source.provenance["command"]
     assert [sensor.name for sensor in source.sensors] == ["state"]
-    env = PushTEnv("state")
+    env = PushTEnv()
     for episode in (0, len(source.lengths) - 1):  # the recorded actions solve the task again
         shown = source.read(episode)
         env.reset_to_state(shown.streams["state"][0])

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
+from prism.sims.pusht_edge import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold
 from prism.studies.cells import Cells
@@ -150,14 +151,13 @@ def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
 
 
 def test_the_symmetric_start_is_its_own_mirror_image_and_sides_are_told_apart() -> None:
-    config = multimodality.MultimodalityConfig()
-    state = multimodality.start_state(config, 0.0)
+    state = edge_start(0.0)
     assert mirror_state(state) == pytest.approx(state)
-    left, right = (multimodality.start_state(config, offset) for offset in (30.0, -30.0))
+    left, right = (edge_start(offset) for offset in (30.0, -30.0))
     assert mirror_state(left) == pytest.approx(right)
 
     steps = np.linspace(0, 1, 20)[:, None]
-    start, beside = left[:2] + 60 * multimodality.SIDE, left[2:4] - 40 * multimodality.AXIS + 80 * multimodality.SIDE
+    start, beside = left[:2] + 60 * SIDE, left[2:4] - 40 * AXIS + 80 * SIDE
     states = np.concatenate([(1 - steps) * start + steps * beside, np.repeat(left[None, 2:], 20, 0)], axis=1)
     assert multimodality.side_of(states) == "left"
     assert multimodality.side_of(mirror_state(states)) == "right"
@@ -165,14 +165,13 @@ def test_the_symmetric_start_is_its_own_mirror_image_and_sides_are_told_apart() 
 
 
 def test_pushing_the_block_straight_away_is_neither_side() -> None:
-    config = multimodality.MultimodalityConfig()
-    state = multimodality.start_state(config, 0.0)
+    state = edge_start(0.0)
     states = np.repeat(state[None], 30, 0)
-    push = -6.0 * np.arange(30)[:, None] * multimodality.AXIS
+    push = -6.0 * np.arange(30)[:, None] * AXIS
     states[:, :2] += push
     states[:, 2:4] += push
     assert multimodality.side_of(states) == "neither"
-    states[-1, :2] = states[-1, 2:4] - 60 * multimodality.AXIS + 90 * multimodality.SIDE  # round it, but far too late
+    states[-1, :2] = states[-1, 2:4] - 60 * AXIS + 90 * SIDE  # round it, but far too late
     assert multimodality.side_of(states) == "neither"
 
 

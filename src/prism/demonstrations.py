@@ -21,7 +21,7 @@ from prism.data.locate import find_dataset
 from prism.data.mapping import parse_map
 from prism.errors import PrismError
 from prism.sims.pusht_data import PushTDemonstrations
-from prism.sims.pusht_features import Variant
+from prism.sims.pusht_features import VARIANTS
 from prism.sims.tasks import make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]
@@ -58,8 +58,7 @@ def open_demonstrations(
     source = open_dataset(path, config.fps, parse_map(config.map))
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
-        variant: Variant = "state" if task == "pusht" else task.removeprefix("pusht-")  # type: ignore[assignment]
-        source = PushTDemonstrations(source, variant, config.mirror)
+        source = PushTDemonstrations(source, VARIANTS[task], config.mirror)
         copies = source.copies
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")

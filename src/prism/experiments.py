@@ -176,6 +176,16 @@ def pusht(task: str = "pusht") -> Experiment:
     )
 
 
+def pusht_edge() -> Experiment:
+    """Push-T from starts with two ways round the block, left and right, from the scripted expert, who takes both.
+
+    Command: prism study multimodality
+    Cost:    ten minutes on two cores, the recording of its demonstrations included.
+    """
+    demonstrations = Demonstrations("expert", episodes=60, mirror=True)
+    return replace(pusht("pusht-edge"), demonstrations=demonstrations)
+
+
 def own_data(path: Path) -> Experiment:
     """A dataset of your own, all its sensors, no simulator.
 
@@ -205,6 +215,8 @@ def recipe(name: str) -> Experiment:
     if name == "pusht-human":
         return pusht_human()
     if name in task_names():
+        if name == "pusht-edge":
+            return pusht_edge()
         if name.startswith("pusht"):
             return pusht(name)
         if name.startswith(("robosuite", "tabletop")) and not name.endswith(("-pixels", "-rgbd")):

@@ -114,16 +114,17 @@ class Multimodality:
         prism study multimodality --json multimodality.json --plot multimodality.png
         prism study multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
 
-    Trains each method on the demonstrations that ship with prism. Killed, the same command goes on where it was.
+    Records demonstrations of the scripted expert, who goes either way, and trains each method on them. Killed, the same
+    command goes on where it was.
     """
 
-    recipe: str = "pusht"
-    """A Push-T recipe: pusht (shipped, goes round the block either way) or pusht-human."""
+    recipe: str = "pusht-edge"
+    """A Push-T recipe: pusht-edge (starts like those of the study), pusht or pusht-human (from everywhere)."""
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism", "mse")
     """Methods to train: prism, mse, flow_matching, imle, diffusion, act."""
     policies: Annotated[tuple[str, ...], option("NAME=RUN ...")] = ()
     """Runs that are there already, beside them."""
-    steps: int = 4000
+    steps: int = 3000
     """Training steps of each method."""
     rollouts: int = 40
     """From each start."""

@@ -1,4 +1,5 @@
-"""Push-T: push the T onto its outline with a disc. Three variants of the same world: state, keypoints, pixels.
+"""Push-T: push the T onto its outline with a disc. Three variants of the same world: state, keypoints, pixels; and
+`pusht-edge`, the state variant from starts that are ambiguous (sims/pusht_edge.py).
 
 Protocol: 300 steps at 10 Hz, action = target position of the disc in [0, 512]^2, score = min(1, coverage / 0.95),
 success (and end) at coverage > 0.95. Evaluation seeds are 100000 + i.
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.sims.base import Array, StepResult
-from prism.sims.pusht_features import IMAGE_SIZE, SIZE, Variant, features, sensor_specs
+from prism.sims.pusht_edge import random_edge_start
+from prism.sims.pusht_features import IMAGE_SIZE, SIZE, VARIANTS, Variant, features, sensor_specs
 from prism.sims.pusht_physics import SUCCESS_COVERAGE, PushTPhysics
 
 MAX_STEPS = 300
@@ -26,12 +28,14 @@ _PICTURE = 256
 class PushTEnv:
     """gym-pusht behind prism's interface, bit for bit the same world; the vector variants never draw."""
 
-    def __init__(self, variant: Variant = "state", max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, name: str = "pusht", max_steps: int = MAX_STEPS) -> None:
+        if name not in VARIANTS:
+            raise PrismError(f"unknown Push-T task '{name}'; use one of {', '.join(VARIANTS)}")
         if max_steps < 1:
             raise PrismError(f"max_steps {max_steps} is out of range: at least 1")
-        self.variant: Variant = variant
-        self.name = "pusht" if variant == "state" else f"pusht-{variant}"
-        self.sensors = sensor_specs(variant)
+        self.variant: Variant = VARIANTS[name]
+        self.name = name
+        self.sensors = sensor_specs(self.variant)
         self.action_dim = 2
         self.action_low = np.zeros(2, dtype=np.float32)
         self.action_high = np.full(2, SIZE, dtype=np.float32)
@@ -41,6 +45,8 @@ class PushTEnv:
         self._steps: int | None = None
 
     def reset(self, seed: int) -> dict[str, Array]:
+        if self.name == "pusht-edge":
+            return self.reset_to_state(random_edge_start(seed))
         self.physics.reset(seed)
         self._steps = 0
         return self._observe()

@@ -20,6 +20,12 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 Variant = Literal["state", "keypoints", "pixels"]
+VARIANTS: dict[str, Variant] = {  # of each task; pusht-edge is pusht from other starts (sims/pusht_edge.py)
+    "pusht": "state",
+    "pusht-keypoints": "keypoints",
+    "pusht-pixels": "pixels",
+    "pusht-edge": "state",
+}
 
 SIZE = 512.0  # side of the square world, pixels
 GOAL = np.array([256.0, 256.0, np.pi / 4])  # block xy and angle

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from typing import get_args
 
 from prism.errors import PrismError
 from prism.sims import calvin_names, metaworld, robosuite_setup, tabletop
 from prism.sims.base import Env, Expert
-from prism.sims.pusht_features import Variant
-
-_PUSHT: dict[str, Variant] = {"pusht" if v == "state" else f"pusht-{v}": v for v in get_args(Variant)}
+from prism.sims.pusht_features import VARIANTS
 
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*_PUSHT, *metaworld.NAMES, *robosuite_setup.NAMES, *tabletop.NAMES, *calvin_names.NAMES)
+    return (*VARIANTS, *metaworld.NAMES, *robosuite_setup.NAMES, *tabletop.NAMES, *calvin_names.NAMES)
 
 
 def make_env(name: str) -> Env:
-    if name in _PUSHT:
+    if name in VARIANTS:
         from prism.sims.pusht import PushTEnv
 
-        return PushTEnv(_PUSHT[name])
+        return PushTEnv(name)
     if name in metaworld.NAMES:
         return metaworld.MetaWorldEnv(*metaworld.NAMES[name])
     if name in robosuite_setup.NAMES:

@@ -1,9 +1,9 @@
 """`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 5)
 
-The block lies on the axis of Push-T's mirror symmetry, beyond its goal, with the bar's outer edge towards the goal.
-The agent starts in front of that edge (the "top edge of the T"), between block and goal: it has to walk round the
-block, left or right, to push it back. Its start is swept along the edge; 0 is the middle, where the whole scene is its
-own mirror image, so the two ways are equally good and the demonstrations (with their mirror images) equally frequent.
+The scene is that of sims/pusht_edge.py: the agent has to walk round the block, left or right. Its start is swept along
+the T's top edge; at 0 the two ways are equally good, and the demonstrations (with their mirror images) equally often
+take either. The default recipe, pusht-edge, has demonstrations from around these starts; pusht and pusht-human have
+them from everywhere, and need a longer training to say anything here.
 
     shares.METHOD.OFFSET = {left, right, neither, mode_distance, score, success, jerk, paths}
 A rollout goes left or right by the side on which the agent first passes the bar, seen from the block as it lies then;
@@ -29,7 +29,7 @@ from prism.evaluation import metrics
 from prism.evaluation.sweep import mode_distance
 from prism.experiments import Experiment, recipe, with_budget, with_method
 from prism.jsonconfig import with_settings
-from prism.sims.pusht_features import GOAL
+from prism.sims.pusht_edge import BEYOND, GAP, SIDE, edge_start
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.training.checkpoint import load_policy
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 
-AXIS: Float = np.array([np.sqrt(0.5), -np.sqrt(0.5)])  # from the stem to the bar, and on to the agent
-SIDE: Float = np.array([-np.sqrt(0.5), -np.sqrt(0.5)])  # left, seen along AXIS' opposite: from the agent to the block
 MOVED = 40.0  # pixels that the block may have been pushed until then
 PAST = 15.0  # pixels behind the bar's outer edge: half the bar
 EXPERT = "expert"
@@ -53,13 +51,13 @@ BOTH, ONE = 0.25, 0.75  # a mode is covered; a mode is (nearly) the only one
 @dataclass(frozen=True)
 class MultimodalityConfig:
     work: Path = Path("runs/study-multimodality")
-    recipe: str = "pusht"
+    recipe: str = "pusht-edge"
     methods: tuple[str, ...] = ("prism", "mse")  # trained here
     policies: tuple[str, ...] = ()  # trained before: NAME=RUN, for example mse=compare/cells/pusht-human/mse/seed-0
-    steps: int = 4000
+    steps: int = 3000
     offsets: tuple[float, ...] = (-60.0, -40.0, -20.0, 0.0, 20.0, 40.0, 60.0)  # of the agent along the edge, pixels
-    beyond: float = 110.0  # how far past the goal the block lies
-    gap: float = 40.0  # from the bar's edge to the agent's centre
+    beyond: float = BEYOND  # how far past the goal the block lies
+    gap: float = GAP  # from the bar's edge to the agent's centre
     rollouts: int = 40  # from each start
     max_steps: int = 120
     seed: int = 0
@@ -71,13 +69,6 @@ class MultimodalityConfig:
             )
         if 0.0 not in self.offsets:
             raise PrismError("study multimodality: offsets must hold 0, the symmetric start")
-
-
-def start_state(config: MultimodalityConfig, offset: float) -> Float:
-    """Agent xy, block xy, block angle; at offset 0 its own mirror image."""
-    block = GOAL[:2] - config.beyond * AXIS
-    agent = block + config.gap * AXIS + offset * SIDE
-    return np.concatenate([agent, block, GOAL[2:]])
 
 
 def side_of(states: Float) -> str:
@@ -156,10 +147,10 @@ def roll_policy(config: MultimodalityConfig, run: Path) -> Result:
 
     policy = load_policy(run)
     controller = Controller(policy, Experiment.load(run_folder(run)).controller)
-    env = PushTEnv("state", config.max_steps)
+    env = PushTEnv(max_steps=config.max_steps)
     found = {}
     for offset in config.offsets:
-        state = start_state(config, offset)
+        state = edge_start(offset, config.beyond, config.gap)
         rolled = [rollout(env, controller, state, seed, config.max_steps) for seed in range(config.rollouts)]
         found[f"{offset:g}"] = summarise(rolled)
     env.close()
@@ -171,10 +162,10 @@ def roll_expert(config: MultimodalityConfig) -> Result:
     from prism.sims.pusht import PushTEnv
     from prism.sims.pusht_expert import PushTExpert
 
-    env = PushTEnv("state", config.max_steps)
+    env = PushTEnv(max_steps=config.max_steps)
     found = {}
     for offset in config.offsets:
-        state, rolled = start_state(config, offset), []
+        state, rolled = edge_start(offset, config.beyond, config.gap), []
         for seed in range(min(config.rollouts, 10)):  # it thinks for a second before a push
             env.reset_to_state(state)
             expert = PushTExpert(env)
@@ -293,7 +284,7 @@ def draw(study: Study) -> Figure:
     config = MultimodalityConfig(beyond=study.settings["beyond"], gap=study.settings["gap"])
     for row, (method, by_offset) in zip(grid, shares.items(), strict=True):
         for axes, offset in zip(row, offsets, strict=True):
-            state, entry = start_state(config, offset), by_offset[f"{offset:g}"]
+            state, entry = edge_start(offset, config.beyond, config.gap), by_offset[f"{offset:g}"]
             axes.fill(*keypoints(state[2:5]).T, color="#bbbbbb")
             for path, side in zip(entry["paths"], entry["sides"], strict=True):
                 axes.plot(*np.asarray(path).T, color=colors[side], linewidth=0.7, alpha=0.6)
