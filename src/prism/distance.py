@@ -31,7 +31,7 @@ def own_distance(
     candidates: Float[Tensor, "B K Tp Da"],
     target: Float[Tensor, "B Tp Da"],
     valid: Bool[Tensor, "B Tp"],
-    weights: Float[Tensor, "Da"],
+    weights: Float[Tensor, " Da"],
     eps: float = EPS,
 ) -> Float[Tensor, "B K"]:
     """D_{i,k}: each candidate against its own target."""
@@ -47,7 +47,7 @@ def batch_distance(
     candidates: Float[Tensor, "B K Tp Da"],
     targets: Float[Tensor, "G Tp Da"],
     valid: Bool[Tensor, "G Tp"],
-    weights: Float[Tensor, "Da"],
+    weights: Float[Tensor, " Da"],
     eps: float = EPS,
 ) -> Float[Tensor, "B K G"]:
     """D_{i,k->j}: every candidate against every target of the (global) batch. Without gradient: it only decides.
@@ -81,7 +81,7 @@ def nearest_distance(
     candidates: Float[Tensor, "B K Tp Da"],
     targets: Float[Tensor, "G Tp Da"],
     valid: Bool[Tensor, "G Tp"],
-    weights: Float[Tensor, "Da"],
+    weights: Float[Tensor, " Da"],
     eps: float = EPS,
 ) -> Float[Tensor, "B K"]:
     """min_j D_{i,k->j}, in memory that does not grow with B K G: the pairs come and go in chunks of rows."""
@@ -95,8 +95,8 @@ def pair_distance(
     candidates: Float[Tensor, "N Tp Da"],
     targets: Float[Tensor, "N Tp Da"],
     valid: Bool[Tensor, "N Tp"],
-    weights: Float[Tensor, "Da"],
+    weights: Float[Tensor, " Da"],
     eps: float = EPS,
-) -> Float[Tensor, "N"]:
+) -> Float[Tensor, " N"]:
     """Row by row: the n-th candidate against the n-th target."""
     return own_distance(candidates.unsqueeze(1), targets, valid, weights, eps).squeeze(1)

@@ -181,6 +181,6 @@ class Normalizer(nn.Module):
             raise PrismError(f"sensor '{name}' has no statistics; this policy knows {', '.join(self._slices)}")
         return (values - self.vector_center[part]) / self.vector_scale[part]
 
-    def scale(self, name: str) -> Float[Tensor, "D"]:
+    def scale(self, name: str) -> Float[Tensor, " D"]:
         """The standard deviation of a vector sensor over the training set; 1 where it never moved."""
         return self.vector_scale[self._slices[name]]

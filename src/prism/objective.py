@@ -139,7 +139,7 @@ def quantile(values: Tensor, q: float) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _places(pairs: int) -> Int[Tensor, "N"]:
+def _places(pairs: int) -> Int[Tensor, " N"]:
     """SAMPLED_PAIRS of so many pairs, each drawn independently of the others."""
     return torch.randint(0, pairs, (SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0))
 
@@ -155,7 +155,9 @@ def quantile_over_ranks(values: Tensor, q: float) -> Tensor:
     return torch.lerp(lower, collective.order_statistic(values, torch.tensor(low + 1)), position - low)
 
 
-def choose_hard(own: Float[Tensor, "B K"], rejected: Bool[Tensor, "B K"]) -> tuple[Int[Tensor, "B"], Bool[Tensor, "B"]]:
+def choose_hard(
+    own: Float[Tensor, "B K"], rejected: Bool[Tensor, "B K"]
+) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
     """Eq. 6: argmin over the candidates that were not rejected; over all where none is left. -> index, fallback."""
     fallback = rejected.all(1)
     barred = rejected & ~fallback.unsqueeze(1)
@@ -186,7 +188,7 @@ class RSIMLE(nn.Module):
         scale = 1.0 if config.rule == "paper" else 1.0 / action_dim  # the paper's distance sums over dimensions
         self.register_buffer("weights", torch.full((action_dim,), scale))
 
-    def set_action_std(self, std: Float[Tensor, "Da"]) -> None:
+    def set_action_std(self, std: Float[Tensor, " Da"]) -> None:
         """Eq. 4's w_d: inverse empirical scale, for weights = inverse_std. Call once, before training."""
         if self.config.weights != "inverse_std":
             return
@@ -265,7 +267,7 @@ class RSIMLE(nn.Module):
             return near
         return near / near.mean(1, keepdim=True).clamp(min=self.config.eps) ** self.config.relative
 
-    def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], crowd: Crowd, start: int) -> Float[Tensor, "N"]:
+    def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], crowd: Crowd, start: int) -> Float[Tensor, " N"]:
         """Distances of those of SAMPLED_PAIRS random pairs (i, k, j) of the global batch whose row i is here.
 
         The places are the same at every step and on every rank; the windows in them are shuffled.

@@ -30,8 +30,8 @@ class SensorEncoder(nn.Module, ABC):
         """`rng` is given in training only, and drives augmentation."""
 
     def forward(
-        self, stream: Tensor, present: Bool[Tensor, "N"], rng: torch.Generator | None
-    ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, "N"]]:
+        self, stream: Tensor, present: Bool[Tensor, " N"], rng: torch.Generator | None
+    ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, " N"]]:
         if bool(present.all()):
             return self.encode(stream, rng), present
         features = self.absent.expand(present.shape[0], -1)

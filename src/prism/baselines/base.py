@@ -50,7 +50,7 @@ class BaselinePolicy(ContextPolicy):
         return draws.randn(shape, rng).to(self.normalizer.action_center.device)
 
 
-def row_mean(error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, "B"]:
+def row_mean(error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, " B"]:
     """Mean over the valid steps of each row: the mean of these over ranks is that of the global batch."""
     mask = valid.unsqueeze(-1).to(torch.float32)
     return (error.float() * mask).sum((1, 2)) / (mask.sum((1, 2)) * error.shape[-1]).clamp(min=1.0)

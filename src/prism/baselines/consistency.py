@@ -69,7 +69,9 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
             raise PrismError("consistency: train_steps and clip must be the teacher's")
         super().learn_from(teacher)
 
-    def end_of(self, x: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, "N"]) -> Float[Tensor, "B K Tp Da"]:
+    def end_of(
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, " N"]
+    ) -> Float[Tensor, "B K Tp Da"]:
         """f(x, t): where the trajectory through x ends."""
         return self._denoise(self.unet(x, films, self.unet.step_films(step.float())).float(), x, step)[0]
 

@@ -70,7 +70,7 @@ class DiffusionPolicy(UNetPolicy):
         self.schedule = NoiseSchedule(config.train_steps)
 
     def predict(
-        self, noisy: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, "N"]
+        self, noisy: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, " N"]
     ) -> Float[Tensor, "B K Tp Da"]:
         output: Tensor = self.unet(noisy, films, self.unet.step_films(step.float()))
         return output.float()

@@ -55,7 +55,7 @@ class FlowMatchingPolicy(UNetPolicy):
         super().__init__(spec, from_json(self.config_type, spec.config), normalizer, seed)
 
     def velocity(
-        self, x: Float[Tensor, "B K Tp Da"], films: Films, time: Float[Tensor, "N"]
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, time: Float[Tensor, " N"]
     ) -> Float[Tensor, "B K Tp Da"]:
         output: Tensor = self.unet(x, films, self.unet.step_films(TIME_SCALE * time))
         return output.float()
@@ -72,7 +72,7 @@ class FlowMatchingPolicy(UNetPolicy):
         self,
         data: Float[Tensor, "B Tp Da"],
         noise: Float[Tensor, "B Tp Da"],
-        time: Float[Tensor, "B"],
+        time: Float[Tensor, " B"],
         example: Example,
     ) -> Float[Tensor, "B Tp Da"]:
         """|v_theta(x_t, t) - (data - noise)|^2 on the straight path from noise to data."""

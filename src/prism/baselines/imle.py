@@ -56,7 +56,7 @@ def flat_distance(
     return gap.square().sum((2, 3))
 
 
-def choose(squared: Float[Tensor, "B K"], epsilon: float) -> tuple[Int[Tensor, "B"], Bool[Tensor, "B"]]:
+def choose(squared: Float[Tensor, "B K"], epsilon: float) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
     """The nearest candidate that is further than epsilon, and whether there is one."""
     far = squared > epsilon**2
     return squared.masked_fill(~far, math.inf).argmin(1), far.any(1)

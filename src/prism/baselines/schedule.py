@@ -22,7 +22,7 @@ Prediction = Literal["epsilon", "sample"]
 Spacing = Literal["leading", "trailing"]
 
 
-def cosine_alphas(steps: int) -> Float[Tensor, "T"]:
+def cosine_alphas(steps: int) -> Float[Tensor, " T"]:
     """ab_0 .. ab_{T-1}, float64."""
 
     def f(u: float) -> float:
@@ -55,7 +55,7 @@ class NoiseSchedule(nn.Module):
         self.register_buffer("alphas", alphas.float(), persistent=False)
 
     def add_noise(
-        self, data: Float[Tensor, "B ..."], noise: Float[Tensor, "B ..."], step: Int[Tensor, "B"]
+        self, data: Float[Tensor, "B ..."], noise: Float[Tensor, "B ..."], step: Int[Tensor, " B"]
     ) -> Float[Tensor, "B ..."]:
         alpha = self.alphas[step].view(-1, *[1] * (data.ndim - 1))
         return alpha.sqrt() * data + (1.0 - alpha).sqrt() * noise

@@ -52,7 +52,7 @@ class UNetConfig:
             )
 
 
-def step_features(step: Float[Tensor, "N"], width: int) -> Float[Tensor, "N width"]:
+def step_features(step: Float[Tensor, " N"], width: int) -> Float[Tensor, "N width"]:
     """Sines and cosines of the step at geometric frequencies from 1 to 1/10,000."""
     half = width // 2
     frequency = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
@@ -119,7 +119,7 @@ class UNet(nn.Module):
         active = F.mish(condition)
         return tuple(block.condition_film(active).unsqueeze(1) for block in self._blocks)
 
-    def step_films(self, step: Float[Tensor, "B"]) -> Films:
+    def step_films(self, step: Float[Tensor, " B"]) -> Films:
         assert self.embed_step is not None
         active = F.mish(self.embed_step(step_features(step, self.config.step_embedding)))
         return tuple(block.step_film(active).unsqueeze(1) for block in self._blocks if block.step_film is not None)

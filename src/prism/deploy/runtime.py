@@ -31,7 +31,7 @@ Array = NDArray[np.generic]
 class Step:
     """One observation, encoded: all that plans will ever need of it."""
 
-    token: Float[Tensor, "W"]
+    token: Float[Tensor, " W"]
     anchor: Float[Tensor, "1 1 1 Da"] | None
 
 
