@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
 from prism.errors import PrismError
+
+HIDDEN = ".tmp-"  # how the names of unfinished files and folders begin
 
 
 def hidden_beside(path: Path) -> Path:
     """A name in the same folder (so that a rename is atomic) that no other process uses."""
-    return path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    return path.with_name(f"{HIDDEN}{secrets.token_hex(8)}-{path.name}")
 
 
 @contextmanager
@@ -36,12 +41,46 @@ def atomic_file(path: Path, overwrite: bool = False) -> Iterator[IO[bytes]]:
         hidden.unlink(missing_ok=True)
 
 
+def replace_folder(new: Path, path: Path) -> None:
+    """Give the finished folder `new` the name `path`; what had it disappears only now."""
+    old = new.with_name(f"{new.name}.old")
+    if path.exists():
+        os.replace(path, old)
+    os.replace(new, path)
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+class AtomicWriter(ABC):
+    """What it writes gets its name when the `with` block ends well, and disappears when it does not."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Completes what was written and gives it its name."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Removes everything written so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+
 def sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
+    """Make a rename or a new name in this folder survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

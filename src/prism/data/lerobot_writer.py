@@ -8,11 +8,9 @@ shows as numbers, and described for prism in meta/prism.json.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import hidden_beside, sync, sync_folder
+from prism.data.files import AtomicWriter, hidden_beside, replace_folder, sync
 from prism.data.lerobot import PRESENT, SPECS, TASK
 from prism.data.lerobot_encode import VideoWriter
 from prism.data.lerobot_meta import INFO
@@ -56,7 +54,7 @@ def _is_video(sensor: SensorSpec) -> bool:
     return sensor.kind in ("rgb", "tactile") and sensor.shape[2] == 3
 
 
-class LeRobotWriter:
+class LeRobotWriter(AtomicWriter):
     """Like DatasetWriter: extend, end_episode, close; an exception inside the `with` block leaves nothing behind."""
 
     def __init__(
@@ -191,12 +189,7 @@ class LeRobotWriter:
             self.abandon()
             raise
         self._open = False
-        old = self._temp.with_suffix(".old")
-        if self.path.exists():
-            os.replace(self.path, old)
-        os.replace(self._temp, self.path)
-        sync_folder(self.path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        replace_folder(self._temp, self.path)
 
     def abandon(self) -> None:
         """Removes everything written so far."""
@@ -206,17 +199,6 @@ class LeRobotWriter:
         if self._data is not None:
             self._data.close()
         shutil.rmtree(self._temp, ignore_errors=True)
-
-    def __enter__(self) -> LeRobotWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def _column(self, values: Array, key: str) -> Any:
         """(T, ...) as a column: numbers where there is one a step, else (nested) lists."""

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import hidden_beside, sync_folder
+from prism.data.files import AtomicWriter, hidden_beside, sync_folder
 from prism.errors import PrismError
 
 _VALID_EVERY = 10
@@ -52,7 +51,7 @@ class Demonstration:
                 raise PrismError(f"'{key}' has {len(rows)} rows, there are {steps} actions")
 
 
-class RobomimicWriter:
+class RobomimicWriter(AtomicWriter):
     """Demonstrations into one file, which gets its name when the `with` block ends well."""
 
     def __init__(self, path: Path, env_args: Mapping[str, Any], overwrite: bool = False) -> None:
@@ -103,14 +102,3 @@ class RobomimicWriter:
     def abandon(self) -> None:
         self._file.close()
         self._temp.unlink(missing_ok=True)
-
-    def __enter__(self) -> RobomimicWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()

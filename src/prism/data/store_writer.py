@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -14,14 +12,14 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array, BoolArray, stream_dtype
-from prism.data.files import hidden_beside, sync, sync_folder
+from prism.data.files import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
 from prism.data.manifest import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Manifest, check_sensors, is_store
 from prism.data.rows import Checksums, as_bytes
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 
-class DatasetWriter:
+class DatasetWriter(AtomicWriter):
     """Writes the own format, one episode at a time, or a long episode in parts, with nothing held in memory.
 
     Everything goes to a hidden folder beside `path`, renamed by `close`; an exception inside the
@@ -137,12 +135,7 @@ class DatasetWriter:
             self.abandon()
             raise
         self._open = False
-        old = self._temp.with_suffix(".old")
-        if self.path.exists():  # overwrite: the old dataset disappears only after the new one is complete
-            os.replace(self.path, old)
-        os.replace(self._temp, self.path)
-        sync_folder(self.path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        replace_folder(self._temp, self.path)
 
     def abandon(self) -> None:
         """Removes everything written so far."""
@@ -150,17 +143,6 @@ class DatasetWriter:
         for file in self._files.values():
             file.close()
         shutil.rmtree(self._temp, ignore_errors=True)
-
-    def __enter__(self) -> DatasetWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def _start_file(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._files[name] = (self._temp / f"{name}.npy").open("w+b")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 import platform
 import sys
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
-from prism.training.files import replace_file
+from prism.training.files import encode_json, replace_file
 
 RECORDINGS = ("latency_ms", "actions", "states", "fans", "frames", "frame_steps")  # what is not a number a row
 
@@ -143,7 +142,7 @@ def flat_json(result: EvaluationResult) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any], overwrite: bool = False) -> None:
-    write_atomic(path, (json.dumps(data, indent=2, allow_nan=False) + "\n").encode(), overwrite)
+    write_atomic(path, encode_json(data), overwrite)
 
 
 def write_atomic(path: Path, content: bytes, overwrite: bool = False) -> None:
@@ -151,7 +150,6 @@ def write_atomic(path: Path, content: bytes, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise PrismError(f"{path} exists already: remove it, choose another name, or allow overwriting")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:
         raise PrismError(f"{path} cannot be written ({error.strerror}): check the folder and the free space") from error

@@ -10,13 +10,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import IO, Any
 
+from prism.data.files import HIDDEN, atomic_file, hidden_beside, sync, sync_folder
 from prism.errors import PrismError
 
 CHECKSUMS = "checksums.json"
-_HIDDEN = ".tmp-"
 _BLOCK = 1 << 24
 
 
@@ -28,35 +27,23 @@ def encode_json(data: object) -> bytes:
     return (json.dumps(data, indent=2, allow_nan=False) + "\n").encode()
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new name in `folder` survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file and wait until it is on the disk. Not atomic: call it inside a hidden folder."""
     with open(path, "xb") as file:
-        view = memoryview(data)
-        for start in range(0, len(view), _BLOCK):
-            file.write(view[start : start + _BLOCK])
-        file.flush()
-        os.fsync(file.fileno())
+        _write(file, data)
+        sync(file)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Write or replace one file atomically."""
-    hidden = path.with_name(f"{_HIDDEN}{uuid4().hex}-{path.name}")
-    try:
-        write_file(hidden, data)
-        os.replace(hidden, path)
-    except BaseException:
-        hidden.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    with atomic_file(path, overwrite=True) as file:
+        _write(file, data)
+
+
+def _write(file: IO[bytes], data: bytes) -> None:
+    view = memoryview(data)
+    for start in range(0, len(view), _BLOCK):
+        file.write(view[start : start + _BLOCK])
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -64,7 +51,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
     The sums are of the bytes in memory, so they also catch what the disk altered on the way.
     """
-    hidden = folder.with_name(f"{_HIDDEN}{uuid4().hex}-{folder.name}")
+    hidden = hidden_beside(folder)
     sums = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
     try:
         hidden.mkdir(parents=True)
@@ -81,14 +68,14 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder. It loses its name first, so a kill in between leaves no half-empty folder behind that name."""
-    hidden = folder.with_name(f"{_HIDDEN}{uuid4().hex}-{folder.name}")
+    hidden = hidden_beside(folder)
     os.rename(folder, hidden)
     shutil.rmtree(hidden, ignore_errors=True)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left half-written in `folder`."""
-    for path in folder.glob(f"{_HIDDEN}*"):
+    for path in folder.glob(f"{HIDDEN}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
