@@ -11,13 +11,14 @@ import pytest
 import torch
 from rich.console import Console
 
+from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.sims.pusht_edge import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold
 from prism.studies.cells import Cells
-from prism.studies.report import Claim, Output, Study, show_claims
+from prism.studies.report import Claim, Study, show_claims
 
 
 @pytest.fixture(scope="module")

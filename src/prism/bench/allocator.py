@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.timing import Times, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import Times, paired_ratio, provenance, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 
 SETTINGS = {"system": {"PRISM_ALLOCATOR": "system"}, "default": {}}
 
@@ -174,11 +174,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main(config: AllocatorBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = run(config)
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
 
 
 if __name__ == "__main__":

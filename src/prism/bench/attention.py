@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,9 +35,12 @@ from prism.attention import (
     orthogonal_features,
     softmax_attention,
 )
-from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto")
 
@@ -195,13 +198,9 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(f"auto against the fastest, worst length: {result['auto_worst_ratio']:.3f} (forward)")
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any]) -> Figure:
     """Error by m and time by T, side by side."""
-    import io
-
     from matplotlib.figure import Figure
-
-    from prism.evaluation.results import write_atomic
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -222,21 +221,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    try:
-        figure.savefig(picture, format=path.suffix.lstrip(".") or "svg")
-    except ValueError as error:
-        raise PrismError(f"{path}: cannot draw a '{path.suffix}' file; use .svg, .png or .pdf") from error
-    write_atomic(path, picture.getvalue(), overwrite=True)
+    return figure
 
 
 def main(config: AttentionBenchConfig) -> None:
-    refuse_existing(config.json, config.plot, overwrite=config.overwrite)
-    if config.plot is not None and config.plot.suffix not in (".svg", ".png", ".pdf"):
-        raise PrismError(f"{config.plot}: cannot draw a '{config.plot.suffix}' file; use .svg, .png or .pdf")
-    result = run(config)
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
-    if config.plot is not None:
-        draw(result, config.plot)
+    Output(config.json, config.plot, config.overwrite).carry_out(lambda _: run(config), show, draw)

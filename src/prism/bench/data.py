@@ -26,9 +26,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.data_files import WRITERS
-from prism.bench.timing import provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import provenance
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main(config: DataBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = run(config)
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
 
 
 if __name__ == "__main__":

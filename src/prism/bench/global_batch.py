@@ -16,12 +16,11 @@ G (Tp Da + Tp) floats more (batch, paper). memory_mib: peak bytes of tensors tha
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,10 +29,10 @@ from rich.table import Table
 from torch import Tensor
 
 from prism.bench.memory import peak_bytes
-from prism.bench.timing import Times, interleave, paired_ratio, provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import Times, interleave, paired_ratio, provenance
 from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 from prism.errors import PrismError
-from prism.evaluation.results import write_atomic, write_json
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Crowd, ObjectiveConfig
 from prism.presets import PRESETS, preset
@@ -41,8 +40,10 @@ from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec
 from prism.types import Share
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _MIB = 1024.0 * 1024.0
-_SUFFIXES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,7 @@ class GlobalBatchBenchConfig:
             raise PrismError("candidates, rows, state-dim and action-dim must be at least 1, padded in [0, 1]")
         if not self.sizes or min(self.sizes) < self.rows or self.seconds < 0:
             raise PrismError(f"sizes must be at least the {self.rows} rows of a rank, seconds at least 0")
-        if self.plot is not None and self.plot.suffix not in _SUFFIXES:
-            raise PrismError(f"{self.plot}: cannot draw a '{self.plot.suffix}' file; use one of {', '.join(_SUFFIXES)}")
+        Output(plot=self.plot)  # refuses what it cannot draw
 
 
 def make_objectives(config: GlobalBatchBenchConfig) -> dict[str, RSIMLE]:
@@ -169,7 +169,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(f"share of the step at G = {result['largest_batch']}: {result['share_of_step']:.1%}")
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any]) -> Figure:
     """Time and memory of the choice by G."""
     from matplotlib.figure import Figure
 
@@ -192,16 +192,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set_ylim(top=axes.get_ylim()[1] * 6)  # room for the legend
         axes.legend(frameon=False, ncols=2, loc="upper left")
         axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix.lstrip("."))
-    write_atomic(path, picture.getvalue(), overwrite=True)
+    return figure
 
 
 def main(config: GlobalBatchBenchConfig) -> None:
-    refuse_existing(config.json, config.plot, overwrite=config.overwrite)
-    result = run(config)
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
-    if config.plot is not None:
-        draw(result, config.plot)
-    show(result, Console())
+    Output(config.json, config.plot, config.overwrite).carry_out(lambda _: run(config), show, draw)

@@ -19,9 +19,9 @@ from rich.table import Table
 from torch import Tensor
 
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, Way
-from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 from prism.presets import PRESETS
 
 HORIZONS = ((8, 16), (16, 32))  # (To, Tp); the paper's, and twice that
@@ -50,11 +50,7 @@ class LatencyBenchConfig:
 
 
 def main(config: LatencyBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = measure(config, Console(stderr=True))
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
-    show(result)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: measure(config, console), show)
 
 
 def measure(config: LatencyBenchConfig, console: Console) -> dict[str, Any]:
@@ -121,8 +117,7 @@ def _ratios(times: Mapping[str, Times]) -> dict[str, float]:
     return {key: paired_ratio(one.wall, times["prism"].wall) for key, one in times.items() if key != "prism"}
 
 
-def show(result: Mapping[str, Any]) -> None:
-    console = Console()
+def show(result: Mapping[str, Any], console: Console) -> None:
     for name, data in result["horizons"].items():
         obs_horizon, pred_horizon = name.split("x")
         words = f"To {obs_horizon}, Tp {pred_horizon}, {result['preset']}, {result['threads']} threads; ms, p50 (p99)"

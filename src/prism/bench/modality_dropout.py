@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from prism.bench.timing import provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import provenance
 from prism.controller import Controller, ControllerConfig
 from prism.data import open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, wanted_sensors
@@ -31,7 +32,6 @@ from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.modality import DropSensors
-from prism.evaluation.results import write_json
 from prism.evaluation.rollout import TEST_SEED, run_episode
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
@@ -218,8 +218,4 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main(config: ModalityDropoutConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = run(config, Console(stderr=True))
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)

@@ -32,14 +32,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.timing import provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import provenance
 from prism.context_policy import ContextPolicy
 from prism.controller import Controller, ControllerConfig
 from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
 from prism.deploy.backends import Backend, Frame, load_backend
 from prism.deploy.runtime_lanes import LanePlanner, steady
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 from prism.presets import build_policy, preset
 from prism.sensors import SensorSpec
 
@@ -162,9 +162,11 @@ def controller_for(policy: ContextPolicy, candidates: int, seed: int) -> Control
     return Controller(policy, config, seed)
 
 
-def main(config: RealtimeBenchConfig) -> dict[str, Any]:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    console = Console(stderr=True)
+def main(config: RealtimeBenchConfig) -> None:
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)
+
+
+def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
     policy = _policy(config)
     rate = config.rate or _SPARE * RATES[config.sensors]
     name = config.backend or BACKENDS[config.sensors]
@@ -191,7 +193,7 @@ def main(config: RealtimeBenchConfig) -> dict[str, Any]:
             progress.update(bar, description="token cache", total=None)
             result |= token_cache(backend, config.candidates, config.seed)
     torch.set_num_threads(threads)
-    result |= {
+    return result | {
         "max_action_difference": agreement.max_difference,
         "max_action_difference_scaled": agreement.max_difference_scaled,
         "mean_action_difference_scaled": agreement.mean_difference_scaled,
@@ -204,10 +206,6 @@ def main(config: RealtimeBenchConfig) -> dict[str, Any]:
         "cores": os.cpu_count(),
         **provenance(config.seed),
     }
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
-    _print(console, result)
-    return result
 
 
 def measure(
@@ -267,7 +265,7 @@ def _policy(config: RealtimeBenchConfig) -> ContextPolicy:
     return policy.eval()
 
 
-def _print(console: Console, result: dict[str, Any]) -> None:
+def show(result: dict[str, Any], console: Console) -> None:
     table = Table(title=f"{result['sensors']}, {result['backend']}, {result['rate']:g} slots/s", show_header=False)
     shown = [
         *("actions_per_s", "late_actions", "p50_ms", "p99_ms", "max_ms", "frames", "frames_encoded", "plans"),

@@ -15,18 +15,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
-from prism.bench.timing import interleave, provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import interleave, provenance
 from prism.errors import PrismError
-from prism.evaluation.results import write_atomic, write_json
 from prism.presets import build_policy, preset
 from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,15 @@ class ScalingBenchConfig:
     def __post_init__(self) -> None:
         if min(len(self.pred_horizons), len(self.candidates)) < 2:
             raise PrismError("scaling needs at least two lengths and two numbers of candidates")
-        if self.plot is not None and self.plot.suffix not in (".svg", ".png", ".pdf"):
-            raise PrismError(f"{self.plot}: cannot draw a '{self.plot.suffix}' file; use .svg, .png or .pdf")
+        Output(plot=self.plot)  # refuses what it cannot draw
 
 
-def main(config: ScalingBenchConfig) -> dict[str, Any]:
-    refuse_existing(config.json, config.plot, overwrite=config.overwrite)
-    console = Console(stderr=True)
+def main(config: ScalingBenchConfig) -> None:
+    output = Output(config.json, config.plot, config.overwrite)
+    output.carry_out(lambda console: run(config, console), show, draw)
+
+
+def run(config: ScalingBenchConfig, console: Console) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -62,7 +67,7 @@ def main(config: ScalingBenchConfig) -> dict[str, Any]:
             by_count = _times({k: _plan(config, config.fixed_horizon, k) for k in config.candidates}, config)
     finally:
         torch.set_num_threads(threads)
-    result: dict[str, Any] = {
+    return {
         "pred_horizon_ms": {str(k): v for k, v in by_length.items()},
         "candidates_ms": {str(k): v for k, v in by_count.items()},
         **_growth("pred_horizon", by_length),
@@ -72,16 +77,14 @@ def main(config: ScalingBenchConfig) -> dict[str, Any]:
         "fixed_horizon": config.fixed_horizon,
         **provenance(config.seed),
     }
-    if config.plot is not None:
-        _draw(config.plot, by_length, by_count)
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
     for key in ("pred_horizon", "candidates"):
         console.print(
             f"{key}: exponent {result[f'{key}_exponent']:.3f}, upper half {result[f'{key}_exponent_upper']:.3f}; "
             f"{result[f'{key}_range']:g}x as many take {result[f'{key}_growth']:.1f}x the time"
         )
-    return result
 
 
 def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int) -> Callable[[], object]:
@@ -122,15 +125,14 @@ def _growth(name: str, times: dict[int, float]) -> dict[str, float]:
     }
 
 
-def _draw(path: Path, by_length: Mapping[int, float], by_count: Mapping[int, float]) -> None:
-    import io
-
+def draw(result: Mapping[str, Any]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots(1, 2)
-    panels = ((axes[0], by_length, "plan length T_p (K = 8)"), (axes[1], by_count, "candidates K (T_p = 16)"))
-    for axis, times, label in panels:
+    panels = (("pred_horizon", "plan length T_p (K = 8)"), ("candidates", "candidates K (T_p = 16)"))
+    for axis, (key, label) in zip(axes, panels, strict=True):
+        times = {int(size): ms for size, ms in result[f"{key}_ms"].items()}
         sizes = np.array(sorted(times))
         values = np.array([times[size] for size in sizes])
         axis.loglog(sizes, values, "o-", label=f"measured, exponent {exponent(times):.2f}")
@@ -139,6 +141,4 @@ def _draw(path: Path, by_length: Mapping[int, float], by_count: Mapping[int, flo
         axis.set_ylabel("ms a plan, one core")
         axis.grid(True, which="both", alpha=0.2)
         axis.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix.lstrip("."))
-    write_atomic(path, picture.getvalue(), overwrite=True)
+    return figure

@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from prism.bench.output import Output
 from prism.bench.server_fuzz import FuzzReport, fuzz
-from prism.bench.timing import provenance, refuse_existing
+from prism.bench.timing import provenance
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 
 SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "state": {"proprio": (9,), "object_state": (12,)},
@@ -374,11 +374,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main(config: ServerBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = run(config)
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
 
 
 if __name__ == "__main__":

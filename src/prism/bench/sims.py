@@ -22,9 +22,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prism.bench.timing import interleave, provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import interleave, provenance
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 from prism.sims.base import Env
 from prism.sims.tasks import make_env, task_names
 
@@ -117,22 +117,24 @@ def measure(sims: Sequence[str], seconds: float, seed: int, say: Callable[[str],
     return figures
 
 
-def main(config: SimsBenchConfig) -> dict[str, Any]:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    console = Console(stderr=True)
+def main(config: SimsBenchConfig) -> None:
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)
+
+
+def run(config: SimsBenchConfig, console: Console) -> dict[str, Any]:
     table = simulators()
     sims = config.sims or tuple(table)
     with one_core(), console.status(f"measuring {', '.join(sims)}: about {config.seconds:.0f} s of one core"):
         figures = measure(sims, config.seconds, config.seed, lambda line: console.print(line, highlight=False))
-    result = {**figures, "tasks": {sim: list(table[sim]) for sim in sims}, **provenance(config.seed)}
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
+    return {**figures, "tasks": {sim: list(table[sim]) for sim in sims}, **provenance(config.seed)}
+
+
+def show(result: dict[str, Any], console: Console) -> None:
     shown = Table(box=None, padding=(0, 1, 0, 0))
     shown.add_column("simulator")
     for name in ("steps/s", "frames/s", "wall: steps/s", "frames/s"):
         shown.add_column(name, justify="right")
-    for sim in sims:
+    for sim in result["tasks"]:
         keys = (f"{wall}{what}_per_s.{sim}" for wall in ("", "wall_") for what in ("steps", "frames"))
-        shown.add_row(sim, *(f"{figures[key]:.0f}" if key in figures else "-" for key in keys))
-    Console().print(shown)
-    return result
+        shown.add_row(sim, *(f"{result[key]:.0f}" if key in result else "-" for key in keys))
+    console.print(shown)

@@ -17,9 +17,9 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, config_of
-from prism.bench.timing import provenance, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import provenance
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 from prism.presets import PRESETS
 
 _NETWORKS = {way.method: way for way in WAYS if not way.key.endswith(("nfe1", "nfe100"))}  # one a method
@@ -37,11 +37,7 @@ class SizeBenchConfig:
 
 
 def main(config: SizeBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = measure(config, Console(stderr=True))
-    if config.json is not None:
-        write_json(config.json, result, config.overwrite)
-    show(result)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: measure(config, console), show)
 
 
 def measure(config: SizeBenchConfig, console: Console) -> dict[str, Any]:
@@ -88,8 +84,7 @@ def flops(call: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def show(result: Mapping[str, Any]) -> None:
-    console = Console()
+def show(result: Mapping[str, Any], console: Console) -> None:
     for preset, data in result["presets"].items():
         words = (
             f"{preset}: To {data['obs_horizon']}, Tp {data['pred_horizon']}; encoders "

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
 from prism.evaluation.results import run_info
 
 FloatArray = NDArray[np.float64]
@@ -108,10 +107,3 @@ def provenance(seed: int) -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired):
         return info
     return {**info, "commit": done.stdout.strip()} if done.returncode == 0 else info
-
-
-def refuse_existing(*paths: Path | None, overwrite: bool) -> None:
-    """Before minutes of measuring, not after."""
-    for path in paths:
-        if path is not None and path.exists() and not overwrite:
-            raise PrismError(f"{path} exists already: remove it, choose another name, or pass --overwrite")

@@ -29,9 +29,9 @@ from rich.table import Table
 from torch import Tensor
 
 from prism.bench.memory import peak_bytes, saved_bytes
-from prism.bench.timing import interleave, paired_ratio, provenance, ratio_interval, refuse_existing
+from prism.bench.output import Output
+from prism.bench.timing import interleave, paired_ratio, provenance, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import write_json
 from prism.normalize import Normalizer
 from prism.presets import PRESETS, preset
 from prism.prism_policy import PrismPolicy
@@ -211,8 +211,4 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main(config: TrainStepBenchConfig) -> None:
-    refuse_existing(config.json, overwrite=config.overwrite)
-    result = run(config)
-    show(result, Console())
-    if config.json is not None:
-        write_json(config.json, result, overwrite=config.overwrite)
+    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)

@@ -148,7 +148,7 @@ class Modality:
                 raise PrismError(f"--{name} {value} is out of range: use 1 or more")
 
     def run(self) -> None:
-        from prism.bench.timing import refuse_existing
+        from prism.bench.output import refuse_existing
         from prism.commands.summary import print_modality
         from prism.evaluation.results import write_json
         from prism.workflow import EvalOptions, drop_sensors, run_folder

@@ -80,7 +80,7 @@ class Compare:
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.bench.timing import refuse_existing
+        from prism.bench.output import refuse_existing
         from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
         from prism.comparison.run import PAGE, compare, write_summary
         from prism.evaluation.results import write_json

@@ -87,7 +87,8 @@ class Collect:
     def _run_all(self) -> None:
         from rich.console import Console
 
-        from prism.bench.timing import provenance, refuse_existing
+        from prism.bench.output import refuse_existing
+        from prism.bench.timing import provenance
         from prism.commands.summary import print_experts
         from prism.demonstrations import COLLECTED
         from prism.evaluation.results import write_json

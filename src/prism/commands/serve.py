@@ -14,6 +14,7 @@ from prism.errors import PrismError
 
 if TYPE_CHECKING:
     from prism.deploy.server import PolicyServer
+    from prism.policy import Policy
 
 KEY_VARIABLE = "PRISM_API_KEY"
 
@@ -26,6 +27,7 @@ class Serve:
         prism serve runs/pusht                      ws://127.0.0.1:8000, page at http://127.0.0.1:8000
         prism serve runs/pusht --host 0.0.0.0 --api-key-file key.txt
         prism serve runs/mine --map observation/image=rgb_static prompt=instruction
+        prism serve runs/mine --backend onnx-int8   cameras two to four times faster
 
     Speaks openpi's protocol: openpi-client works as it is; prism-client (packages/prism-client) is
     small and knows more. Ctrl-C ends it. docs/serving.md explains the protocol and every limit.
@@ -47,6 +49,8 @@ class Serve:
     """Which of them to send; as the recipe unless told (prism eval --help lists the rules)."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
+    backend: Annotated[str, option("NAME")] = "eager"
+    """What runs the network: eager, compile, onnx or onnx-int8 (docs/realtime.md)."""
     max_clients: int = 128
     """More robots than this are turned away."""
     max_message_mb: Annotated[float | None, option("MB")] = None
@@ -76,11 +80,13 @@ class Serve:
 
     def _server(self) -> PolicyServer:
         from prism.controller import ControllerConfig
+        from prism.deploy.backends import check_backend, load_behind
         from prism.deploy.server import PolicyServer, ServerConfig
         from prism.experiments import FILE, Experiment
         from prism.training.checkpoint import load_policy, resolve
-        from prism.workflow import EvalOptions
+        from prism.workflow import EvalOptions, calibration_frames
 
+        check_backend(self.backend)
         config = ServerConfig(
             host=self.host,
             port=self.port,
@@ -94,9 +100,12 @@ class Serve:
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
         folder = resolve(self.run_folder)
-        policy = load_policy(folder)
+        policy: Policy = load_policy(folder)
         homes = [home for home in (folder, *folder.resolve().parents[:2]) if (home / FILE).is_file()]
         trained = Experiment.load(homes[0]).controller if homes else ControllerConfig()  # a checkpoint may travel alone
+        if self.backend != "eager":
+            frames = calibration_frames(folder) if self.backend == "onnx-int8" else ()
+            policy = load_behind(folder, self.backend, frames, config.threads)
         options = EvalOptions(candidates=self.candidates, selection=self.selection, settings=self.set)
         name = (homes[0] if homes else folder).resolve().name
         return PolicyServer(policy, options.controller(trained), config, name)

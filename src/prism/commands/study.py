@@ -29,18 +29,12 @@ class Lemmas:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import lemmas
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
-        study = lemmas.run(lemmas.LemmasConfig())
-        console = Console()
-        lemmas.show(study, console)
-        show_claims(study, console)
-        output.write(study, lemmas.draw)
+        carry_out(output, lambda _: lemmas.run(lemmas.LemmasConfig()), lemmas.show, lemmas.draw)
 
 
 @dataclass(frozen=True)
@@ -81,13 +75,11 @@ class Threshold:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import threshold
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = threshold.ThresholdConfig(
             work=self.work,
             tasks=self.tasks,
@@ -99,11 +91,7 @@ class Threshold:
             draws=self.draws,
             seed=self.seed,
         )
-        study = threshold.run(config, Console(stderr=True))
-        console = Console()
-        threshold.show(study, console)
-        show_claims(study, console)
-        output.write(study, threshold.draw)
+        carry_out(output, lambda console: threshold.run(config, console), threshold.show, threshold.draw)
 
 
 @dataclass(frozen=True)
@@ -142,13 +130,11 @@ class Multimodality:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import multimodality
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = multimodality.MultimodalityConfig(
             work=self.work,
             recipe=self.recipe,
@@ -159,11 +145,7 @@ class Multimodality:
             offsets=self.offsets,
             seed=self.seed,
         )
-        study = multimodality.run(config, Console(stderr=True))
-        console = Console()
-        multimodality.show(study, console)
-        show_claims(study, console)
-        output.write(study, multimodality.draw)
+        carry_out(output, lambda console: multimodality.run(config, console), multimodality.show, multimodality.draw)
 
 
 @dataclass(frozen=True)
@@ -204,13 +186,11 @@ class Ablations:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import ablations
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = ablations.AblationsConfig(
             work=self.work,
             recipe=self.recipe,
@@ -221,11 +201,7 @@ class Ablations:
             episodes=self.episodes,
             jobs=self.jobs,
         )
-        study = ablations.run(config, Console(stderr=True))
-        console = Console()
-        ablations.show(study, console)
-        show_claims(study, console)
-        output.write(study, ablations.draw)
+        carry_out(output, lambda console: ablations.run(config, console), ablations.show, ablations.draw)
 
 
 @dataclass(frozen=True)
@@ -260,13 +236,11 @@ class DemonstrationCount:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import demonstrations
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = demonstrations.DemonstrationsConfig(
             work=self.work,
             task=self.task,
@@ -276,11 +250,7 @@ class DemonstrationCount:
             seeds=self.seeds,
             episodes=self.episodes,
         )
-        study = demonstrations.run(config, Console(stderr=True))
-        console = Console()
-        demonstrations.show(study, console)
-        show_claims(study, console)
-        output.write(study, demonstrations.draw)
+        carry_out(output, lambda console: demonstrations.run(config, console), demonstrations.show, demonstrations.draw)
 
 
 @dataclass(frozen=True)
@@ -317,13 +287,11 @@ class SelectionRules:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import selection_rules
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = selection_rules.SelectionStudyConfig(
             run=self.run_folder,
             work=self.work,
@@ -333,11 +301,9 @@ class SelectionRules:
             first_seed=self.first_seed,
             workers=self.workers,
         )
-        study = selection_rules.run(config, Console(stderr=True))
-        console = Console()
-        selection_rules.show(study, console)
-        show_claims(study, console)
-        output.write(study, selection_rules.draw)
+        carry_out(
+            output, lambda console: selection_rules.run(config, console), selection_rules.show, selection_rules.draw
+        )
 
 
 @dataclass(frozen=True)
@@ -366,19 +332,13 @@ class Failures:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import failures
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        output.check()
         config = failures.FailuresConfig(self.run_folder, self.task, self.episodes, self.first_seed, self.rule)
-        study = failures.run(config, Console(stderr=True))
-        console = Console()
-        failures.show(study, console)
-        show_claims(study, console)
-        output.write(study, failures.draw)
+        carry_out(output, lambda console: failures.run(config, console), failures.show, failures.draw)
 
 
 @dataclass(frozen=True)
@@ -398,18 +358,12 @@ class ModalityStudy:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import modality
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, None, self.overwrite)
-        output.check()
-        study = modality.run(modality.ModalityConfig(self.given), Console(stderr=True))
-        console = Console()
-        modality.show(study, console)
-        show_claims(study, console)
-        output.write(study)
+        carry_out(output, lambda console: modality.run(modality.ModalityConfig(self.given), console), modality.show)
 
 
 @dataclass(frozen=True)
@@ -426,15 +380,9 @@ class Arithmetic:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import arithmetic
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, None, self.overwrite)
-        output.check()
-        study = arithmetic.run()
-        console = Console()
-        arithmetic.show(study, console)
-        show_claims(study, console)
-        output.write(study)
+        carry_out(output, lambda _: arithmetic.run(), arithmetic.show)

@@ -43,13 +43,11 @@ class Trends:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from rich.console import Console
-
+        from prism.bench.output import Output
         from prism.studies import trends
-        from prism.studies.report import Output, show_claims
+        from prism.studies.report import carry_out
 
         output = Output(self.json, None, self.overwrite)
-        output.check()
         config = trends.TrendsConfig(
             work=self.work,
             recipe=self.recipe,
@@ -60,8 +58,4 @@ class Trends:
             episodes=self.episodes,
             seed=self.seed,
         )
-        study = trends.run(config, Console(stderr=True))
-        console = Console()
-        trends.show(study, console)
-        show_claims(study, console)
-        output.write(study)
+        carry_out(output, lambda console: trends.run(config, console), trends.show)

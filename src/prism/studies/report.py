@@ -5,18 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
-from prism.bench.timing import provenance, refuse_existing
-from prism.errors import PrismError
-from prism.evaluation.results import write_atomic, write_json
+from prism.bench.output import Output
+from prism.bench.timing import provenance
 
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
-PICTURES = (".svg", ".png", ".pdf")
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,36 +53,19 @@ class Study:
         }
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a study goes; checked before the work, not after it."""
+def carry_out(
+    output: Output,
+    run: Callable[[Console], Study],
+    show: Callable[[Study, Console], None],
+    draw: Callable[[Study], Figure] | None = None,
+) -> None:
+    """What every `prism study` does: run, show the figures and the verdicts, write."""
 
-    json: Path | None = None
-    plot: Path | None = None
-    overwrite: bool = False
+    def show_all(study: Study, console: Console) -> None:
+        show(study, console)
+        show_claims(study, console)
 
-    def __post_init__(self) -> None:
-        if self.plot is not None and self.plot.suffix not in PICTURES:
-            raise PrismError(f"{self.plot}: cannot draw a '{self.plot.suffix}' file; use .svg, .png or .pdf")
-
-    def check(self) -> None:
-        refuse_existing(self.json, self.plot, overwrite=self.overwrite)
-
-    def write(self, study: Study, draw: Callable[[Study], Figure] | None = None) -> None:
-        if self.json is not None:
-            write_json(self.json, study.to_json(), self.overwrite)
-        if self.plot is not None:
-            if draw is None:
-                raise PrismError(f"study {study.name} has no picture: leave --plot out")
-            write_atomic(self.plot, picture(draw(study), self.plot), self.overwrite)
-
-
-def picture(figure: Figure, path: Path) -> bytes:
-    import io
-
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=path.suffix.lstrip("."))
-    return drawn.getvalue()
+    output.carry_out(run, show_all, draw)
 
 
 def show_claims(study: Study, console: Console) -> None:
