@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 
 from prism.comparison.summary import Comparison, Row
 from prism.evaluation.bars import STYLE, Bar, bar_chart
 from prism.evaluation.charts import Series, line_chart, log_ticks, number
+from prism.evaluation.page import page
 from prism.evaluation.results import write_atomic
 
 # Colours beyond the report's four, for up to eight contestants; the same in every picture.
@@ -34,32 +34,14 @@ def write_page(path: Path, comparison: Comparison) -> Path:
 
 def render(comparison: Comparison) -> str:
     config = comparison.config
-    style = (resources.files("prism") / "assets" / "report.css").read_text()
     title = f"{', '.join(config.recipes)}: {len(config.contestants)} methods side by side"
     sections = "".join(_section(comparison, recipe) for recipe in config.recipes)
     plan = config.evaluation
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{style}{STYLE}{_STYLE}</style>
-</head>
-<body>
-<main class="wrap">
-<h1>{escape(title)}</h1>
-<p class="lead">Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
+    lead = f"""Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
 {len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting positions nobody has
-trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}</p>
-{sections}
-{_missing(comparison)}
-</main>
-<footer class="wrap">{_footer(comparison)}</footer>
-</body>
-</html>
-"""
+trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}"""
+    content = f"{sections}\n{_missing(comparison)}"
+    return page(title, lead, content, _footer(comparison), style=STYLE + _STYLE)
 
 
 def _completeness(comparison: Comparison) -> str:

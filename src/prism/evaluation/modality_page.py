@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from prism.evaluation.bars import STYLE, Bar, bar_chart
 from prism.evaluation.modality import Dropped, ModalityStudy
+from prism.evaluation.page import page
 from prism.evaluation.results import write_atomic
 
 
@@ -19,36 +19,18 @@ def write_page(path: Path, study: ModalityStudy, overwrite: bool = True) -> Path
 
 
 def render(study: ModalityStudy) -> str:
-    style = (resources.files("prism") / "assets" / "report.css").read_text()
     result = study.baseline
     title = f"What each sensor is worth: {result.task}"
     figures = "".join(
         f'<figure class="panel"><h4>{name}</h4>{chart}</figure>' for name, chart in charts(study) if chart
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{style}{STYLE}.charts{{align-items:start}}</style>
-</head>
-<body>
-<main class="wrap">
-<h1>{escape(title)}</h1>
-<p class="lead">{len(result.episodes)} episodes under each condition, always on the same starting positions (seeds from
+    lead = f"""{len(result.episodes)} episodes under each condition, always on the same starting positions (seeds from
 {result.first_seed}). A sensor that is dropped says nothing from the first step to the last. Lines are 95 % intervals;
-dashed: nothing dropped.</p>
-<div class="charts">{figures}</div>
-<h3>All numbers</h3>
-{_table(study)}
-</main>
-<footer class="wrap"><p>{escape(str(result.info.get("command", "")))}<br>{escape(str(result.info.get("date", "")))},
-policy {escape(result.policy)}</p></footer>
-</body>
-</html>
-"""
+dashed: nothing dropped."""
+    content = f'<div class="charts">{figures}</div>\n<h3>All numbers</h3>\n{_table(study)}'
+    footer = f"""<p>{escape(str(result.info.get("command", "")))}<br>{escape(str(result.info.get("date", "")))},
+policy {escape(result.policy)}</p>"""
+    return page(title, lead, content, footer, style=STYLE + ".charts{align-items:start}")
 
 
 def charts(study: ModalityStudy) -> list[tuple[str, str]]:

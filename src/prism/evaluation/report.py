@@ -11,6 +11,7 @@ from typing import Any
 from prism.errors import PrismError
 from prism.evaluation import charts, metrics
 from prism.evaluation.charts import Series
+from prism.evaluation.page import page
 from prism.evaluation.player import Film, fan_picture, films, player, telling_fans
 from prism.evaluation.results import EpisodeResult, EvaluationResult, write_atomic
 
@@ -37,36 +38,16 @@ def write_report(
 
 
 def render(results: Sequence[EvaluationResult], logs: Mapping[str, Log], title: str, overview: str = "") -> str:
-    assets = resources.files("prism") / "assets"
-    style, script = ((assets / name).read_text() for name in ("report.css", "report.js"))
+    script = (resources.files("prism") / "assets" / "report.js").read_text()
     several = len(results) > 1
     links = "".join(f'<a href="#{_slug(r.task)}">{escape(_short(r.task))}</a>' for r in results)
     navigation = f'<nav aria-label="Tasks">{links}</nav>' if several and not overview else ""
     cards = "".join(_card(result) for result in results)
     cards = overview or f'<div class="cards{" one" * (not several)}">{cards}</div>'
     sections = "".join(_section(result, logs.get(result.task, ())) for result in results)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{style}</style>
-</head>
-<body>
-<header class="top"><div class="wrap"><span class="brand">{_LOGO}PRISM</span>{navigation}</div></header>
-<main class="wrap">
-<h1>{escape(title)}</h1>
-<p class="lead">{_lead(results)}</p>
-{cards}
-{sections}
-</main>
-<footer class="wrap">{_provenance(results[0])}</footer>
-<script>{script}</script>
-</body>
-</html>
-"""
+    header = f'<header class="top"><div class="wrap"><span class="brand">{_LOGO}PRISM</span>{navigation}</div></header>'
+    content = f"{cards}\n{sections}"
+    return page(title, _lead(results), content, _provenance(results[0]), header=header, script=script)
 
 
 def _lead(results: Sequence[EvaluationResult]) -> str:
