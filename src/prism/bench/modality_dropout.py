@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +26,7 @@ from prism.bench.output import Output
 from prism.bench.timing import provenance
 from prism.controller import Controller, ControllerConfig
 from prism.data import open_dataset
-from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, wanted_sensors
+from prism.data.episodes import Array, Episode, EpisodeSource, SourceView, wanted_sensors
 from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.evaluation import metrics
@@ -38,7 +37,7 @@ from prism.policy import Policy
 from prism.presets import build_policy, tiny
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
-from prism.sims.base import Env, StepResult
+from prism.sims.base import Env, EnvView
 from prism.sims.collect import collect
 from prism.sims.tasks import make_env
 from prism.training.config import TrainConfig
@@ -78,61 +77,23 @@ def _split(streams: dict[str, Array]) -> dict[str, Array]:
     return {_PROPRIO: streams[_PROPRIO], **{name: streams[_OBJECT][..., where] for name, where in VIEWS.items()}}
 
 
-class SeenTwiceEnv:
+class SeenTwiceEnv(EnvView):
     """A MetaWorld environment with `object_world` and `object_hand` for its `object_state`."""
 
     def __init__(self, env: Env) -> None:
-        self._env = env
-        self.name, self.action_dim, self.fps, self.max_steps = env.name, env.action_dim, env.fps, env.max_steps
-        self.action_low, self.action_high = env.action_low, env.action_high
-        self.sensors = _sensors(env.sensors)
+        super().__init__(env, _sensors(env.sensors))
 
-    def reset(self, seed: int) -> dict[str, Array]:
-        return _split(self._env.reset(seed))
-
-    def step(self, action: NDArray[np.float32]) -> StepResult:
-        result = self._env.step(action)
-        return replace(result, observation=_split(result.observation))
-
-    def state(self) -> NDArray[np.float64]:
-        return self._env.state()
-
-    def render(self) -> NDArray[np.uint8] | None:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
+        return _split(observation)
 
 
 @dataclass(frozen=True)
-class SeenTwice:
+class SeenTwice(SourceView):
     """Demonstrations with the same two sensors."""
-
-    source: EpisodeSource
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
 
     @property
     def sensors(self) -> tuple[SensorSpec, ...]:
         return _sensors(self.source.sensors)
-
-    @property
-    def action_dim(self) -> int:
-        return self.source.action_dim
-
-    @property
-    def fps(self) -> float:
-        return self.source.fps
-
-    @property
-    def lengths(self) -> IntArray:
-        return self.source.lengths
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.source.notes
 
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None

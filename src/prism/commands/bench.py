@@ -8,10 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 from prism.errors import PrismError
-
-OutputFile = Annotated[Path | None, option("FILE")]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 
 Preset = Literal["tiny", "base", "paper"]
 
@@ -31,7 +30,7 @@ class Latency:
     """CPU time of each of the three groups, at both pairs of horizons: (8, 16) and (16, 32)."""
     all_nfe: bool = False
     """Diffusion Policy with 100 evaluations too."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
     """Replace it if it exists."""
@@ -62,7 +61,7 @@ class Size:
 
     presets: Annotated[tuple[Preset, ...], option("PRESET ...")] = ("tiny", "base", "paper")
     """Which sizes; all of them unless told."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
     """Replace it if it exists."""

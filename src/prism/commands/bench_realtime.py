@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Realtime:
     """Threads that encode and plan; one a core unless told."""
     compare: bool = False
     """Also run Diffusion Policy (NFE 10) and Flow Matching (NFE 5) in the same loop."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
     """Replace it if it exists."""
@@ -65,9 +65,9 @@ class Scaling:
         prism bench scaling --json scaling.json --plot scaling.svg
     """
 
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures to this file."""
-    plot: Annotated[Path | None, option("FILE")] = None
+    plot: OutputFile = None
     """Draw them into this one (.png, .svg, .pdf)."""
     overwrite: bool = False
     """Replace these files if they exist."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Server:
     """Serve this run; a random `tiny` policy unless told."""
     sensors: Literal["state", "camera"] = "state"
     """Of the random policy: two vectors, or one and an 84 x 84 camera."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
     """Replace it if it exists."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from prism.commands.style import option
-
-OutputFile = Annotated[Path | None, option("FILE")]
+from prism.commands.style import OutputFile, option
 
 
 @dataclass(frozen=True)

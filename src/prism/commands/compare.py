@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Compare:
     """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
     """Run nothing: show what is in FOLDER."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write comparison.json to this file too."""
     overwrite: bool = False
     """Replace that file if it exists."""

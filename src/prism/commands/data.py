@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 from prism.errors import PrismError
 
 
@@ -42,7 +42,7 @@ class Collect:
     """Keep episodes that fail as well: so many attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that record in parallel; one a core unless told."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """With --all: write the table of the experts to this file (success.TASK, attempts.TASK, mean.SPLIT)."""
     overwrite: bool = False
     """Replace what is there."""
@@ -124,7 +124,7 @@ class Inspect:
 
     path: Positional[Path]
     """The dataset: a folder or a file."""
-    page: Annotated[Path | None, option("FILE")] = None
+    page: OutputFile = None
     """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second, for formats that do not store it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from prism.commands.benchmark_table import print_benchmark
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 from prism.commands.summary import print_summary
 from prism.errors import PrismError
 
@@ -46,7 +46,7 @@ class Eval:
     """How many episodes, each with a seed of its own; 50, or as many as the benchmark has, unless told."""
     first_seed: int = 100_000
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the metrics to this file too."""
     overwrite: bool = False
     """Replace that file if it exists."""

@@ -8,9 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.commands.style import option
-
-OutputFile = Annotated[Path | None, option("FILE")]
+from prism.commands.style import OutputFile, option
 
 
 @dataclass(frozen=True)

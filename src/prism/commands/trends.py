@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from prism.commands.style import option
+from prism.commands.style import OutputFile, option
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trends:
     """Of the trainings."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-trends")
     """Where the runs and finished parts are kept; runs/study-trends unless told."""
-    json: Annotated[Path | None, option("FILE")] = None
+    json: OutputFile = None
     """Write the figures and verdicts to this file."""
     overwrite: bool = False
     """Replace it if it exists."""

@@ -101,11 +101,10 @@ def wanted_sensors(source: EpisodeSource, streams: Collection[str] | None) -> tu
 
 
 @dataclass(frozen=True)
-class SensorSubset:
-    """A source seen through fewer sensors: the others are never read."""
+class SourceView:
+    """What a source keeps that is only seen otherwise; a view adds its `sensors` and `read`."""
 
     source: EpisodeSource
-    sensors: tuple[SensorSpec, ...]
 
     @property
     def path(self) -> Path:
@@ -126,6 +125,13 @@ class SensorSubset:
     @property
     def notes(self) -> tuple[str, ...]:
         return self.source.notes
+
+
+@dataclass(frozen=True)
+class SensorSubset(SourceView):
+    """A source seen through fewer sensors: the others are never read."""
+
+    sensors: tuple[SensorSpec, ...]
 
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None

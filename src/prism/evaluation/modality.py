@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
@@ -32,41 +29,23 @@ from prism.evaluation.rollout import (
     run_episode,
 )
 from prism.evaluation.workers import WorkerPool
-from prism.sims.base import Array, Env, StepResult
+from prism.sims.base import Array, Env, EnvView
 
 Dropped = tuple[str, ...]
 
 
-class DropSensors:
+class DropSensors(EnvView):
     """An environment whose named sensors say nothing; it still lists them, because the policy was trained with them."""
 
     def __init__(self, env: Env, names: Sequence[str]) -> None:
         known = [sensor.name for sensor in env.sensors]
         if unknown := [name for name in names if name not in known]:
             raise PrismError(f"task '{env.name}' has no sensor '{unknown[0]}' to drop; it has {', '.join(known)}")
-        self._env, self._names = env, frozenset(names)
-        self.name, self.sensors, self.action_dim = env.name, env.sensors, env.action_dim
-        self.action_low, self.action_high = env.action_low, env.action_high
-        self.fps, self.max_steps = env.fps, env.max_steps
+        super().__init__(env, env.sensors)
+        self._names = frozenset(names)
 
-    def _seen(self, observation: dict[str, Array]) -> dict[str, Array]:
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
         return {name: value for name, value in observation.items() if name not in self._names}
-
-    def reset(self, seed: int) -> dict[str, Array]:
-        return self._seen(self._env.reset(seed))
-
-    def step(self, action: NDArray[np.float32]) -> StepResult:
-        result = self._env.step(action)
-        return StepResult(self._seen(result.observation), result.score, result.success, result.done)
-
-    def state(self) -> NDArray[np.float64]:
-        return self._env.state()
-
-    def render(self) -> NDArray[np.uint8] | None:
-        return self._env.render()
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def conditions(sensors: Sequence[str], most: int = 2) -> list[Dropped]:

@@ -13,7 +13,8 @@ tests/test_sims_conformance.py holds every environment to what is written here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -62,6 +63,35 @@ class Env(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class EnvView(ABC):
+    """An environment whose observations are seen otherwise; all the rest is that environment's."""
+
+    def __init__(self, env: Env, sensors: tuple[SensorSpec, ...]) -> None:
+        self._env, self.sensors = env, sensors
+        self.name, self.action_dim, self.fps, self.max_steps = env.name, env.action_dim, env.fps, env.max_steps
+        self.action_low, self.action_high = env.action_low, env.action_high
+
+    @abstractmethod
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
+        """One time step of every sensor of the environment -> of this view."""
+
+    def reset(self, seed: int) -> dict[str, Array]:
+        return self.see(self._env.reset(seed))
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        result = self._env.step(action)
+        return replace(result, observation=self.see(result.observation))
+
+    def state(self) -> NDArray[np.float64]:
+        return self._env.state()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()
 
 
 class Expert(Protocol):
