@@ -19,6 +19,7 @@ from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold
 from prism.studies.cells import Cells
 from prism.studies.report import Claim, Study, show_claims
+from prism.studies.threshold_claims import claims_on_rates
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +145,8 @@ def _cell(rejected: float, fallen: float) -> dict[str, Any]:
 
 
 def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
-    config = threshold.ThresholdConfig(rules=("own",))
-    good = threshold.claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.18, 0.04)}}, config)
-    bad = threshold.claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, config)
+    good = claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.18, 0.04)}}, ("own",), 0.2)
+    bad = claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, ("own",), 0.2)
     assert [claim.verdict for claim in (*good, *bad)] == ["confirmed", "not confirmed"]
     assert isinstance(good[0], Claim)
 

@@ -96,7 +96,6 @@ def evaluate(
     start = time.perf_counter()
     jobs = [_Job(first_seed + i) for i in range(episodes)]
     done: list[EpisodeResult] = []
-    hint: str | None = None
     kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool
     with kind(setup, workers) as pool:
         with _progress_bar(task, progress) as report:
@@ -115,18 +114,7 @@ def evaluate(
                 lost = tuple(error.lost[i] for i in sorted(error.lost))
         seconds = time.perf_counter() - start
         results = [outcome.episode for outcome in outcomes]
-        if record is not None and record.videos:
-            chosen = to_film(results, record.videos)
-            films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
-            try:
-                filmed = dict(zip(chosen, pool.run(films), strict=True))
-            except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
-                filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
-            for i, outcome in filmed.items():
-                # Everything but the recording stays as first measured.
-                film = outcome.episode
-                results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
-                hint = hint or outcome.rendering_hint
+        hint = _film(pool, results, record) if record is not None and record.videos else None
     result = EvaluationResult(
         task=task,
         policy=str(policy) if isinstance(policy, Path) else getattr(load, "__qualname__", repr(load)),
@@ -143,6 +131,23 @@ def evaluate(
     if lost:
         raise IncompleteError(result)
     return result
+
+
+def _film(pool: Pool[_Job, _Outcome], results: list[EpisodeResult], record: RecordConfig) -> str | None:
+    """Roll some episodes out again with pictures, and put these into `results`; why there are none, if there are none.
+
+    Everything but the recording stays as first measured.
+    """
+    chosen = to_film(results, record.videos)
+    films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+    try:
+        filmed = dict(zip(chosen, pool.run(films), strict=True))
+    except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
+        filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
+    for i, outcome in filmed.items():
+        film = outcome.episode
+        results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
+    return next((outcome.rendering_hint for outcome in filmed.values() if outcome.rendering_hint), None)
 
 
 def to_film(episodes: list[EpisodeResult], count: int) -> list[int]:

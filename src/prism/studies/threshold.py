@@ -43,7 +43,14 @@ from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.presets import build_policy
 from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
-from prism.studies.report import Claim, Study, Verdict, confirmed, show_rows
+from prism.studies.report import Study, show_rows
+from prism.studies.threshold_claims import (
+    PAPER_BATCH,
+    PAPER_CV,
+    claims_on_batches,
+    claims_on_policies,
+    claims_on_rates,
+)
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
 from prism.workflow import run_folder
@@ -58,9 +65,6 @@ RULES: dict[str, tuple[str, ...]] = {
     "batch": ("policy.objective.rule=calibrated", "policy.objective.scope=batch"),
     "paper": ("policy.objective.rule=paper",),
 }
-REJECTION_TOLERANCE, FALLBACK_LIMIT = 0.05, 0.05  # what we ask of a calibrated threshold
-CONSISTENT = "the threshold keeps a consistent acceptance rate without manual tuning"
-PAPER_CV, PAPER_BATCH = 0.05, 64  # Sec. 5, Lemma E.2: "below 5 % at batch size 64"
 
 
 @dataclass(frozen=True)
@@ -282,99 +286,15 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
     return Study(
         "threshold",
         {"rates": found, "on_policies": applied, "calibration": table},
-        (*claims_on_batches(table), *claims_on_rates(found, config), *claims_on_policies(applied, config)),
+        (
+            *claims_on_batches(table),
+            *claims_on_rates(found, config.rules, config.quantile),
+            *claims_on_policies(applied, config.rules, config.quantile),
+        ),
         {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         (config.seed,),
         tuple(cells.missing),
     )
-
-
-def _verdict(rejected: Sequence[float], fallen: Sequence[float], config: ThresholdConfig) -> tuple[Verdict, str]:
-    held = all(abs(rate - config.quantile) <= REJECTION_TOLERANCE for rate in rejected) and max(fallen) < FALLBACK_LIMIT
-    note = "" if held else f"asked: q +- {REJECTION_TOLERANCE:.0%} and a fallback below {FALLBACK_LIMIT:.0%}"
-    return confirmed(held), note
-
-
-def claims_on_policies(applied: dict[str, dict[str, Result]], config: ThresholdConfig) -> list[Claim]:
-    """The same for every rule on candidates of trained policies."""
-    claims = []
-    for rule in config.rules if applied else ():
-        entries = [by_rule[rule] for by_rule in applied.values()]
-        rejected = [entry["rejection_rate"] for entry in entries]
-        fallen = [entry["fallback_rate"] for entry in entries]
-        verdict, note = _verdict(rejected, fallen, config)
-        ours = (
-            f"{rule}, on {len(entries)} trained policies: rejection {min(rejected):.1%} to {max(rejected):.1%}, "
-            f"fallback {min(fallen):.1%} to {max(fallen):.1%}"
-        )
-        claims.append(Claim("App. E.2, Fig. 11", CONSISTENT, ours, verdict, note))
-    return claims
-
-
-def claims_on_rates(found: dict[str, dict[str, Result]], config: ThresholdConfig) -> list[Claim]:
-    """Our bar for every rule, and the paper's "consistent acceptance rate"."""
-    claims = []
-    for rule in config.rules:
-        cells = {task: by_rule[rule] for task, by_rule in found.items() if rule in by_rule}
-        if not cells:
-            continue
-        rejected = [cell["rejection_rate"] for cell in cells.values()]
-        fallen = [cell["fallback_rate"] for cell in cells.values()]
-        verdict, note = _verdict(rejected, fallen, config)
-        ours = (
-            f"{rule}, in training: rejection {min(rejected):.1%} to {max(rejected):.1%} at q = {config.quantile:.0%}, "
-            f"fallback {min(fallen):.1%} to {max(fallen):.1%}, on {len(cells)} tasks"
-        )
-        if rule == "paper":
-            ours += f"; on the clamp in {np.mean([cell['clamped'] for cell in cells.values()]):.0%} of the steps"
-        claims.append(Claim("App. E.2, Fig. 11", CONSISTENT, ours, verdict, note))
-    return claims
-
-
-def claims_on_batches(table: dict[str, dict[str, dict[str, Result]]]) -> list[Claim]:
-    claims = []
-    stage = "trained" if "trained" in table else "untrained"
-    entries = table.get(stage, {}).get("paper", {})
-    if str(PAPER_BATCH) in entries:
-        entry = entries[str(PAPER_BATCH)]
-        claims.append(
-            Claim(
-                "Sec. 5, Lemma E.2",
-                f"coefficient of variation of the threshold below 5 % at batch size {PAPER_BATCH}",
-                f"{entry['cv']:.1%} of the quantile of all pairs, {entry['cv_ema']:.1%} of the threshold (EMA, clamp)",
-                confirmed(entry["cv"] < PAPER_CV),
-                f"on the clamp in {entry['clamped']:.0%} of the batches, where nothing can vary"
-                if entry["clamped"] > 0.5
-                else "",
-            )
-        )
-        n, pairs = entry["effective_samples"], entry["pairs"]
-        if n is not None:
-            claims.append(
-                Claim(
-                    "Lemma E.2, (ii)",
-                    "aggregating all distances of the minibatch maximises the effective sample size N",
-                    f"the {pairs} distances of a batch of {PAPER_BATCH} vary like {n:.0f} independent ones",
-                    confirmed(n > 0.5 * pairs),
-                    "they share targets and contexts, so N grows with B, not with B K B",
-                )
-            )
-    slopes = []
-    for entries in table.get(stage, {}).values():
-        if len(entries) >= 3:
-            sizes = np.log([int(size) for size in entries])
-            slopes.append(float(np.polyfit(sizes, np.log([entry["cv"] for entry in entries.values()]), 1)[0]))
-    if slopes:
-        claims.append(
-            Claim(
-                "Lemma E.2, (iii)",
-                "the variance of the threshold falls as 1/N with the batch size (the standard deviation as N^-1/2)",
-                f"standard deviation ~ B^{min(slopes):.2f} to B^{max(slopes):.2f}, over the rules",
-                confirmed(all(abs(slope + 0.5) < 0.15 for slope in slopes)),
-                "App. E.2 also writes 'variance O(1/sqrt N)': that is the standard deviation",
-            )
-        )
-    return claims
 
 
 def show(study: Study, console: Console) -> None:
