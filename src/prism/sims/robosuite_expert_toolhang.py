@@ -1,0 +1,185 @@
+"""ToolHang: the frame is taken up from the table, stood on its tip, let into the stand; the tool is hung on its hook.
+
+The frame is an L with a grip near its corner: in its own axes the rod points to -z (the tip), the bar to -x, and at the
+bar's end a post of 12 mm stands up. It lies flat with y down, so the hand takes it along y, leaning towards the corner,
+which makes the hand point half down when the frame stands. The bar then points to -y, where the tool lies.
+
+The tool's ring (19 mm inside) goes over the post (7.5 mm) from above, flat, the handle away from the stand; then the
+handle is tipped, which brings the ring round the post's foot on to the bar, and let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.sims.robosuite_env import RobosuiteEnv
+from prism.sims.robosuite_expert import (
+    DOWN,
+    UP,
+    Frame,
+    Phase,
+    ScriptedExpert,
+    Style,
+    Vector,
+    about_z,
+    carried,
+    grasp_turn,
+    moved,
+    pause,
+    pick,
+)
+
+_LEAN = 0.6  # radians between the vertical and the hand that takes the frame
+_HOLE = np.array([0.0, 0.045, 0.08])  # in the stand: the middle of the cavity's mouth
+_TIP = np.array([0.04375, 0.0, -0.13445])  # in the frame
+_POST = np.array([-0.04375, 0.0, 0.09])  # in the frame: the post's foot, on the bar
+_DEPTH = 0.149  # metres from the mouth down to the tip when it stands on the ground of the cavity
+_TIPPED = 0.8  # radians by which the handle hangs when the ring is round the post's foot
+_HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+
+
+class ToolHangExpert(ScriptedExpert):
+    def __init__(self, env: RobosuiteEnv) -> None:
+        super().__init__(env)
+        self.env = env
+
+    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
+        phases = self._assemble(style)
+        return [phases + self._hang(style, len(phases))]
+
+    def _place(self, body: str, local: Vector) -> Vector:
+        position, turn = self.env.body(body)
+        return np.asarray(position + turn @ local)
+
+    # -- the frame
+
+    def _assembled(self) -> bool:
+        return bool(self.env.sim_env._check_frame_assembled())
+
+    def _frame_grasp(self, style: Style) -> Frame:
+        position, turn = self.env.geom("frame_grip_frame")
+        approach = np.cos(_LEAN) * DOWN - np.sin(_LEAN) * turn[:, 2]
+        approach = approach / np.linalg.norm(approach)
+        like = grasp_turn(turn[:, 0], about_z(1.2) @ _HOME)
+        return position + (0.005 + style.offset[0]) * turn[:, 2], grasp_turn(turn[:, 0], like, approach)
+
+    def _frame_to(self, goal: Callable[[], Frame]) -> Callable[[Frame], Frame]:
+        """The hand's target that brings the frame's tip to goal()[0], its axes to goal()[1]."""
+        return lambda _: carried(
+            self.env.hand(), (self._place("frame_root", _TIP), self.env.body("frame_root")[1]), goal()
+        )
+
+    def _stood_up(self) -> Frame:
+        """Where it has been lifted, the shortest way to upright."""
+        turn = self.env.body("frame_root")[1]
+        return np.array([-0.1, -0.1, 1.03]), _onto(turn[:, 2], UP) @ turn
+
+    def _over_hole(self, height: float) -> Callable[[], Frame]:
+        def goal() -> Frame:
+            side = -float(np.sign(self._down_side))
+            return self._place("stand_root", _HOLE) + height * UP, about_z(side * np.pi / 2)
+
+        return goal
+
+    def _let_in(self, start: Frame) -> Frame:
+        """Straight down. The hand keeps its turn: the walls set the frame's, and a hand that worked against them would
+        only turn round the grip."""
+        off = self._place("stand_root", _HOLE) - self._place("frame_root", _TIP)
+        hand = self.env.hand()[0]
+        return np.array([*(hand[:2] + off[:2]), hand[2] + off[2] - _DEPTH]), start[1]
+
+    def _tip_off(self) -> float:
+        """Metres between the tip and the cavity's middle, seen from above."""
+        return float(np.linalg.norm((self._place("frame_root", _TIP) - self._place("stand_root", _HOLE))[:2]))
+
+    def _tilt(self) -> float:
+        return float(np.arccos(np.clip(self.env.body("frame_root")[1][2, 2], -1.0, 1.0)))
+
+    def _assemble(self, style: Style) -> list[Phase]:
+        env = self.env
+        self._down_side = -1.0 if env.body("frame_root")[1][2, 1] < 0 else 1.0
+
+        def held() -> bool:
+            return bool(np.linalg.norm(env.hand()[0] - env.geom("frame_grip_frame")[0]) < 0.03)
+
+        def aligned() -> bool:
+            return self._tip_off() < 0.002 and self._tilt() < 0.015
+
+        phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=4)
+        lined_up = len(phases) + 2
+        phases += [
+            Phase(self._frame_to(self._stood_up), True, near=0.04, turned=0.15, keep=held, most=120),
+            Phase(self._frame_to(self._over_hole(0.05 + style.hover)), True, near=0.015, turned=0.1, keep=held),
+            Phase(self._frame_to(self._over_hole(0.012)), True, near=0.004, turned=0.02, speed=0.4, keep=held, most=80,
+                  until=aligned),
+            Phase(self._let_in, True, near=0.006, turned=0.5, speed=0.35, keep=held, until=self._assembled, most=110),
+            Phase(lambda start: start, True, near=1.0, turned=4.0, keep=self._assembled, back=lined_up),
+            pause(closed=False, steps=6),
+            Phase(lambda start: moved(start, -0.08 * start[1][:, 2]), False, near=0.02, most=30),
+            Phase(lambda _: (np.array([-0.05, -0.1, 1.15]), about_z(1.3) @ _HOME), False, near=0.05, turned=0.4),
+        ]  # fmt: skip
+        return phases
+
+    # -- the tool
+
+    def _tool_grasp(self, style: Style) -> Frame:
+        position, turn = self.env.body("tool_root")
+        return position + style.offset[0] * turn[:, 0], grasp_turn(turn[:, 1], about_z(1.3) @ _HOME)
+
+    def _tipped(self) -> float:
+        """Radians by which the handle hangs below the horizontal."""
+        return float(np.arcsin(np.clip(-self.env.body("tool_root")[1][2, 0], -1.0, 1.0)))
+
+    def _ring_to(self, inward: float, height: float, tip: float = 0.0) -> Callable[[Frame], Frame]:
+        """The ring's middle `inward` metres from the post's and `height` above the bar, the handle away from the stand
+        and `tip` radians below the horizontal, to which it goes in small steps: the hand has to swing round the ring.
+        """
+
+        def target(_: Frame) -> Frame:
+            tool, frame = self.env.body("tool_root")[1], self.env.body("frame_root")[1]
+            angle = float(np.clip(tip, -0.1, self._tipped() + 0.12))
+            level = np.array([frame[0, 0], frame[1, 0], 0.0]) / np.linalg.norm(frame[:2, 0])
+            handle = -np.cos(angle) * level - np.sin(angle) * UP
+            flat = np.cross(level, UP) * (1.0 if tool[2, 2] > 0 else -1.0)
+            turn = np.stack([handle, flat, np.cross(handle, flat)], axis=1)
+            where = self._place("frame_root", _POST + np.array([inward, 0.0, 0.0])) + height * UP
+            return carried(self.env.hand(), (self.env.site("tool_hole1_center")[0], tool), (where, turn))
+
+        return target
+
+    def _ring_off(self) -> float:
+        ring, post = self.env.site("tool_hole1_center")[0], self._place("frame_root", _POST)
+        return float(np.linalg.norm((ring - post)[:2]))
+
+    def _hang(self, style: Style, first: int) -> list[Phase]:
+        env = self.env
+
+        def held() -> bool:
+            return bool(np.linalg.norm(env.hand()[0] - env.body("tool_root")[0]) < 0.03)
+
+        phases = pick(lambda: self._tool_grasp(style), held, 0.1 + style.hover, 0.28, back=first)
+        phases += [
+            Phase(self._ring_to(0.0, 0.05 + style.hover), True, near=0.015, turned=0.1, keep=held, back=first),
+            Phase(self._ring_to(0.0, 0.02), True, near=0.004, turned=0.06, speed=0.4, keep=held, back=first, most=60,
+                  until=lambda: self._ring_off() < 0.002),
+            Phase(self._ring_to(0.001, 0.006), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first, most=40),
+            Phase(self._ring_to(0.002, -0.002, _TIPPED), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first,
+                  most=40, until=lambda: self._tipped() > _TIPPED - 0.15),
+            Phase(self._ring_to(0.015, -0.004, _TIPPED + 0.2), True, near=0.005, turned=0.1, speed=0.3, keep=held,
+                  back=first, most=30),
+            pause(closed=False, steps=10),
+            Phase(lambda start: moved(start, 0.1 * UP), False, near=0.03, most=40),
+            Phase(lambda start: start, False, least=10, most=12),
+            Phase(lambda start: start, False, near=1.0, turned=4.0, keep=lambda: False, back=first),
+        ]  # fmt: skip
+        return phases
+
+
+def _onto(a: Vector, b: Vector) -> NDArray[np.float64]:
+    """The smallest rotation that takes unit vector a to b; they must not be opposite."""
+    cross, dot = np.cross(a, b), float(a @ b)
+    skew = np.array([[0.0, -cross[2], cross[1]], [cross[2], 0.0, -cross[0]], [-cross[1], cross[0], 0.0]])
+    return np.asarray(np.eye(3) + skew + skew @ skew / (1.0 + dot))
