@@ -1,12 +1,13 @@
 """What Ray must give, run in a process of its own (Ray leaves resources behind that pytest counts as leaks).
 
-python -m tests.ray_checks FOLDER      prints the names of the checks that held
+python -m tests.ray_checks FOLDER [CHECK ...]      prints the names of the checks that held; all unless told
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from rich.console import Console
 
 from prism.comparison.grid import RESULT, CellId, CompareConfig, Contestant, prepare
 from prism.comparison.ray_cells import run_on_ray
-from prism.controller import ControllerConfig
+from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.ray_workers import RayPool, cpus
-from prism.evaluation.rollout import evaluate
+from prism.evaluation.rollout import TEST_SEED, evaluate, run_episode
 from prism.evaluation.workers import LostJobsError
 from tests import worker_fakes
 from tests.evaluation_fakes import make_point_env, make_point_policy
@@ -32,11 +33,14 @@ def pool(folder: Path, deaths: int, how: str, retries: int = 2) -> RayPool[int, 
 
 def check_episodes_are_the_same_bit_for_bit(folder: Path) -> None:
     assert cpus() == 2
-    options: dict[str, Any] = {"controller": ControllerConfig(exec_horizon=4), "env": make_point_env, "progress": False}
-    local = evaluate(make_point_policy, "point", 3, workers=1, **options)
-    far = evaluate(make_point_policy, "point", 3, workers=2, ray=True, **options)
-    assert [e.seed for e in far.episodes] == [e.seed for e in local.episodes]
-    for one, other in zip(local.episodes, far.episodes, strict=True):
+    config = ControllerConfig(exec_horizon=4)
+    env, controller = make_point_env(), Controller(make_point_policy(), config)
+    local = [run_episode(env, controller, TEST_SEED + i) for i in range(3)]
+    far = evaluate(
+        make_point_policy, "point", 3, workers=1, ray=True, controller=config, env=make_point_env, progress=False
+    )
+    assert [e.seed for e in far.episodes] == [e.seed for e in local]
+    for one, other in zip(local, far.episodes, strict=True):
         np.testing.assert_array_equal(one.actions, other.actions)
         np.testing.assert_array_equal(one.states, other.states)
         assert (one.score, one.success, one.jerk) == (other.score, other.success, other.jerk)
@@ -85,9 +89,10 @@ def raised(kind: type[Any], call: Any) -> Any:
 if __name__ == "__main__":
     import ray
 
+    os.environ["RAY_raylet_start_wait_time_s"] = "200"  # noqa: SIM112 - of a busy machine
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for name, check in list(globals().items()):
-        if name.startswith("check_"):
+        if name.startswith("check_") and (name in sys.argv[2:] or not sys.argv[2:]):
             place = Path(sys.argv[1]) / name
             place.mkdir()
             check(place)

@@ -17,13 +17,29 @@ from prism.evaluation.ray_workers import SentPolicy
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from tests.evaluation_fakes import SENSORS
 
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
-def test_on_a_local_cluster(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.ray_checks", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parent.parent)
+
+def run_checks(module: str, folder: Path, *names: str) -> list[str]:
+    """The checks that held, by name; tests/ray_checks.py says why they have a process of their own."""
+    words = [sys.executable, "-m", module, str(folder), *names]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len([line for line in done.stdout.splitlines() if line.startswith("check_")]) == 5
+    return [line for line in done.stdout.splitlines() if line.startswith("check_")]
+
+
+@needs_ray
+def test_on_a_local_cluster(tmp_path: Path) -> None:
+    names = ["check_episodes_are_the_same_bit_for_bit", "check_a_lost_worker_is_replaced_and_its_job_done_again"]
+    assert run_checks("tests.ray_checks", tmp_path, *names) == names
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "count"), [("tests.ray_checks", 5), ("tests.ray_node_loss", 3)])
+def test_a_cluster_in_trouble(tmp_path: Path, module: str, count: int) -> None:
+    """Workers that die, refusals, cells as tasks; an evaluation and a comparison that lose a node in the middle."""
+    assert len(run_checks(module, tmp_path)) == count
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

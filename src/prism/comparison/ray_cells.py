@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prism.comparison.grid import CELL, CellId
 from prism.comparison.local import RETRIES, launch, outcome
-from prism.evaluation.ray_workers import connect
+from prism.evaluation.ray_workers import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 
 
 def _work(folder: str) -> tuple[str, str]:
@@ -41,8 +41,9 @@ def run_on_ray(
     ray = connect()
     task: Any = ray.remote(_work).options(num_cpus=1, max_retries=0)
     pending, running = deque(ids), dict[Any, CellId]()
-    attempts = dict.fromkeys(ids, 0)
+    attempts, losses = dict.fromkeys(ids, 0), dict.fromkeys(ids, 0)
     failed: dict[CellId, str] = {}
+    processors = Processors(ray)
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -52,19 +53,21 @@ def run_on_ray(
             while pending and (not jobs or len(running) < jobs):
                 id = pending.popleft()
                 running[task.remote(str(id.folder(out).resolve()))] = id
-            for reference in ray.wait(list(running), num_returns=1)[0]:
+            for reference in processors.wait(list(running)):
                 id = running.pop(reference)
                 try:
                     state, reason = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    state, reason = "crashed", (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                if state == "crashed":
-                    attempts[id] += 1
-                    if attempts[id] <= RETRIES:
+                    node = is_node_loss(ray, error)
+                    state, reason = ("lost", LOST_NODE) if node else ("crashed", last_line(error))
+                if state in ("crashed", "lost"):
+                    attempts[id] += state == "crashed"
+                    losses[id] += state == "lost"
+                    if attempts[id] <= RETRIES and losses[id] <= LOSSES:
                         say(f"{id}: {reason}; it goes on from its last checkpoint")
                         pending.appendleft(id)
                         continue
-                    state, reason = "failed", f"its process died {attempts[id]} times: {reason}"
+                    state, reason = "failed", f"its process died {attempts[id] + losses[id]} times: {reason}"
                 if state == "failed":
                     failed[id] = reason
                     say(f"{id} failed: {reason}")
