@@ -52,6 +52,7 @@ class Browser:
                 features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
             )
             self.call("Page.navigate", url=url)
+            self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
         except BaseException:
             self.__exit__()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import torch
 
@@ -10,9 +11,11 @@ from prism.attention import AttentionConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
 from prism.objective import ObjectiveConfig
+from prism.policy import Policy
 from prism.presets import build_policy
 from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.sensors import SensorSpec
+from prism.training.checkpoint import TrainingState, save_checkpoint
 from prism.types import Batch, Observation
 
 VECTORS = (SensorSpec("proprio", "vector", (3,)), SensorSpec("object_state", "vector", (5,)))
@@ -48,6 +51,13 @@ def small_policy(
     policy = build_policy(config.spec(sensors, ACTION_DIM, 10.0), seed=seed)
     assert isinstance(policy, PrismPolicy)
     return policy
+
+
+def save_run(folder: Path, policy: Policy) -> Path:
+    """A run folder with this policy as its only checkpoint, as after one step."""
+    state = TrainingState(1, 0.0, {}, "", None, None, 0, 0, {}, {}, {})
+    save_checkpoint(folder, policy.spec, policy.state_dict(), state)
+    return folder
 
 
 def random_batch(

@@ -12,31 +12,13 @@ import numpy as np
 import pytest
 
 from prism.cli import main
-from prism.training import checkpoint
-from prism.training.checkpoint import TrainingState, save_checkpoint
-from tests.policy_fakes import ACTION_DIM, small_policy
+from tests.policy_fakes import ACTION_DIM, save_run, small_policy
 from tests.server_fakes import OpenPi, see
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    policy = small_policy()
-    state = TrainingState(
-        step=1,
-        seconds=0.0,
-        train_config={},
-        data="",
-        val_loss=None,
-        best_val_loss=None,
-        skipped=0,
-        skipped_total=0,
-        scaler={},
-        weights={},
-        optimizer={},
-    )
-    save_checkpoint(tmp_path / "run", policy.spec, policy.state_dict(), state)
-    assert checkpoint.latest_checkpoint(tmp_path / "run")
-    return tmp_path / "run"
+    return save_run(tmp_path / "run", small_policy())
 
 
 def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
