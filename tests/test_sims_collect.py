@@ -18,7 +18,7 @@ from prism.demonstrations import Demonstrations, record_if_missing
 from prism.errors import PrismError
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
-from prism.sims.collect_all import Recording, collect_all, expert_table, tasks_of
+from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
 from prism.sims.metaworld import MetaWorldEnv, MetaWorldExpert
 from prism.sims.pusht_data import demonstrations
 
@@ -154,10 +154,10 @@ def test_patterns_name_tasks() -> None:
 
 def test_all_tasks_of_a_pattern(tmp_path: Path) -> None:
     tasks = ("metaworld-reach", "metaworld-drawer-close")
-    wanted = Recording(episodes=2, seed=3)
+    wanted = Recording(episodes=2, seed=3, other_episodes=parse_episodes(["metaworld-drawer-close=1"], tasks))
     rows = collect_all(tasks, wanted, tmp_path / "all", workers=1)
-    assert [(row.task, row.successes) for row in rows] == [(task, 2) for task in tasks]
-    assert all(row.attempts == 2 and row.path == tmp_path / "all" / row.task for row in rows)
+    assert [(row.task, row.successes, row.attempts) for row in rows] == [(tasks[0], 2, 2), (tasks[1], 1, 1)]
+    assert all(row.path == tmp_path / "all" / row.task for row in rows)
     table = expert_table(rows)
     assert table["success.metaworld-reach"] == table["mean.easy"] == table["mean.all"] == 1.0
     assert "mean.hard" not in table
@@ -168,6 +168,9 @@ def test_all_tasks_of_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="another recording"):
         collect_all((*tasks, "metaworld-push"), Recording(episodes=3), tmp_path / "all", workers=1)
     assert not (tmp_path / "all" / "metaworld-push").exists()
+    for word in ("metaworld-push=2", "metaworld-reach=0", "metaworld-reach"):
+        with pytest.raises(PrismError, match=r"--episodes-of .*use TASK=NUMBER"):
+            parse_episodes([word], tasks)
 
 
 def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:

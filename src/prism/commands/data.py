@@ -32,6 +32,8 @@ class Collect:
     """Every task of the simulator (without its variants for pixels, unless the pattern ends in one)."""
     episodes: int = 20
     """Successful episodes to record."""
+    episodes_of: Annotated[tuple[str, ...], option("TASK=N")] = ()
+    """With --all: another number for some tasks."""
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the dataset goes; data/TASK unless told. With --all, the folder above them."""
     seed: int = 0
@@ -58,6 +60,8 @@ class Collect:
             raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
         if self.json is not None and not self.all:
             raise PrismError("--json writes the table of several tasks: give --all too")
+        if self.episodes_of and not self.all:
+            raise PrismError("--episodes-of is for some of several tasks: give --all too, or use --episodes")
 
     def run(self) -> None:
         from rich.console import Console
@@ -92,11 +96,12 @@ class Collect:
         from prism.commands.summary import print_experts
         from prism.demonstrations import COLLECTED
         from prism.evaluation.results import write_json
-        from prism.sims.collect_all import Recording, collect_all, expert_table, tasks_of
+        from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
 
         refuse_existing(self.json, overwrite=self.overwrite)
         tasks = tasks_of(self.task)
-        recording = Recording(self.episodes, self.seed, self.noise, self.failures)
+        others = parse_episodes(self.episodes_of, tasks)
+        recording = Recording(self.episodes, self.seed, self.noise, self.failures, others)
         out = self.out or COLLECTED
         console = Console(stderr=True)
         rows = collect_all(tasks, recording, out, console=console, overwrite=self.overwrite, workers=self.workers)
@@ -107,7 +112,9 @@ class Collect:
         without = [row.task for row in rows if row.path is None]
         print(f"{out}: {len(rows) - len(without)} datasets" + (f"; none of {', '.join(without)}" if without else ""))
         if without:
-            raise PrismError(f"{without[0]}: too few successes for {self.episodes} episodes; ask for fewer")
+            raise PrismError(
+                f"{without[0]}: too few successes for {recording.episodes_of(without[0])} episodes; ask for fewer"
+            )
 
 
 @dataclass(frozen=True)
@@ -139,8 +146,8 @@ class Inspect:
     def run(self) -> None:
         from rich.console import Console
 
+        from prism.atomic import atomic_file
         from prism.data import format_name, open_dataset
-        from prism.data.files import atomic_file
         from prism.data.inspect import print_summary, summarise
         from prism.data.inspect_page import render
         from prism.data.mapping import parse_map

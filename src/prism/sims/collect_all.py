@@ -66,6 +66,23 @@ class Recording:
     seed: int = 0
     noise: float = 0.0
     failures: bool = False
+    other_episodes: tuple[tuple[str, int], ...] = ()  # TASK, episodes: of tasks that need more or fewer
+
+    def episodes_of(self, task: str) -> int:
+        return dict(self.other_episodes).get(task, self.episodes)
+
+
+def parse_episodes(words: Sequence[str], tasks: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """("robosuite-transport=20", ...) for some of `tasks`, checked."""
+    pairs = []
+    for word in words:
+        task, _, number = word.partition("=")
+        if task not in tasks or not number.isdecimal() or int(number) < 1:
+            raise PrismError(
+                f"--episodes-of {word}: use TASK=NUMBER, with a task of those recorded: {', '.join(tasks)}"
+            )
+        pairs.append((task, int(number)))
+    return tuple(pairs)
 
 
 def collect_all(
@@ -126,7 +143,7 @@ def _record_one(task: str, recording: Recording, out: Path, overwrite: bool) -> 
     try:
         done = collect(
             task,
-            recording.episodes,
+            recording.episodes_of(task),
             out / task,
             seed=recording.seed,
             noise=recording.noise,
@@ -147,7 +164,7 @@ def _record_one(task: str, recording: Recording, out: Path, overwrite: bool) -> 
 
 def _existing(task: str, recording: Recording, path: Path) -> ExpertRow:
     """The row of a dataset that is there, if it is the one that would be recorded."""
-    wanted = settings(task, recording.episodes, recording.seed, recording.noise, recording.failures)
+    wanted = settings(task, recording.episodes_of(task), recording.seed, recording.noise, recording.failures)
     if is_store(path):
         found = StoreSource(path).provenance
         if found.keys() >= {"successes", "attempts"} and all(found.get(key) == wanted[key] for key in wanted):
