@@ -23,7 +23,7 @@ from prism.sims import metaworld
 from prism.sims.collect import TooFewError, collect, cores, settings
 from prism.sims.tasks import make_env, task_names
 
-VARIANTS = ("-pixels", "-rgbd", "-keypoints")  # the same tasks with other sensors: only where they are asked for
+VARIANTS = ("-pixels", "-rgbd", "-keypoints", "-edge")  # other sensors or starts: only where they are asked for
 
 
 def tasks_of(pattern: str) -> tuple[str, ...]:
