@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from prism.data.files import reason
 from prism.data.npz import npy_header
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 _MAX_FILE = 1 << 30
 _MAX_TEXT = 4096  # characters of one instruction

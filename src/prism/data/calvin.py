@@ -17,11 +17,10 @@ import numpy as np
 
 from prism.data.annotations import Annotation, read_annotations
 from prism.data.episodes import Array, BoolArray, IntArray
-from prism.data.files import reason
 from prism.data.mapping import Column, Entry
 from prism.data.npz import npz_member, parse_npy
 from prism.data.table import Raw, TableSource, make_table
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 DEFAULT_FPS = 30.0
 AGAIN = "copy or download it again"

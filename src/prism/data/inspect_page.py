@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.atomic import atomic_file
 from prism.data import format_name, open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource
-from prism.data.files import atomic_file
 from prism.data.inspect import StreamSummary, Summary, as_picture, duration, numbers, sample_frames, size, summarise
 from prism.data.mapping import Entry
 

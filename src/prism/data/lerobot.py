@@ -16,13 +16,12 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray
 from prism.data.extras import need
-from prism.data.files import reason
 from prism.data.lerobot_meta import AGAIN, INFO, Feature, read_json, read_meta
 from prism.data.lerobot_rows import Rows
 from prism.data.lerobot_video import VideoFrames
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, TableSource, make_table
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 from prism.sensors import SensorSpec
 
 TASK = "task"

@@ -11,8 +11,7 @@ from typing import Any
 
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import reason
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 _ENCODERS = {"h264": "libx264", "av1": "libsvtav1"}
 _OPTIONS = {

@@ -13,8 +13,7 @@ import numpy as np
 
 from prism.data.episodes import IntArray
 from prism.data.extras import need
-from prism.data.files import reason
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 INFO = "meta/info.json"
 AGAIN = "copy or download it again"

@@ -12,9 +12,8 @@ import numpy as np
 
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import reason
 from prism.data.lerobot_meta import AGAIN, INFO, Feature, Meta
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 _CACHE_BYTES = 32 * 2**20  # decoded columns
 _OPEN = 8  # files held open

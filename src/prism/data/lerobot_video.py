@@ -17,8 +17,7 @@ import numpy as np
 
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import reason
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 AGAIN = "copy or download it again"
 _OPEN = 8  # decoders kept open

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from prism.atomic import AtomicWriter, hidden_beside, replace_folder, sync
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import AtomicWriter, hidden_beside, replace_folder, sync
 from prism.data.lerobot import PRESENT, SPECS, TASK
 from prism.data.lerobot_encode import VideoWriter
 from prism.data.lerobot_meta import INFO

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prism.data.episodes import IntArray, checked_ends
-from prism.data.files import reason
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 from prism.sensors import SensorSpec
 
 FORMAT_VERSION = 1

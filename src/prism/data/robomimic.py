@@ -18,11 +18,10 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.extras import need
-from prism.data.files import reason
 from prism.data.hdf5_probe import probe
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, TableSource, make_table
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 DEFAULT_FPS = 20.0  # robosuite's control rate
 AGAIN = "copy or download it again"

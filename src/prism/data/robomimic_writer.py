@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.atomic import AtomicWriter, hidden_beside, sync_folder
 from prism.data.episodes import Array
 from prism.data.extras import need
-from prism.data.files import AtomicWriter, hidden_beside, sync_folder
 from prism.errors import PrismError
 
 _VALID_EVERY = 10

@@ -32,10 +32,9 @@ from prism.data.align import (
 )
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.extras import need
-from prism.data.files import reason
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, TableSource, make_table
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 AGAIN = "copy or record it again"
 _ACTION_WORDS = ("action", "command", "cmd", "target")

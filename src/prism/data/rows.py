@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, IntArray
-from prism.data.files import reason
 from prism.data.npz import npy_header
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 BLOCK_BYTES = 16384
 AGAIN = "collect or convert the dataset again"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
+from prism.atomic import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
 from prism.data.episodes import Array, BoolArray, stream_dtype
-from prism.data.files import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
 from prism.data.manifest import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Manifest, check_sensors, is_store
 from prism.data.rows import Checksums, as_bytes
 from prism.errors import PrismError

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, BoolArray, FiniteCheck, IntArray
-from prism.data.files import reason
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, TableSource, make_table
 from prism.data.zarr_store import AGAIN, ENDS, open_arrays
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
 DEFAULT_CACHE_BYTES = 64 * 2**20

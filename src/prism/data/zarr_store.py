@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.data.episodes import IntArray, checked_ends
-from prism.data.files import reason
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from prism.data.files import HIDDEN, atomic_file, hidden_beside, sync, sync_folder
+from prism.atomic import HIDDEN, atomic_file, hidden_beside, sync, sync_folder
 from prism.errors import PrismError
 
 CHECKSUMS = "checksums.json"
