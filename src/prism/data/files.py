@@ -1,1 +1,0 @@
-from prism.atomic import atomic_file as atomic_file
