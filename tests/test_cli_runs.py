@@ -7,12 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from prism import cli
+from prism.commands import serve
 from prism.data.store import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments import Experiment
 from prism.sensors import SensorSpec
+from prism.types import Observation
+from prism.workflow import calibration_frames
 
 
 @pytest.fixture
@@ -113,9 +117,28 @@ def test_data_of_another_task(pushes: Path, capfd: pytest.CaptureFixture[str]) -
     assert not Path("runs").exists()
 
 
+def check_export_and_backends(run: Path) -> None:
+    """`prism export` and what `prism serve --backend onnx-int8` starts, of a run whose frames are in its dataset."""
+    pytest.importorskip("onnxruntime")
+    assert cli.main(["export", str(run), "--onnx", "exported"]) == 0
+    assert {path.name for path in Path("exported").iterdir()} >= {"plan.onnx", "fusion.onnx", "metadata.json"}
+    assert cli.main(["export", str(run), "--onnx", "exported"]) == cli.EXIT_USER
+    frames = calibration_frames(run, count=5)
+    assert [frame["state"].shape for frame in frames] == [(5,)] * 5
+    policies = [serve.Serve(run, backend=backend, seed=1)._server().policy for backend in ("eager", "onnx-int8")]
+    horizon = policies[0].spec.obs_horizon
+    window = Observation(
+        {"state": torch.from_numpy(np.stack([frames[0]["state"]] * horizon))[None]},
+        {"state": torch.ones(1, horizon, dtype=torch.bool)},
+    )
+    plans = [policy.sample(window, 2, torch.Generator().manual_seed(0)) for policy in policies]
+    assert torch.allclose(*plans, atol=30.0)  # of 512 pixels
+
+
 def test_a_dataset_alone(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", str(pushes), "--steps", "2"]) == 0
     assert json.loads(Path("runs/pushes/experiment.json").read_text())["task"] is None
     capfd.readouterr()
     assert cli.main(["eval", "runs/pushes"]) == cli.EXIT_USER
+    check_export_and_backends(Path("runs/pushes"))
     assert "--task" in capfd.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from prism.controller import Controller, ControllerConfig
 from prism.deploy.async_control import AsyncController
 from prism.deploy.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
 from prism.deploy.runtime import Runtime
-from prism.deploy.runtime_lanes import LanePlanner
+from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.errors import PrismError
 from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec, encode_text
@@ -239,3 +241,18 @@ def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
             time.sleep(2e-3)
         assert control.statistics.errors == 0
         assert control.statistics.plans >= 4
+
+
+def test_a_steady_loop_leaves_the_process_as_it_was() -> None:
+    before = is_realtime()
+    with steady(realtime=True):
+        allowed = is_realtime()  # root, or a limit that allows it
+        found: list[bool] = []
+        helper = threading.Thread(target=lambda: found.append(is_realtime()))
+        helper.start()
+        helper.join()
+        assert found == [before]  # threads that the loop starts are ordinary ones
+        assert not gc.isenabled()
+    assert is_realtime() == before
+    assert gc.isenabled()
+    assert allowed or os.geteuid() != 0

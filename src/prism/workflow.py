@@ -219,6 +219,23 @@ def first_observations(path: Path, task: str, count: int = 32, every: int = 4) -
     return frames
 
 
+def calibration_frames(path: Path, count: int = 32) -> list[Frame]:
+    """Observations for int8's ranges: of the run's task, or of its dataset where it has none."""
+    experiment = Experiment.load(run_folder(path))
+    if experiment.task is not None:
+        return first_observations(path, experiment.task, count)
+    _, source, _ = open_demonstrations(experiment.demonstrations, None, Console(quiet=True))
+    lengths = np.cumsum(source.lengths)
+    frames: list[Frame] = []
+    for step in np.linspace(0, lengths[-1] - 1, count).astype(int):
+        number = int(np.searchsorted(lengths, step, side="right"))
+        at = int(step - (lengths[number - 1] if number else 0))
+        episode = source.read(number, at, at + 1)
+        there = [name for name in episode.streams if name not in episode.present or episode.present[name][0]]
+        frames.append({name: episode.streams[name][0] for name in there})
+    return frames
+
+
 def checkpoint_id(path: Path) -> dict[str, str]:
     """Which weights a run or a checkpoint stands for: what tells a stored result from a stale one."""
     folder = resolve(path)

@@ -38,7 +38,7 @@ from prism.context_policy import ContextPolicy
 from prism.controller import Controller, ControllerConfig
 from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
 from prism.deploy.backends import Backend, Frame, load_backend
-from prism.deploy.runtime_lanes import LanePlanner, steady
+from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.errors import PrismError
 from prism.presets import build_policy, preset
 from prism.sensors import SensorSpec
@@ -177,7 +177,7 @@ def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
         backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
         slots = max(1, round(config.seconds * rate))
         result: dict[str, Any] = {"sensors": config.sensors, "backend": name, "rate": rate}
-        with steady():
+        with steady(realtime=True):
             progress.update(bar, description=f"{rate:g} actions/s", total=slots)
             result |= measure(
                 backend, policy, frames, slots, rate, config, lambda slot: progress.update(bar, completed=slot)
@@ -246,6 +246,7 @@ def measure(
             **control_seen,
             "cpu_share": loop.cpu_seconds / loop.seconds / (os.cpu_count() or 1),
             "lanes": lanes,
+            "realtime": is_realtime(),  # whether the system let the loop go before other programs
         }
         if saturated > 0:
             result["max_actions_per_s"] = saturate(control, planner, frames, saturated)

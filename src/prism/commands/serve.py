@@ -105,7 +105,7 @@ class Serve:
         trained = Experiment.load(homes[0]).controller if homes else ControllerConfig()  # a checkpoint may travel alone
         if self.backend != "eager":
             frames = calibration_frames(folder) if self.backend == "onnx-int8" else ()
-            policy = load_behind(folder, self.backend, frames, config.threads)
+            policy = load_behind(folder, self.backend, frames, config.threads or 1)
         options = EvalOptions(candidates=self.candidates, selection=self.selection, settings=self.set)
         name = (homes[0] if homes else folder).resolve().name
         return PolicyServer(policy, options.controller(trained), config, name)

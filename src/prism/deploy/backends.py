@@ -160,12 +160,12 @@ def load_backend(
     return backend, agreement
 
 
-def load_behind(path: Path, name: str, frames: Sequence[Frame] = ()) -> Policy:
-    """The policy of a run or checkpoint behind a back end: what a worker process calls."""
+def load_behind(path: Path, name: str, frames: Sequence[Frame] = (), threads: int = 1) -> Policy:
+    """The policy of a run or checkpoint behind a back end: what a worker process calls, or a server."""
     from prism.training.checkpoint import load_policy
 
     backend, _ = load_backend(name, load_policy(path), frames)
-    backend.threads(1)
+    backend.threads(threads)
     return BackendPolicy(backend)
 
 
