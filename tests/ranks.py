@@ -6,11 +6,14 @@ import multiprocessing
 import os
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
 from prism import collective
+
+# Imported once, for all ranks: what they need, and what torch imports with its first optimiser (seconds, each).
+PRELOAD = ["torch._dynamo", "prism.training.loop", "prism.presets", "tests.test_training", "tests.test_distributed"]
 
 
 def free_port() -> int:
@@ -29,7 +32,7 @@ def run_ranks(
     """function(rank, *arguments) on every rank; an exception comes back as (type name, message)."""
     # Not forked from here: other tests leave threads behind, and a lock that one holds is held for ever in a fork.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "prism.training.loop", "prism.presets"])
+    context.set_forkserver_preload(PRELOAD)
     port = free_port()
     ranks = []
     for rank in range(world):
@@ -52,6 +55,11 @@ def run_ranks(
         if process.is_alive():
             process.kill()
     return results
+
+
+def run_all(rank: int, calls: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Several functions, one after the other, in one group of ranks: most of the time of a small one is its start."""
+    return {name: function(rank, *arguments) for name, (function, *arguments) in calls.items()}
 
 
 def _rank(
