@@ -159,7 +159,8 @@ def test_the_comparison_goes_on_when_cells_do_not(tmp_path: Path, monkeypatch: p
 
 def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Path) -> None:
     """Real processes: the first stops as its pipe closes (as when the comparison is killed), then all is run."""
-    whole = config(PRISM, Contestant("burst", "prism", ("train.learning_rate=1e30", "train.grad_clip=0")), seeds=(0,))
+    burst = Contestant("burst", "prism", ("train.learning_rate=1e30", "train.grad_clip=0"))
+    whole = config(PRISM, burst, seeds=(0,), evaluation=EvaluationPlan(episodes=1, curve=(0.5,), curve_episodes=1))
     good, bad = prepare(tmp_path, whole, QUIET)
     process = local.launch(good.folder(tmp_path))
     assert process.stdin is not None

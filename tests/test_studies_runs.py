@@ -44,7 +44,7 @@ def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
 
 def test_every_rule_is_applied_to_a_policy_that_is_there(run: Path, tmp_path: Path) -> None:
     config = threshold.ThresholdConfig(
-        work=tmp_path, tasks=(), runs=(f"short={run}",), steps=6, warmup=2, batch_sizes=(8, 32), draws=20, candidates=8
+        work=tmp_path, tasks=(), runs=(f"short={run}",), steps=6, warmup=2, batch_sizes=(8, 32), draws=10, candidates=8
     )
     study = threshold.run(config, QUIET)
     entries = study.figures["on_policies"]["short"]
@@ -95,10 +95,10 @@ def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, m
 
 
 def test_failures_of_a_young_policy_are_sorted(run: Path) -> None:
-    study = failures.run(failures.FailuresConfig(run, episodes=2), QUIET)
-    assert study.figures["failures"] == 2
+    study = failures.run(failures.FailuresConfig(run, episodes=1), QUIET)
+    assert study.figures["failures"] == 1
     assert sum(study.figures["classes"].values()) == pytest.approx(1.0)
-    assert len(study.figures["per_episode"]) == 2
+    assert len(study.figures["per_episode"]) == 1
     failures.show(study, QUIET)
     failures.draw(study)
 

@@ -146,17 +146,16 @@ class Inspect:
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.atomic import atomic_file
         from prism.data import format_name, open_dataset
         from prism.data.inspect import print_summary, summarise
-        from prism.data.inspect_page import render
+        from prism.data.inspect_page import write_page
         from prism.data.mapping import parse_map
 
-        source = open_dataset(self.path, self.fps, parse_map(self.map))
-        summary = summarise(source, format_name(self.path))
-        if self.page is not None:
-            with atomic_file(self.page, self.overwrite) as file:
-                file.write(render(source, summary).encode())
+        entries = parse_map(self.map)
+        if self.page is None:
+            summary = summarise(open_dataset(self.path, self.fps, entries), format_name(self.path))
+        else:
+            summary = write_page(self.path, self.page, self.fps, self.overwrite, entries)
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
