@@ -104,3 +104,9 @@ def test_interrupt_and_bugs_are_one_line_too(prism: Run, monkeypatch: pytest.Mon
     monkeypatch.setenv("PRISM_DEBUG", "1")
     with pytest.raises(ValueError, match="oops"):
         cli.main(["fails"])
+
+
+def test_an_option_given_twice_keeps_both_values() -> None:
+    words = ["pusht", "--set", "a=1", "--minutes", "2", "--set", "b=-2", "c=3", "--set=d=4"]
+    assert cli._gather(cli.Train, words) == ["pusht", "--minutes", "2", "--set", "a=1", "b=-2", "c=3", "d=4"]
+    assert cli._gather(cli.Train, ["pusht", "--minutes", "2"]) == ["pusht", "--minutes", "2"]

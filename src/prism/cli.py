@@ -6,6 +6,7 @@ import torch, the simulators and the rest inside `run`, so that `prism --help` a
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import signal
@@ -127,7 +128,8 @@ def _dispatch(words: list[str]) -> int:
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
         if name in COMMANDS:
-            config: dict[str, Any] = {"prog": f"prism {name}", "args": words[size:], "config": _STYLE}
+            args = _gather(COMMANDS[name], words[size:])
+            config: dict[str, Any] = {"prog": f"prism {name}", "args": args, "config": _STYLE}
             tyro.cli(COMMANDS[name], **config).run()
             return 0
     group = [name for name in COMMANDS if words and name.startswith(words[0] + " ")]
@@ -144,6 +146,24 @@ def _dispatch(words: list[str]) -> int:
     close = difflib.get_close_matches(tried, COMMANDS, n=3, cutoff=0.5) or group
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise PrismError(f"no command '{tried}'{hint} (prism --help lists them)")
+
+
+def _gather(command: type[Any], words: list[str]) -> list[str]:
+    """--set A --set B -> --set A B: of an option that takes several values, argparse would keep the last one alone."""
+    several = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(command) if "tuple[" in str(f.type)}
+    kept: list[str] = []
+    values: dict[str, list[str]] = {}
+    into = kept
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            flag = flag.replace("_", "-")
+            into = values.setdefault(flag, []) if flag in several else kept
+            if flag in several:
+                into.extend([value] if equals else [])
+                continue
+        into.append(word)
+    return kept + [word for flag, given in values.items() for word in (flag, *given)]
 
 
 def _listing(names: Sequence[str]) -> str:
