@@ -37,7 +37,7 @@ pytest: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS)
 
 slow: $(VENV)/.installed-dev
-	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow
+	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow -o faulthandler_timeout=3600
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
