@@ -34,4 +34,5 @@ def random_edge_start(seed: int) -> Float:
     rng = np.random.default_rng([seed, 5])
     state = edge_start(rng.uniform(-REACH, REACH), gap=GAP + rng.uniform(0.0, 10.0))
     shift, turn = rng.normal(0.0, _SHIFT, 2), rng.normal(0.0, _TURN)
-    return state + np.concatenate([shift, shift, [turn]])
+    moved: Float = state + np.concatenate([shift, shift, [turn]])
+    return moved
