@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_the_export_explains_itself(policy: PrismPolicy, exported: Path) -> None
     assert [i.name for i in plan.get_inputs()] == ["steps", "latents"]
 
 
-def test_nothing_is_overwritten_unless_asked_and_only_exports_are(policy: PrismPolicy, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_unless_asked_and_only_exports_are(exported: Path, tmp_path: Path) -> None:
     small = small_policy(small_config(), VECTORS[:1]).eval()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "photo.jpg").write_bytes(b"x")
@@ -129,8 +130,9 @@ def test_nothing_is_overwritten_unless_asked_and_only_exports_are(policy: PrismP
     with pytest.raises(PrismError, match="no export of prism"):
         export_onnx(small, tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "photo.jpg").exists()
-    export_onnx(small, tmp_path / "out")
+    shutil.copytree(exported, tmp_path / "out")
     export_onnx(small, tmp_path / "out", overwrite=True)
+    assert "sensor-1.onnx" not in read_graphs(tmp_path / "out")  # nothing of the old one is left
     (tmp_path / "out" / "plan.onnx").unlink()
     with pytest.raises(PrismError, match=r"plan\.onnx is missing"):
         read_graphs(tmp_path / "out")
