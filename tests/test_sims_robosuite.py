@@ -28,7 +28,7 @@ from prism.sims.robosuite_replay import to_robomimic
 from prism.sims.robosuite_setup import TASKS, parse_env_args
 
 
-@pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102)])
+@pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102), ("tool-hang", 2)])
 def test_expert_solves_smoothly(task: str, seed: int) -> None:
     env = RobosuiteEnv(task)
     expert = make_robosuite_expert(env)

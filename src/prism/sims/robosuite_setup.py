@@ -159,7 +159,7 @@ def build_class(make: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
         has_renderer=False,
         has_offscreen_renderer=False,
         use_camera_obs=False,
-        hard_reset=False,  # the model stays: ten times faster, and a renderer can keep it
+        hard_reset=False,  # the model stays: nothing is compiled again, and a renderer can keep it
         ignore_done=True,
         renderer="mujoco",
         seed=_BUILD_SEED,
