@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional
 
 from prism.commands.style import option
 from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.experiments import Experiment
 
 Preset = Literal["tiny", "base", "paper"]
 Method = Literal[  # presets.METHODS, without torch
@@ -85,7 +88,7 @@ class Train:
     def run(self) -> None:
         from prism import collective
 
-        with collective.session():
+        with collective.session(), collective.explain_loss():
             try:
                 self._train()
             except collective.ReportedError:
@@ -95,9 +98,23 @@ class Train:
         from rich.console import Console
 
         from prism import collective
+        from prism.workflow import train_experiment
+
+        with collective.together():  # what one rank does not find, all learn
+            experiment, run = self._experiment()
+        console = Console(stderr=True)
+        resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
+        result = train_experiment(experiment, run, resume, console, title=experiment.name)
+        if not collective.is_leader():
+            return
+        measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
+        print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
+        print(f"next: prism eval {run}" if not result.stopped_by else f"next: prism train {self.recipe} --resume")
+
+    def _experiment(self) -> tuple[Experiment, Path]:
+        """What is asked for, and the folder of the run."""
         from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset, with_teacher
         from prism.jsonconfig import with_settings
-        from prism.workflow import train_experiment
 
         experiment = recipe(self.recipe)
         other = "" if self.method in (None, experiment.method) else f"-{self.method}"
@@ -119,13 +136,4 @@ class Train:
             demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
         if self.map:
             demonstrations = replace(demonstrations, map=self.map)
-        experiment = with_settings(replace(experiment, demonstrations=demonstrations), self.set)
-
-        console = Console(stderr=True)
-        resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
-        result = train_experiment(experiment, run, resume, console, title=experiment.name)
-        if not collective.is_leader():
-            return
-        measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
-        print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
-        print(f"next: prism eval {run}" if not result.stopped_by else f"next: prism train {self.recipe} --resume")
+        return with_settings(replace(experiment, demonstrations=demonstrations), self.set), run

@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 _LINE_SECONDS = 15.0
 
 
-class StoppedError(Exception):
+class StoppedError(KeyboardInterrupt):
     """A signal ended the training; all is saved."""
 
 

@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
         try:
             import torch
 
-            from prism.comparison.cell import StoppedError, run_cell
+            from prism.comparison.cell import run_cell
 
             torch.set_num_threads(1)
             with _alone(folder):
@@ -55,7 +55,7 @@ def main(folder: Path) -> int:
             return _failed(folder, str(error))
         except OSError as error:  # a full disk, mostly
             return _failed(folder, f"{error.strerror or error}: {error.filename or folder}")
-        except (KeyboardInterrupt, StoppedError):
+        except KeyboardInterrupt:  # or StoppedError
             return EXIT_STOPPED
         except Exception as error:
             traceback.print_exc(file=log)

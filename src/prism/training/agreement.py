@@ -28,7 +28,7 @@ def check_same_start(policy: Policy, config: TrainConfig, data: str) -> None:
         return
     own = {
         "code": f"prism {prism.__version__}, torch {torch.__version__}, sources {source_fingerprint()}",
-        "settings": _digest(json.dumps(_mathematics(config), sort_keys=True).encode()),
+        **{f"setting train.{name}": value for name, value in _mathematics(config).items()},
         "policy": _digest(json.dumps(policy.spec.to_json(), sort_keys=True).encode()),
         "training data": data,
         "first weights": weights_fingerprint(policy),

@@ -85,8 +85,9 @@ def train(
                 raise PrismError("there is nothing to train on: the dataset has no training window")
             if leader:
                 resume = _check_folder(run_dir, resume)
-                stack.enter_context(exclusive(run_dir))
-                files.remove_leftovers(run_dir)
+                with files.explain_write_errors(run_dir, "Its checkpoints are as they were"):
+                    stack.enter_context(exclusive(run_dir))
+                    files.remove_leftovers(run_dir)
             order = BatchOrder(
                 len(windows_train), config.batch_size, config.seed, collective.rank(), collective.world_size()
             )
