@@ -109,7 +109,8 @@ class Train:
             return
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
-        print(f"next: prism eval {run}" if not result.stopped_by else f"next: prism train {self.recipe} --resume")
+        again = f"prism train {self.recipe}" + (f" --out {self.out}" if self.out is not None else "") + " --resume"
+        print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}")
 
     def _experiment(self) -> tuple[Experiment, Path]:
         """What is asked for, and the folder of the run."""
