@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from prism import collective
+from prism.commands.train import Train
 from prism.errors import PrismError
 from prism.training import agreement, checkpoint
 from prism.training.config import TrainConfig
@@ -55,6 +57,8 @@ def run(rank: int, folder: Path, resume: Any = False, changes: dict[str, Any] | 
         torch.nn.init.ones_(own.net[0].weight)
     if oddity == f"code {rank}":
         agreement.source_fingerprint = lambda: "0123"  # type: ignore[assignment]
+    if oddity == f"settings {rank}":
+        changes = {"seed": 5}
     if oddity == f"stop {rank}":
         own.stop_at = 3
     result = train(own, windows, held_out, dataclasses.replace(CONFIG, **(changes or {})), folder, resume, quiet())
@@ -99,6 +103,7 @@ def test_auto_resume_starts_and_goes_on(tmp_path: Path) -> None:
         ("data 1", "same training data: rank 1 has"),
         ("weights 1", "same first weights"),
         ("code 1", "same code: rank 1"),
+        ("settings 1", "same setting train.seed: rank 1 has 5, rank 0 has 0"),
     ],
 )
 def test_ranks_that_differ_are_refused_on_all(tmp_path: Path, oddity: str, message: str) -> None:
@@ -123,6 +128,31 @@ def test_an_error_of_rank_0_ends_every_rank(tmp_path: Path) -> None:
     first, second = run_ranks(2, run, tmp_path / "run", True)
     assert "none of its 1 checkpoints is intact" in first[1]
     assert second[0] == "ReportedError"
+
+
+def ask(rank: int, folder: Path) -> str:
+    try:
+        Train(recipe="pusht" if rank == 0 else str(folder / "nowhere"), out=folder / "run").run()
+    except SystemExit as end:
+        return f"exit {end.code}"
+    return "not reached"
+
+
+def test_a_rank_that_finds_no_data_is_told_by_rank_0(tmp_path: Path) -> None:
+    first, second = run_ranks(2, ask, tmp_path)
+    assert first[0] == "PrismError"
+    assert first[1].startswith("rank 1: ")
+    assert "nowhere" in first[1]
+    assert second == "exit 2"
+
+
+def test_a_read_only_run_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(folder / ".lock"))
+
+    monkeypatch.setattr("prism.training.loop.exclusive", refuse)
+    with pytest.raises(PrismError, match="run could not be written: the folder is read-only"):
+        run(0, tmp_path / "run")
 
 
 def test_too_many_ranks_are_refused(tmp_path: Path) -> None:
@@ -171,7 +201,7 @@ def test_messages() -> None:
 
 def hang(rank: int) -> str:
     if rank == 1:
-        time.sleep(4.0)
+        time.sleep(2.0)
         return "late"
     with collective.explain_loss():
         collective.max_over_ranks([1.0])

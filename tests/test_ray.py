@@ -6,6 +6,8 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ import torch
 from prism import presets
 from prism.errors import PrismError
 from prism.evaluation import ray_workers
-from prism.evaluation.ray_workers import SentPolicy
+from prism.evaluation.ray_workers import RayPool, SentPolicy
+from prism.evaluation.workers import LostJobsError
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from tests.evaluation_fakes import SENSORS
 
@@ -70,3 +73,92 @@ def test_a_policy_is_sent_whole_and_verified(tmp_path: Path) -> None:
     sent.files["model.safetensors"] = sent.files["model.safetensors"][:-1] + b"x"
     with pytest.raises(PrismError, match=r"model\.safetensors"):
         sent()
+
+
+class FakeRay:
+    """As much of Ray as RayPool uses: nodes with one processor each; `doomed` goes with its first job."""
+
+    class exceptions:  # noqa: N801 - as Ray spells it
+        class RayError(Exception): ...
+
+        class NodeDiedError(RayError): ...
+
+        class ActorUnavailableError(RayError): ...
+
+    def __init__(self, nodes: list[str], doomed: str = "") -> None:
+        self.alive, self.free, self.doomed = set(nodes), list(nodes), doomed
+        self.known = nodes
+
+    def put(self, value: object) -> object:
+        return value
+
+    def remote(self, kind: object) -> FakeRay:
+        return self
+
+    def options(self, **options: object) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda setup: FakeActor(self, setup))
+
+    def wait(self, references: list[FakeCall], num_returns: int, timeout: float) -> tuple[list[FakeCall], list[Any]]:
+        return [reference for reference in references if reference.actor.placed()][:1], []
+
+    def get(self, reference: FakeCall) -> Any:
+        actor = reference.actor
+        if reference.job is None and actor.node in self.alive:
+            return actor.node
+        if actor.node == self.doomed:
+            self.alive.discard(self.doomed)
+        if actor.node not in self.alive:
+            raise self.exceptions.RayError("the actor died")
+        return "done", actor.setup()(reference.job)
+
+    def kill(self, actor: FakeActor) -> None:
+        if actor.node in self.alive:
+            self.free.append(actor.node)
+        actor.node = "none"
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"NodeID": name, "Alive": name in self.alive} for name in self.known]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": float(len(self.alive))}
+
+
+class FakeActor:
+    def __init__(self, ray: FakeRay, setup: Any) -> None:
+        self.ray, self.setup, self.node = ray, setup, ""
+        self.where = SimpleNamespace(remote=lambda: FakeCall(self, None))
+        self.do = SimpleNamespace(remote=lambda job: FakeCall(self, job))
+
+    def placed(self) -> bool:
+        if not self.node and (free := [name for name in self.ray.free if name in self.ray.alive]):
+            self.node = free[0]
+            self.ray.free.remove(self.node)
+        return bool(self.node)
+
+
+class FakeCall:
+    def __init__(self, actor: FakeActor, job: int | None) -> None:
+        self.actor, self.job = actor, job
+
+
+def squares() -> Any:
+    return lambda job: job * job
+
+
+def test_jobs_of_a_lost_node_go_to_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay(["b", "a"], doomed="b")
+    monkeypatch.setattr(ray_workers, "connect", lambda: ray)
+    with RayPool[int, int](squares, 4, retries=0) as pool:  # more workers than processors; no crash is forgiven
+        assert pool.run(range(9)) == [n * n for n in range(9)]
+        assert pool.run(range(3)) == [0, 1, 4]
+    assert pool.crashes == ["0: its node was lost, or does not answer"]
+    assert ray.free == ["a"]
+
+
+def test_a_cluster_without_processors_is_given_up_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay(["b"], doomed="b")
+    monkeypatch.setattr(ray_workers, "connect", lambda: ray)
+    monkeypatch.setattr(ray_workers, "PATIENCE", 0.0)
+    with RayPool[int, int](squares, 2) as pool, pytest.raises(LostJobsError, match="no processor for") as caught:
+        pool.run(range(3))
+    assert (caught.value.results, set(caught.value.lost)) == ({}, {0, 1, 2})
