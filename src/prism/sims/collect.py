@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -116,8 +117,22 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
 _worker: tuple[Env, Expert, float, bool] | None = None  # in a worker process: what it plays with
 
 
+def end_with_parent() -> None:
+    """In a worker: stops it when the process that started it is gone, killed perhaps. It would go on recording, and
+    get in the way of the same command started again."""
+    parent = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _start_worker(task: str, noise: float, failures: bool) -> None:
     global _worker
+    end_with_parent()
     env = make_env(task)
     _worker = env, make_expert(task, env), noise, failures
 

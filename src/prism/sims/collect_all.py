@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from prism.data.store import StoreSource, is_store
 from prism.errors import PrismError
 from prism.sims import metaworld
-from prism.sims.collect import TooFewError, collect, cores, settings
+from prism.sims.collect import TooFewError, collect, cores, end_with_parent, settings
 from prism.sims.tasks import make_env, task_names
 
 VARIANTS = ("-pixels", "-rgbd", "-keypoints", "-edge")  # other sensors or starts: only where they are asked for
@@ -124,7 +124,7 @@ def _record(
     if not tasks:
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy locks and GL state half-way through
-    pool = ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(workers, context, _start_worker)
     try:
         jobs: list[Future[ExpertRow]] = [pool.submit(_record_one, task, recording, out, overwrite) for task in tasks]
         for job in as_completed(jobs):
@@ -135,6 +135,11 @@ def _record(
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
 
 
 def _record_one(task: str, recording: Recording, out: Path, overwrite: bool) -> ExpertRow:
