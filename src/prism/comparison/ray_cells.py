@@ -6,8 +6,9 @@ again on another and goes on from the checkpoint on the shared disk.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from rich.console import Console
 from prism.comparison.grid import CELL, CellId
 from prism.comparison.local import RETRIES, launch, outcome
 from prism.evaluation.ray_workers import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
+from prism.training.monitor import read_log
+
+_LINE_SECONDS = 60.0
 
 
 def _work(folder: str) -> tuple[str, str]:
@@ -34,6 +38,12 @@ def _work(folder: str) -> tuple[str, str]:
     return outcome(path, process)
 
 
+def _progress(out: Path, over: int, total: int, running: Iterable[CellId]) -> str:
+    """How far the cells are, by their logs; Ray has not found a place yet for those that have none."""
+    steps = {id: log[-1]["step"] for id in running if (log := read_log(id.folder(out)))}
+    return f"{over} of {total} cells are over. " + "; ".join(f"{id} step {step}" for id, step in steps.items())
+
+
 def run_on_ray(
     out: Path, ids: Sequence[CellId], jobs: int, console: Console, on_done: Callable[[CellId], object]
 ) -> dict[CellId, str]:
@@ -43,7 +53,7 @@ def run_on_ray(
     pending, running = deque(ids), dict[Any, CellId]()
     attempts, losses = dict.fromkeys(ids, 0), dict.fromkeys(ids, 0)
     failed: dict[CellId, str] = {}
-    processors = Processors(ray)
+    processors, told = Processors(ray), time.monotonic()
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -53,6 +63,9 @@ def run_on_ray(
             while pending and (not jobs or len(running) < jobs):
                 id = pending.popleft()
                 running[task.remote(str(id.folder(out).resolve()))] = id
+            if time.monotonic() - told > _LINE_SECONDS:
+                told = time.monotonic()
+                say(_progress(out, len(ids) - len(pending) - len(running), len(ids), running.values()))
             for reference in processors.wait(list(running)):
                 id = running.pop(reference)
                 try:

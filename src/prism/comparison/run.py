@@ -31,8 +31,9 @@ def compare(out: Path, config: CompareConfig, jobs: int, console: Console, runne
         ids = prepare(out, config, console)
         todo = [id for id in ids if state_of(id.folder(out))[0] != "done"]
         kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
+        at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
         console.print(
-            f"compare: {len(ids)} cells of {config.budget}{kept}, {jobs} at a time -> {out}",
+            f"compare: {len(ids)} cells of {config.budget}{kept}, {at_once} -> {out}",
             highlight=False,
             soft_wrap=True,
         )
