@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,6 @@ def raised(kind: type[Any], call: Any) -> Any:
 if __name__ == "__main__":
     import ray
 
-    os.environ["RAY_raylet_start_wait_time_s"] = "200"  # noqa: SIM112 - of a busy machine
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     for name, check in list(globals().items()):
         if name.startswith("check_") and (name in sys.argv[2:] or not sys.argv[2:]):

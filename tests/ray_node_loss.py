@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import threading
 import time
@@ -136,7 +135,6 @@ def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
 if __name__ == "__main__":
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_raylet_start_wait_time_s"] = "200"  # noqa: SIM112 - of a busy machine
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     ray.init(address=cluster.address, log_to_driver=False)
     for name, check in list(globals().items()):
