@@ -47,7 +47,7 @@ class DoomedEnv(PointEnv):
         return super().step(action)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 200.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 800.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
