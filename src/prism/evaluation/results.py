@@ -116,7 +116,7 @@ class EvaluationResult:
 def run_info(seed: int) -> dict[str, Any]:
     """Where the numbers come from: command, date, versions, machine."""
     versions = {}
-    for name in ("prism-policy", "torch", "numpy", "metaworld", "mujoco", "gym-pusht"):
+    for name in ("prism-policy", "torch", "numpy", "metaworld", "robosuite", "mujoco", "gym-pusht"):
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -9,7 +9,7 @@ import fnmatch
 import multiprocessing
 import signal
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,9 +126,14 @@ def _record(
     context = multiprocessing.get_context("spawn")  # a fork would copy locks and GL state half-way through
     pool = ProcessPoolExecutor(workers, context, _start_worker)
     try:
-        jobs: list[Future[ExpertRow]] = [pool.submit(_record_one, task, recording, out, overwrite) for task in tasks]
-        for job in as_completed(jobs):
-            yield job.result()
+        left = list(reversed(tasks))
+        running: set[Future[ExpertRow]] = set()
+        while left or running:
+            while left and len(running) < workers:  # no more: after Ctrl-C a worker would begin with what is queued
+                running.add(pool.submit(_record_one, left.pop(), recording, out, overwrite))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for job in done:
+                yield job.result()
     except BrokenProcessPool:
         raise PrismError(
             f"a process that records demonstrations died; what is done is in {out}: the same command goes on with it"
