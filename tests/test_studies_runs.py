@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
     config = threshold.ThresholdConfig(runs=(f"short={run}",), steps=6, warmup=2)
-    entry = threshold.read_rates(config)["short"]["own"]
+    entry = threshold.read_rates(config)["short"]["relative"]
     assert entry["steps"] == 6
     assert 0.0 <= entry["rejection_rate"] <= 1.0
     with pytest.raises(PrismError, match="NAME=RUN"):

@@ -11,7 +11,8 @@ Two threshold rules (docs/deviations.md has the measurements):
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
               at every stage of training, and the threshold shrinks as the policy improves. That quantity is the
               distance divided by its mean over the row's candidates to the power `relative`: at 0 a row that the
-              policy knows well loses all its candidates (the fallback), at 1 no row ever does.
+              policy knows well loses all its candidates (the fallback), at 1 no row ever does; the presets
+              have 0.5.
 
 "Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and distances are gathered from
 all ranks and from all parts of an accumulated batch, candidates never are. So `choose` has three parts: `measure`
@@ -88,8 +89,8 @@ class ObjectiveConfig:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
         if self.soft_weight < 0 or self.temperature <= 0 or self.eps <= 0:
             raise PrismError("objective.soft_weight must be >= 0, objective.temperature and objective.eps > 0")
-        if not 0.0 <= self.relative <= 1.0 or (self.relative and self.rule == "paper"):
-            raise PrismError(f"objective.relative is {self.relative}; use 0 to 1, and 0 with the paper's rule")
+        if not 0.0 <= self.relative <= 1.0:
+            raise PrismError(f"objective.relative is {self.relative}; use 0 to 1")
         if self.max_targets < 1:
             raise PrismError(f"objective.max_targets is {self.max_targets}; it must be at least 1")
         if not 1 <= self.soft_candidates <= self.candidates:

@@ -26,6 +26,8 @@ from prism.objective import ObjectiveConfig
 from prism.policy import Policy, PolicySpec
 from prism.prism_policy import PrismConfig, PrismPolicy
 
+RELATIVE = 0.5  # ObjectiveConfig.relative: fallback below 5 %, scores no lower (docs/deviations.md)
+
 
 def tiny() -> PrismConfig:
     """Learns in minutes on a CPU: a deep encoder on the window, a light generator (docs/learning-fast.md)."""
@@ -49,7 +51,7 @@ def tiny() -> PrismConfig:
             mlp_ratio=2.0,
             actions_per_query=4,
         ),
-        objective=ObjectiveConfig(candidates=8),
+        objective=ObjectiveConfig(candidates=8, relative=RELATIVE),
     )
 
 
@@ -62,13 +64,15 @@ def base() -> PrismConfig:
         generator=GeneratorConfig(
             width=256, blocks=4, attention=AttentionConfig(kind="auto", heads=8), latent=32, actions_per_query=1
         ),
-        objective=ObjectiveConfig(candidates=16),
+        objective=ObjectiveConfig(candidates=16, relative=RELATIVE),
     )
 
 
 def paper() -> PrismConfig:
     """The paper's sizes (Sec. 5, App. A.2, A.3): d = 512, L = 6, 8 heads, ResNet-18 a camera, To = 8, Tp = 16."""
-    return PrismConfig(generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02))
+    return PrismConfig(
+        generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02, relative=RELATIVE)
+    )
 
 
 PRESETS = {"tiny": tiny, "base": base, "paper": paper}

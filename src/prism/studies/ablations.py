@@ -33,7 +33,8 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     "rule": {
         "rule-none": (f"{_OBJECTIVE}.rule=none",),
         "rule-paper": (f"{_OBJECTIVE}.rule=paper",),
-        "rule-relative": (f"{_OBJECTIVE}.relative=0.5",),
+        "rule-own": (f"{_OBJECTIVE}.relative=0",),
+        "rule-row": (f"{_OBJECTIVE}.relative=1",),
     },
     "scope": {"scope-batch": (f"{_OBJECTIVE}.scope=batch",)},
     "candidates": {

@@ -1,6 +1,6 @@
 """`prism study threshold`: does the rejection threshold do what it is for? (Eq. 5-7, Lemma E.2, Sec. 5, Fig. 11)
 
-Rules: own (calibrated, the default), relative (the same with objective.relative = 0.5), row (with 1), batch
+Rules: own (calibrated), relative (the same with objective.relative = 0.5, the default), row (with 1), batch
 (calibrated, any target of the batch rejects), paper (literal).
 
 In training: each threshold rule on each task, equal steps. After a warm-up the share of candidates that are rejected
@@ -58,12 +58,13 @@ from prism.workflow import run_folder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_OBJECTIVE = "policy.objective"
 RULES: dict[str, tuple[str, ...]] = {
-    "own": ("policy.objective.rule=calibrated", "policy.objective.scope=own"),
-    "relative": ("policy.objective.rule=calibrated", "policy.objective.scope=own", "policy.objective.relative=0.5"),
-    "row": ("policy.objective.rule=calibrated", "policy.objective.scope=own", "policy.objective.relative=1.0"),
-    "batch": ("policy.objective.rule=calibrated", "policy.objective.scope=batch"),
-    "paper": ("policy.objective.rule=paper",),
+    "own": (f"{_OBJECTIVE}.rule=calibrated", f"{_OBJECTIVE}.scope=own", f"{_OBJECTIVE}.relative=0"),
+    "relative": (f"{_OBJECTIVE}.rule=calibrated", f"{_OBJECTIVE}.scope=own", f"{_OBJECTIVE}.relative=0.5"),
+    "row": (f"{_OBJECTIVE}.rule=calibrated", f"{_OBJECTIVE}.scope=own", f"{_OBJECTIVE}.relative=1"),
+    "batch": (f"{_OBJECTIVE}.rule=calibrated", f"{_OBJECTIVE}.scope=batch", f"{_OBJECTIVE}.relative=0"),
+    "paper": (f"{_OBJECTIVE}.rule=paper", f"{_OBJECTIVE}.relative=0"),
 }
 
 
