@@ -59,6 +59,10 @@ def test_train_resume_and_evaluate(pushes: Path, capfd: pytest.CaptureFixture[st
     del experiment["demonstrations"]["noise"], experiment["train"]["threads"]
     (run / "experiment.json").write_text(json.dumps(experiment))
     assert Experiment.load(run).demonstrations.noise == 0.0
+    assert experiment["policy"]["objective"].pop("relative") == 0.5
+    (run / "experiment.json").write_text(json.dumps(experiment))
+    assert Experiment.load(run).policy.objective.relative == 0.0  # type: ignore[union-attr]
+    experiment["policy"]["objective"]["relative"] = 0.5
     (run / "experiment.json").write_text(json.dumps({**experiment, "temperature": 1}))
     with pytest.raises(PrismError, match=r"experiment\.json: unknown key 'temperature'"):
         Experiment.load(run)

@@ -190,7 +190,7 @@ def test_unknown_names_get_the_nearest_ones() -> None:
 def test_names_are_unique_and_complete() -> None:
     names = task_names()
     assert len(names) == len(set(names))
-    assert sum(name.startswith("pusht") for name in names) == 3
+    assert sum(name.startswith("pusht") for name in names) == 4
     assert sum(name.startswith("metaworld-") for name in names) == 3 * len(metaworld.TASKS) == 150
 
 

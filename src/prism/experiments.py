@@ -59,8 +59,8 @@ class Experiment:
         method = data.pop("method", "prism")  # before there were others, it was not written
         if method not in presets.METHODS:
             raise PrismError(f"{path}: unknown method '{method}'; this prism knows {', '.join(presets.METHODS)}")
-        # Written by an older version: what it did not know has the default, which is what it did.
-        default = to_json(Experiment("", None, Demonstrations("expert"), presets.method_config(method)))
+        # Written by an older version: what it did not know has the default, which is what it did. Not a preset's value.
+        default = to_json(Experiment("", None, Demonstrations("expert"), presets.CONFIGS[method]()))
         return from_json(Experiment, _filled(default, data), str(path), {"policy": presets.CONFIGS[method]})
 
 
