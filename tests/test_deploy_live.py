@@ -86,7 +86,12 @@ def test_snapshots_show_the_robot() -> None:
             other.infer({"proprio": np.zeros(3, np.float32)})
             deadline = time.monotonic() + 10
             data = first
-            while data.get("view", {}).get("requests") != 5 or data["connected"] != 2:
+            # A request is timed when its reply has gone: a snapshot may come in between.
+            while (
+                data.get("view", {}).get("requests") != 5
+                or data["connected"] != 2
+                or sum(data["latency"]["counts"]) < 5
+            ):
                 data = json.loads(viewer.recv(timeout=10))
                 assert time.monotonic() < deadline
             view = data["view"]
@@ -95,7 +100,6 @@ def test_snapshots_show_the_robot() -> None:
             assert np.shape(view["plan"]["candidates"]) == (4, 4, 3)
             assert len(view["trace"]) == 8  # four plans, two actions of each
             assert len(view["jerk"]) == 5
-            assert sum(data["latency"]["counts"]) >= 5
             sensors = {sensor["name"]: sensor for sensor in view["sensors"]}
             assert sensors["instruction"]["text"] == "open the drawer"
             assert sensors["rgb_wrist"]["picture"].startswith("data:image/jpeg;base64,")
