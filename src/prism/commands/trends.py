@@ -16,25 +16,31 @@ class Trends:
     Try:
         prism study trends --json trends.json
         prism study trends --recipe pusht-human --methods flow_matching diffusion --steps 4000 --json trends.json
+        prism study trends --methods flow_matching rectified_flow --seeds 0 --steps 500
 
     Trains each method on two shares of the demonstrations, rolls the same weights out with one evaluation of the
-    network a plan and with five. Killed at any moment, the same command goes on where it was.
+    network a plan and with five; few-step methods beside the one they were made from, if that is named too. Killed at
+    any moment, the same command goes on where it was.
     """
 
     recipe: str = "pusht"
     """pusht (shipped demonstrations) or pusht-human (prism data download pusht)."""
-    methods: Annotated[tuple[str, ...], option("NAME ...")] = ("flow_matching",)
-    """Methods of prism train --method."""
-    shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.1, 0.95)
+    methods: Annotated[tuple[str, ...], option("NAME ...")] = (
+        "flow_matching", "diffusion", "imle", "act", "mse",
+    )  # fmt: skip
+    """Methods of prism train --method; a distilled one's teacher is trained before it."""
+    shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.05, 0.95)
     """Parts of the demonstrations to train on, growing."""
     evaluations: Annotated[tuple[int, ...], option("N ...")] = (1, 5)
-    """Evaluations of the network a plan, growing; the same weights for all of them."""
+    """Evaluations of the network a plan, growing, of diffusion and flow matching; the same weights for all of them."""
     steps: int = 1500
     """Training steps of each run."""
     episodes: int = 20
     """Rollouts of each."""
-    seed: int = 0
-    """Of the trainings."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change a setting of every training: --set train.batch_size=32."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-trends")
     """Where the runs and finished parts are kept; runs/study-trends unless told."""
     json: OutputFile = None
@@ -56,6 +62,7 @@ class Trends:
             evaluations=self.evaluations,
             steps=self.steps,
             episodes=self.episodes,
-            seed=self.seed,
+            seeds=self.seeds,
+            settings=self.set,
         )
         carry_out(output, lambda console: trends.run(config, console), trends.show)

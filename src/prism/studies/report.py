@@ -91,3 +91,10 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
 
 def confirmed(condition: bool) -> Verdict:
     return "confirmed" if condition else "not confirmed"
+
+
+def decided(low: float, high: float) -> tuple[Verdict, str]:
+    """The verdict on "better" from the 95 % interval of a difference, and what to add to the note where it holds 0."""
+    if low <= 0 <= high:
+        return "cannot be tested here", "; no difference beyond chance at this budget"
+    return confirmed(low > 0), ""

@@ -1,64 +1,89 @@
 """`prism study trends`: do the baselines show what their own papers say of them? On Push-T.
 
-    score.METHOD.SHARE.EVALUATIONS    mean score of rollouts: trained on this share of the demonstrations, asked with so
-                                      many evaluations of the network a plan, the same weights for all of them
-    success, score_ci                 likewise
-Two trends: flow matching with one Euler step is worse than with five; more demonstrations are better.
+Three trends, each decided by the paired interval over training seeds and episodes (docs/comparison.md):
+    data          trained on more of the demonstrations a method is better; every method
+    evaluations   diffusion and flow matching are better with five evaluations of the network a plan than with one, the
+                  same weights
+    few_step      what was made for few evaluations is better than what it was made from, asked once: rectified flow,
+                  consistency-FM and AdaFlow than flow matching, the consistency policy than diffusion
+
+    score.METHOD.SHARE.EVALUATIONS    mean score of rollouts; "own": as many evaluations as the method takes
+    score_ci, success                 likewise
+    scores.METHOD.SHARE.EVALUATIONS   one mean a training seed, null where it is missing
+    trends.NAME.METHOD                {mean, low, high, p, seeds, episodes} of the difference
+Everybody draws one plan and executes it for as long: the network alone counts, not the choice among its plans.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from prism.baselines.diffusion import DiffusionConfig
 from prism.baselines.flow_matching import FlowMatchingConfig
+from prism.comparison.statistics import Difference, FloatArray, interval, paired
 from prism.context_policy import ContextPolicy
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation import metrics
 from prism.evaluation.rollout import evaluate
-from prism.experiments import Experiment, recipe, with_budget, with_method
+from prism.experiments import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.jsonconfig import with_settings
 from prism.policy import Policy
+from prism.presets import METHODS, TEACHERS
 from prism.selection import SelectionConfig
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
-from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.studies.report import Claim, Study, decided, show_rows
 from prism.training.checkpoint import load_policy
+
+OWN = "own"  # as many evaluations as the method takes by itself
+ASKED = ("diffusion", "flow_matching")  # methods that are asked more or less often
+MADE_FROM = {**TEACHERS, "consistency_fm": "flow_matching", "adaflow": "flow_matching"}
 
 
 @dataclass(frozen=True)
 class TrendsConfig:
     work: Path = Path("runs/study-trends")
     recipe: str = "pusht"
-    methods: tuple[str, ...] = ("flow_matching",)
-    shares: tuple[float, ...] = (0.1, 0.95)  # of the demonstrations; the rest is held out
+    methods: tuple[str, ...] = ("flow_matching", "diffusion", "imle", "act", "mse")
+    shares: tuple[float, ...] = (0.05, 0.95)  # of the demonstrations; the rest is held out
     evaluations: tuple[int, ...] = (1, 5)
     steps: int = 1500
+    settings: tuple[str, ...] = ()  # of every training, KEY=VALUE
     episodes: int = 20
     first_seed: int = 200_000
-    seed: int = 0
+    seeds: tuple[int, ...] = (0, 1, 2)
     workers: int = 1
 
     def __post_init__(self) -> None:
+        if unknown := [method for method in self.methods if method not in METHODS]:
+            raise PrismError(f"study trends: unknown method '{unknown[0]}'; use {', '.join(METHODS)}")
+        if not self.methods or not self.seeds or self.episodes < 1 or self.steps < 1:
+            raise PrismError("study trends: name a method and a seed, and at least one step and one episode")
         if any(not 0 < share < 1 for share in self.shares) or list(self.shares) != sorted(set(self.shares)):
             raise PrismError(f"study trends: shares {self.shares}: give growing numbers between 0 and 1")
-        if list(self.evaluations) != sorted(set(self.evaluations)) or min(self.evaluations) < 1:
+        if list(self.evaluations) != sorted(set(self.evaluations)) or min(self.evaluations, default=0) < 1:
             raise PrismError(f"study trends: evaluations {self.evaluations}: give growing numbers from 1")
 
-    def experiment(self, method: str, share: float) -> Experiment:
-        experiment = with_budget(with_method(recipe(self.recipe), method), steps=self.steps, seed=self.seed)
-        return with_settings(experiment, [f"train.val_fraction={1 - share:.4g}", "train.threads=1"])
+    def experiment(self, method: str, share: float, seed: int) -> Experiment:
+        experiment = with_budget(with_method(recipe(self.recipe), method), steps=self.steps, seed=seed)
+        return with_settings(experiment, [f"train.val_fraction={1 - share:.4g}", "train.threads=1", *self.settings])
+
+    def asked(self, method: str) -> tuple[int | None, ...]:
+        """How often the network is asked for a plan; None: as often as the method does by itself."""
+        return self.evaluations if method in ASKED else (None,)
 
 
-def load_asked(run: Path, evaluations: int) -> Policy:
+def load_asked(run: Path, evaluations: int | None) -> Policy:
     """The policy of a run, to be asked so many times for a plan; one that is asked once anyway stays as it is."""
     policy = load_policy(run)
     assert isinstance(policy, ContextPolicy)
+    if evaluations is None:
+        return policy
     if isinstance(policy.config, DiffusionConfig):
         policy.config = replace(policy.config, evaluations=evaluations, spacing="trailing")
     elif isinstance(policy.config, FlowMatchingConfig):
@@ -67,79 +92,148 @@ def load_asked(run: Path, evaluations: int) -> Policy:
 
 
 def run(config: TrendsConfig, console: Console | None = None) -> Study:
+    """Method by method, so that what is there after an interruption is whole trends."""
     cells = Cells(config.work, console)
-    figures: dict[str, Any] = {key: {} for key in ("score", "success", "score_ci")}
+    found: dict[tuple[str, float, int], Result] = {}
     for method in config.methods:
-        for share in config.shares:
-            name = f"{method}-{share:g}"
-            settings = {
-                **settings_of(config.experiment(method, share)),
-                "evaluations": list(config.evaluations),
-                "episodes": config.episodes,
-                "first_seed": config.first_seed,
-            }
-            result = cells.get(name, settings, functools.partial(_cell, config, cells, method, share))
-            for key, by_evaluations in (result or {}).items():
-                figures[key].setdefault(method, {})[f"{share:g}"] = by_evaluations
+        for seed in config.seeds:
+            for share in config.shares:
+                settings = {
+                    **settings_of(config.experiment(method, share, seed)),
+                    "evaluations": list(config.asked(method)),
+                    "episodes": config.episodes,
+                    "first_seed": config.first_seed,
+                }
+                name = _name(method, share, seed)
+                compute = functools.partial(_cell, config, cells, method, share, seed)
+                if (result := cells.get(name, settings, compute)) is not None:
+                    found[method, share, seed] = result
+    figures = summarise(found, config)
     settings = {
         "recipe": config.recipe,
         "methods": list(config.methods),
         "shares": list(config.shares),
         "evaluations": list(config.evaluations),
         "steps": config.steps,
+        "settings": list(config.settings),
         "episodes": config.episodes,
         "first_seed": config.first_seed,
     }
-    return Study("trends", figures, tuple(claims(figures, config)), settings, (config.seed,), tuple(cells.missing))
+    return Study("trends", figures, tuple(claims(figures, config)), settings, config.seeds, tuple(cells.missing))
 
 
-def _cell(config: TrendsConfig, cells: Cells, method: str, share: float) -> Result:
-    folder = cells.run(f"{method}-{share:g}")
-    experiment = config.experiment(method, share)
+def _name(method: str, share: float, seed: int) -> str:
+    return f"{method}-{share:g}-seed-{seed}"
+
+
+def _train(config: TrendsConfig, cells: Cells, method: str, share: float, seed: int) -> Path:
+    """The run of a method; a distilled one's teacher, of the same share, steps and seed, is trained before it."""
+    folder = cells.run(_name(method, share, seed))
+    experiment = config.experiment(method, share, seed)
+    if method in TEACHERS:
+        experiment = with_teacher(experiment, _train(config, cells, TEACHERS[method], share, seed))
     train_quietly(experiment, folder, cells.console)
-    found: Result = {"score": {}, "success": {}, "score_ci": {}}
+    return folder
+
+
+def _cell(config: TrendsConfig, cells: Cells, method: str, share: float, seed: int) -> Result:
+    """EVALUATIONS -> {"score", "success"}, a number an episode each."""
+    folder = _train(config, cells, method, share, seed)
+    found: Result = {}
     controller = ControllerConfig(candidates=1, selection=SelectionConfig(rule="first"))  # one plan, and that is it
-    for evaluations in config.evaluations:
+    for evaluations in config.asked(method):
         result = evaluate(
             functools.partial(load_asked, folder, evaluations),
-            experiment.task or "pusht",
+            config.experiment(method, share, seed).task or "pusht",
             config.episodes,
             config.first_seed,
             controller=controller,
             workers=config.workers,
         )
-        scores = [episode.score for episode in result.episodes]
-        found["score"][str(evaluations)] = metrics.mean(scores)
-        found["score_ci"][str(evaluations)] = list(metrics.bootstrap_interval(scores))
-        found["success"][str(evaluations)] = metrics.mean([float(episode.success) for episode in result.episodes])
+        found[str(evaluations or OWN)] = {
+            "score": [episode.score for episode in result.episodes],
+            "success": [float(episode.success) for episode in result.episodes],
+        }
     return found
 
 
+def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig) -> dict[str, Any]:
+    figures: dict[str, Any] = {key: {} for key in ("score", "score_ci", "success", "scores", "trends")}
+
+    def table(method: str, share: float, count: str, seeds: tuple[int, ...], key: str = "score") -> FloatArray:
+        return np.array([found[method, share, seed][count][key] for seed in seeds])
+
+    def there(*cells: tuple[str, float]) -> tuple[int, ...]:
+        return tuple(seed for seed in config.seeds if all((*cell, seed) in found for cell in cells))
+
+    def trend(name: str, method: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> None:
+        """one - other on the seeds that both have."""
+        if one != other and (seeds := there(one[:2], other[:2])):
+            difference = paired(table(*one, seeds), table(*other, seeds))
+            figures["trends"].setdefault(name, {})[method] = asdict(difference)
+
+    few, many = config.shares[0], config.shares[-1]
+    for method in config.methods:
+        counts = [str(count or OWN) for count in config.asked(method)]
+        for share in config.shares:
+            if not (seeds := there((method, share))):
+                continue
+            for count in counts:
+                scores = table(method, share, count, seeds)
+                by_seed = dict(zip(seeds, scores.mean(axis=1).tolist(), strict=True))
+                values = {
+                    "score": float(scores.mean()),
+                    "score_ci": list(interval(scores)),
+                    "success": float(table(method, share, count, seeds, "success").mean()),
+                    "scores": [by_seed.get(seed) for seed in config.seeds],
+                }
+                for key, value in values.items():
+                    figures[key].setdefault(method, {}).setdefault(f"{share:g}", {})[count] = value
+        trend("data", method, (method, many, counts[-1]), (method, few, counts[-1]))
+        trend("evaluations", method, (method, many, counts[-1]), (method, many, counts[0]))
+        if (older := MADE_FROM.get(method)) is not None and 1 in config.asked(older):
+            trend("few_step", method, (method, many, counts[-1]), (older, many, "1"))
+    return figures
+
+
 def claims(figures: dict[str, Any], config: TrendsConfig) -> list[Claim]:
-    found = []
-    low, high = str(config.evaluations[0]), str(config.evaluations[-1])
     few, many = f"{config.shares[0]:g}", f"{config.shares[-1]:g}"
-    note = f"{config.recipe}, {config.steps} steps, {config.episodes} episodes, one seed: a trend, no more"
-    for method, by_share in figures["score"].items():
-        if many in by_share and low != high:
-            ours = f"{method}: {by_share[many][low]:.3f} with {low}, {by_share[many][high]:.3f} with {high}"
-            verdict = confirmed(by_share[many][high] > by_share[many][low])
-            found.append(
-                Claim("the baselines' papers", "more evaluations of the network are better", ours, verdict, note)
-            )
-        if few in by_share and many in by_share and few != many:
-            ours = f"{method}: {by_share[few][high]:.3f} with {few} of the data, {by_share[many][high]:.3f} with {many}"
-            verdict = confirmed(by_share[many][high] > by_share[few][high])
-            found.append(Claim("the baselines' papers", "more demonstrations are better", ours, verdict, note))
+    low, high = str(config.evaluations[0]), str(config.evaluations[-1])
+    said: dict[str, str] = {
+        "data": "more demonstrations are better",
+        "evaluations": "more evaluations of the network are better",
+        "few_step": "better than the method it was made from, asked once",
+    }
+    found = []
+    for name, paper in said.items():
+        for method, values in figures["trends"].get(name, {}).items():
+            score = figures["score"][method]
+            own = list(score[many])[-1]
+            if name == "data":
+                ours = f"{score[few][own]:.3f} with {few} of the data, {score[many][own]:.3f} with {many}"
+            elif name == "evaluations":
+                ours = f"{score[many][low]:.3f} with {low}, {score[many][high]:.3f} with {high}"
+            else:
+                older = MADE_FROM[method]
+                ours = f"{older} with 1: {figures['score'][older][many]['1']:.3f}; {method}: {score[many][own]:.3f}"
+            d = Difference(**values)
+            ours = f"{method}: {ours} ({d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}])"
+            verdict, chance = decided(d.low, d.high)
+            note = f"{config.recipe}, {config.steps} steps, {d.episodes} episodes, n = {d.seeds}" + chance
+            found.append(Claim("the baselines' papers", paper, ours, verdict, note))
     return found
 
 
 def show(study: Study, console: Console) -> None:
     rows = [
-        [f"{method}, {share} of the data, {count} evaluations", f"{score:.3f}", f"[{ci[0]:.3f}, {ci[1]:.3f}]"]
+        [
+            *(method, share, "its own" if count == OWN else count, f"{score:.3f} [{ci[0]:.3f}, {ci[1]:.3f}]"),
+            f"{sum(value is not None for value in seeds)} of {len(seeds)}",
+        ]
         for method, by_share in study.figures["score"].items()
         for share, by_count in by_share.items()
         for count, score in by_count.items()
-        for ci in [study.figures["score_ci"][method][share][count]]
+        for ci, seeds in [(study.figures[key][method][share][count] for key in ("score_ci", "scores"))]
     ]
-    show_rows("trends", ("method", "score", "95 %"), rows, console)
+    heads = ("method", "share of the data", "evaluations", "score [95 %]", "seeds")
+    show_rows(f"Trends on {study.settings['recipe']}, {study.settings['steps']} steps", heads, rows, console)

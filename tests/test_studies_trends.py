@@ -1,0 +1,124 @@
+"""`prism study trends`: verdicts from paired intervals, seeds that are missing, and a run of a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from prism.errors import PrismError
+from prism.experiments import Experiment
+from prism.presets import METHODS
+from prism.studies import trends
+from prism.studies.report import Study, decided
+from tests.baseline_fakes import build, small_method
+
+QUIET = Console(quiet=True)
+
+
+def _found(config: trends.TrendsConfig, mean: dict[tuple[str, float, str], float]) -> dict[Any, Any]:
+    """Episodes that differ a lot, cells that differ by what is asked."""
+    rng = np.random.default_rng(0)
+    hard = rng.uniform(-0.3, 0.3, size=config.episodes)
+    found: dict[Any, Any] = {}
+    for (method, share, count), value in mean.items():
+        for seed in config.seeds:
+            scores = (value + hard + rng.normal(0, 0.01, config.episodes)).tolist()
+            found.setdefault((method, share, seed), {})[count] = {"score": scores, "success": [0.0] * len(scores)}
+    return found
+
+
+def _verdicts(found: dict[Any, Any], config: trends.TrendsConfig) -> dict[tuple[str, str], str]:
+    figures = trends.summarise(found, config)
+    study = Study("trends", figures, tuple(trends.claims(figures, config)), {"recipe": "pusht", "steps": 1})
+    trends.show(study, QUIET)
+    return {(claim.paper.split()[1], claim.ours.split(":")[0]): claim.verdict for claim in study.claims}
+
+
+def test_trends_are_decided_by_paired_intervals() -> None:
+    config = trends.TrendsConfig(methods=("flow_matching", "rectified_flow", "mse"))
+    flow = {("flow_matching", 0.05, "1"): 0.3, ("flow_matching", 0.05, "5"): 0.4}
+    flow |= {("flow_matching", 0.95, "1"): 0.5, ("flow_matching", 0.95, "5"): 0.7}
+    straight = {("rectified_flow", 0.05, "own"): 0.5, ("rectified_flow", 0.95, "own"): 0.45}
+    mse = {("mse", 0.05, "own"): 0.5, ("mse", 0.95, "own"): 0.5}
+    found = _found(config, {**flow, **straight, **mse})
+    assert _verdicts(found, config) == {
+        ("demonstrations", "flow_matching"): "confirmed",
+        ("demonstrations", "rectified_flow"): "not confirmed",
+        ("demonstrations", "mse"): "cannot be tested here",
+        ("evaluations", "flow_matching"): "confirmed",
+        ("than", "rectified_flow"): "not confirmed",
+    }
+    assert decided(-0.1, 0.1)[0] == "cannot be tested here"
+
+
+def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
+    config = trends.TrendsConfig(methods=("mse",))
+    found = _found(config, {("mse", 0.05, "own"): 0.4, ("mse", 0.95, "own"): 0.6})
+    del found["mse", 0.05, 1]
+    figures = trends.summarise(found, config)
+    assert [value is None for value in figures["scores"]["mse"]["0.05"]["own"]] == [False, True, False]
+    assert figures["trends"]["data"]["mse"]["seeds"] == 2
+    assert "n = 2" in trends.claims(figures, config)[0].note
+    del found["mse", 0.05, 0], found["mse", 0.05, 2]
+    assert trends.claims(trends.summarise(found, config), config) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("magic",)}, "unknown method 'magic'"),
+        ({"shares": (0.9, 0.1)}, "growing"),
+        ({"shares": (0.5, 1.0)}, "between 0 and 1"),
+        ({"evaluations": (5, 1)}, "growing"),
+        ({"evaluations": ()}, "growing"),
+        ({"seeds": ()}, "seed"),
+    ],
+)
+def test_impossible_trends_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        trends.TrendsConfig(**changes)
+
+
+def test_every_method_has_a_training_of_each_share_and_seed() -> None:
+    config = trends.TrendsConfig(methods=METHODS, settings=("train.batch_size=8",))
+    for method in METHODS:
+        experiment = config.experiment(method, 0.05, 3)
+        assert (experiment.method, experiment.train.seed, experiment.train.batch_size) == (method, 3, 8)
+        assert experiment.train.val_fraction == pytest.approx(0.95)
+
+
+def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A student learns from the teacher of its share and seed; training and rollouts are replaced."""
+    trained: list[tuple[str, str | None]] = []
+    asked: list[tuple[str, int]] = []
+
+    def train(experiment: Experiment, folder: Path, console: Console) -> None:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            experiment.save(folder)
+            trained.append((folder.name, experiment.teacher))
+
+    def evaluate(policy: Any, *_: Any, **__: Any) -> Any:
+        loaded = policy()
+        asked.append((loaded.spec.method, loaded.config.evaluations))
+        return SimpleNamespace(episodes=[SimpleNamespace(score=0.5, success=False)])
+
+    monkeypatch.setattr(trends, "train_quietly", train)
+    monkeypatch.setattr(trends, "evaluate", evaluate)
+    monkeypatch.setattr(trends, "load_policy", lambda run: build(small_method(Experiment.load(run).method)))
+    config = trends.TrendsConfig(work=tmp_path, methods=("rectified_flow", "flow_matching"), shares=(0.05,), seeds=(0,))
+    figures = trends.run(config, QUIET).figures
+    teacher, student = "flow_matching-0.05-seed-0", "rectified_flow-0.05-seed-0"
+    assert trained == [(teacher, None), (student, str(tmp_path / "runs" / teacher))]
+    assert asked == [("rectified_flow", 1), ("flow_matching", 1), ("flow_matching", 5)]
+    assert figures["score"] == {
+        "rectified_flow": {"0.05": {"own": 0.5}},
+        "flow_matching": {"0.05": {"1": 0.5, "5": 0.5}},
+    }
+    trends.run(config, QUIET)
+    assert len(asked) == 3, "cells that are there are not computed again"
