@@ -3,11 +3,14 @@
 The paper-size generator, eager, one thread, one context of To = 8 tokens; keys and values, K candidates and all blocks
 included, the encoder not (it knows neither T_p nor K). CPU time, medians of interleaved rounds.
 
-pred_horizon_ms, candidates_ms   by T_p at K = 8, and by K at T_p = 16
+pred_horizon_ms, candidates_ms   by T_p at K = 8, and by K at T_p = 16, with the preset's attention (auto)
+linear_ms, exact_ms              by T_p with linear (FAVOR+) and with exact attention at every length
 pred_horizon_exponent            slope of log time over log T_p, least squares over all lengths; 1 is linear
 pred_horizon_exponent_upper      over the longer half of them, where fixed costs hide no growth
-candidates_exponent, candidates_exponent_upper   likewise for K
-pred_horizon_growth, candidates_growth   time(largest) / time(smallest), beside largest / smallest
+linear_exponent, exact_exponent, candidates_exponent and their _upper   likewise
+pred_horizon_growth, linear_growth, ...   time(largest) / time(smallest), beside largest / smallest (_range)
+auto_over_linear                 the largest of time(auto) / time(linear) over the lengths: 1 or less where auto lies
+                                 below the straight line of linear attention all along
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from prism.attention import Kind
 from prism.bench.output import Output
 from prism.bench.timing import interleave, provenance
 from prism.errors import PrismError
@@ -29,6 +33,7 @@ from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -61,17 +66,23 @@ def run(config: ScalingBenchConfig, console: Console) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         with console.status("plans of growing length"):
-            lengths = {tp: _plan(config, tp, config.fixed_candidates) for tp in config.pred_horizons}
-            by_length = _times(lengths, config)
+            auto, linear, exact = _lengths(config)
         with console.status("more and more candidates"):
-            by_count = _times({k: _plan(config, config.fixed_horizon, k) for k in config.candidates}, config)
+            calls = {str(k): _plan(config, config.fixed_horizon, k) for k in config.candidates}
+            times = _times(calls, config.seconds, config.seed)
+            by_count = {k: times[str(k)] for k in config.candidates}
     finally:
         torch.set_num_threads(threads)
     return {
-        "pred_horizon_ms": {str(k): v for k, v in by_length.items()},
-        "candidates_ms": {str(k): v for k, v in by_count.items()},
-        **_growth("pred_horizon", by_length),
+        "pred_horizon_ms": _named(auto),
+        "linear_ms": _named(linear),
+        "exact_ms": _named(exact),
+        "candidates_ms": _named(by_count),
+        **_growth("pred_horizon", auto),
+        **_growth("linear", linear),
+        **_growth("exact", exact),
         **_growth("candidates", by_count),
+        "auto_over_linear": max(auto[tp] / linear[tp] for tp in auto),
         "size": config.size,
         "fixed_candidates": config.fixed_candidates,
         "fixed_horizon": config.fixed_horizon,
@@ -79,16 +90,27 @@ def run(config: ScalingBenchConfig, console: Console) -> dict[str, Any]:
     }
 
 
+SHOWN = (
+    ("pred_horizon", "T_p, attention auto"),
+    ("linear", "T_p, linear attention"),
+    ("exact", "T_p, exact attention"),
+    ("candidates", "K"),
+)
+
+
 def show(result: Mapping[str, Any], console: Console) -> None:
-    for key in ("pred_horizon", "candidates"):
+    for key, label in SHOWN:
         console.print(
-            f"{key}: exponent {result[f'{key}_exponent']:.3f}, upper half {result[f'{key}_exponent_upper']:.3f}; "
+            f"{label}: exponent {result[f'{key}_exponent']:.3f}, upper half {result[f'{key}_exponent_upper']:.3f}; "
             f"{result[f'{key}_range']:g}x as many take {result[f'{key}_growth']:.1f}x the time"
         )
+    console.print(f"auto takes at most {result['auto_over_linear']:.2f}x the time of linear attention at any length")
 
 
-def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int) -> Callable[[], object]:
-    own = replace(preset(config.size), pred_horizon=pred_horizon)
+def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int, kind: Kind = "auto") -> Callable[[], object]:
+    own = preset(config.size)
+    attention = replace(own.generator.attention, kind=kind)
+    own = replace(own, pred_horizon=pred_horizon, generator=replace(own.generator, attention=attention))
     policy = build_policy(own.spec((SensorSpec("proprio", "vector", (15,)),), 7, 30.0), config.seed)
     assert isinstance(policy, PrismPolicy)
     policy.eval()
@@ -102,10 +124,25 @@ def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int) -> Cal
     return call
 
 
-def _times(calls: Mapping[int, Callable[[], object]], config: ScalingBenchConfig) -> dict[int, float]:
-    named = {str(size): call for size, call in calls.items()}
-    times = interleave(named, np.random.default_rng(config.seed), config.seconds, min_rounds=5, max_rounds=40)
-    return {size: times[str(size)].summary()["cpu_median"] for size in calls}
+def _lengths(config: ScalingBenchConfig) -> list[dict[int, float]]:
+    """Milliseconds by T_p for auto, linear and exact attention, in the same rounds."""
+    kinds: tuple[Kind, ...] = ("auto", "favor", "softmax")
+    calls = {
+        f"{kind} {tp}": _plan(config, tp, config.fixed_candidates, kind)
+        for kind in kinds
+        for tp in config.pred_horizons
+    }
+    times = _times(calls, len(kinds) * config.seconds, config.seed)
+    return [{tp: times[f"{kind} {tp}"] for tp in config.pred_horizons} for kind in kinds]
+
+
+def _times(calls: Mapping[str, Callable[[], object]], seconds: float, seed: int) -> dict[str, float]:
+    times = interleave(calls, np.random.default_rng(seed), seconds, min_rounds=5, max_rounds=40)
+    return {name: taken.summary()["cpu_median"] for name, taken in times.items()}
+
+
+def _named(times: Mapping[int, float]) -> dict[str, float]:
+    return {str(size): ms for size, ms in times.items()}
 
 
 def exponent(times: Mapping[int, float]) -> float:
@@ -130,15 +167,19 @@ def draw(result: Mapping[str, Any]) -> Figure:
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     axes = figure.subplots(1, 2)
-    panels = (("pred_horizon", "plan length T_p (K = 8)"), ("candidates", "candidates K (T_p = 16)"))
-    for axis, (key, label) in zip(axes, panels, strict=True):
-        times = {int(size): ms for size, ms in result[f"{key}_ms"].items()}
-        sizes = np.array(sorted(times))
-        values = np.array([times[size] for size in sizes])
-        axis.loglog(sizes, values, "o-", label=f"measured, exponent {exponent(times):.2f}")
-        axis.loglog(sizes, values[-1] * sizes / sizes[-1], "--", color="0.6", label="linear")
-        axis.set_xlabel(label)
-        axis.set_ylabel("ms a plan, one core")
-        axis.grid(True, which="both", alpha=0.2)
-        axis.legend(frameon=False)
+    _panel(axes[0], "plan length T_p (K = 8)", result, {"auto": "pred_horizon", "linear": "linear", "exact": "exact"})
+    _panel(axes[1], "candidates K (T_p = 16)", result, {"measured": "candidates"})
     return figure
+
+
+def _panel(axis: Axes, label: str, result: Mapping[str, Any], curves: Mapping[str, str]) -> None:
+    for name, key in list(curves.items())[::-1]:
+        times = {int(size): ms for size, ms in result[f"{key}_ms"].items()}
+        style = "o-" if name == next(iter(curves)) else ".:"
+        axis.loglog(list(times), list(times.values()), style, label=f"{name}, exponent {exponent(times):.2f}")
+    sizes = np.array(sorted(times))
+    axis.loglog(sizes, times[int(sizes[-1])] * sizes / sizes[-1], "--", color="0.6", label="straight line")
+    axis.set_xlabel(label)
+    axis.set_ylabel("ms a plan, one core")
+    axis.grid(True, which="both", alpha=0.2)
+    axis.legend(frameon=False)
