@@ -308,15 +308,19 @@ class Controller:
 
     def observation(self) -> Observation:
         """The window as a batch of one, on the policy's device."""
-        streams = {
-            sensor.name: torch.from_numpy(np.stack([step[sensor.name] for step in self._window])[None])
-            for sensor in self.policy.spec.sensors
-        }
-        present = {
-            sensor.name: torch.tensor([[step[sensor.name] for step in self._present]])
-            for sensor in self.policy.spec.sensors
-        }
-        return Observation(streams, present).to(self._device)
+        return observations([self])
+
+
+def observations(controllers: Sequence[Controller]) -> Observation:
+    """The windows of several controllers of one policy as one batch, on its device; all have observed."""
+    windows = [controller._window for controller in controllers]
+    known = [controller._present for controller in controllers]
+    streams, present = {}, {}
+    for sensor in controllers[0].policy.spec.sensors:
+        steps = np.stack([step[sensor.name] for window in windows for step in window])  # (B * To, ...)
+        streams[sensor.name] = torch.from_numpy(steps.reshape(len(windows), -1, *steps.shape[1:]))
+        present[sensor.name] = torch.tensor([[step[sensor.name] for step in there] for there in known])
+    return Observation(streams, present).to(controllers[0]._device)
 
 
 def ensemble(plans: Sequence[tuple[int, FloatArray]], decay: float) -> FloatArray:

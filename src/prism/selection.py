@@ -89,7 +89,11 @@ class Selection:
 
 def plan_distance(a: FloatArray, b: FloatArray, scale: FloatArray, discount: float = 1.0) -> FloatArray:
     """d(a, b) of the module's head for plans (..., n, Da), broadcast over the leading dimensions."""
-    way = (a - b) / scale
+    return _mean_step((a - b) / scale, discount)
+
+
+def _mean_step(way: FloatArray, discount: float = 1.0) -> FloatArray:
+    """Differences (..., n, Da) in scaled units -> (...)."""
     step = np.sqrt(np.einsum("...j,...j->...", way, way) / way.shape[-1])  # (..., n); three times faster than np.mean
     if discount == 1.0:
         return np.asarray(step.sum(axis=-1) / step.shape[-1], dtype=np.float64)
@@ -102,7 +106,8 @@ def pairwise_distance(candidates: FloatArray, scale: FloatArray) -> FloatArray:
     count = len(candidates)
     left, right = _pairs(count)
     distance = np.zeros((count, count))
-    distance[left, right] = distance[right, left] = plan_distance(candidates[left], candidates[right], scale)
+    scaled = candidates / scale
+    distance[left, right] = distance[right, left] = _mean_step(scaled[left] - scaled[right])
     return distance
 
 
@@ -117,6 +122,8 @@ def mode_labels(distance: FloatArray, radius: float) -> IntArray:
 
     Labels are numbered by first appearance. Order of the candidates does not change which belong together.
     """
+    if distance[0].max() <= radius:  # the usual case, and the server's worker counts microseconds
+        return np.zeros(len(distance), dtype=np.int64)
     labels = list(range(len(distance)))  # small lists beat small arrays
     left, right = np.nonzero(np.triu(distance <= radius, 1))
     for a, b in zip(left.tolist(), right.tolist(), strict=True):
@@ -274,5 +281,7 @@ def select(
 
 def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
     """(K,) mean distance of each candidate to the members of its mode, itself included."""
+    if not labels.any():
+        return np.asarray(distance.sum(axis=1) / len(labels), dtype=np.float64)
     same = labels[:, None] == labels[None, :]
     return np.asarray((distance * same).sum(axis=1) / same.sum(axis=1), dtype=np.float64)

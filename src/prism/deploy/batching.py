@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from prism import draws
+from prism.controller import observations
 from prism.deploy import wire
 from prism.deploy.sessions import WHO, Request, RequestError, Session
 from prism.errors import PrismError
 from prism.policy import Policy
-from prism.types import Observation
 
 logger = logging.getLogger("prism.serve")
 
@@ -125,8 +125,8 @@ class Batcher:
         candidates = jobs[0].session.controller.config.candidates
         rng = draws.each_row([job.session.controller.rng for job in jobs])
         try:
-            windows = [job.session.controller.observation() for job in jobs]
-            sample = self._policy.sample(stack(windows), candidates, rng).float().cpu().numpy()
+            windows = observations([job.session.controller for job in jobs])
+            sample = self._policy.sample(windows, candidates, rng).float().cpu().numpy()
         except Exception as error:
             logger.exception("the policy failed on %d requests", len(jobs))
             for job in jobs:
@@ -173,14 +173,3 @@ class Batcher:
                 job.future.set_exception(job.error)
             else:
                 job.future.set_result(job.reply)
-
-
-def stack(windows: Sequence[Observation]) -> Observation:
-    """Batches of one -> one batch."""
-    if len(windows) == 1:
-        return windows[0]
-    first = windows[0]
-    return Observation(
-        {name: torch.cat([window.streams[name] for window in windows]) for name in first.streams},
-        {name: torch.cat([window.present[name] for window in windows]) for name in first.present},
-    )
