@@ -14,6 +14,7 @@ from prism.sensors import SensorSpec
 class MemorySource:
     path = Path("memory")
     notes: tuple[str, ...] = ()
+    read_together = 0
 
     def __init__(self, episodes: Sequence[Episode], sensors: Sequence[SensorSpec], fps: float = 10.0) -> None:
         self.episodes, self.sensors, self.fps = list(episodes), tuple(sensors), fps

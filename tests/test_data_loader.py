@@ -86,7 +86,7 @@ def test_worker_processes_give_the_same(tmp_path: Path) -> None:
             writer.add(episode.streams, episode.actions)
     windows = Windows(open_dataset(tmp_path / "set"), 2, 4)
     order = BatchOrder(len(windows), 4, seed=5)
-    with Loader(windows, order, start_step=2, workers=1) as loader:
+    with Loader(windows, order, start_step=2, workers=2) as loader:
         for step, batch in zip(range(2, 12), loader, strict=False):
             assert equal(batch, windows.batch(order.indices(step)))
 

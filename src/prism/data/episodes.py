@@ -78,6 +78,12 @@ def stream_dtype(sensor: SensorSpec) -> np.dtype[np.generic]:
     return sensor.dtype
 
 
+def read_together(source: EpisodeSource) -> int:
+    """How many neighbouring steps a format should be asked for at once, because it decodes that many to show one;
+    0 (a source that does not say): any step is as cheap alone."""
+    return int(getattr(source, "read_together", 0))
+
+
 def check_slice(source: EpisodeSource, episode: int, start: int, stop: int | None) -> tuple[int, int]:
     """The bounds as plain integers, or a PrismError: every reader refuses steps that do not exist."""
     count = len(source.lengths)
@@ -125,6 +131,19 @@ class SourceView:
     @property
     def notes(self) -> tuple[str, ...]:
         return self.source.notes
+
+    @property
+    def task(self) -> str:
+        return str(getattr(self.source, "task", ""))
+
+    @property
+    def sometimes_absent(self) -> frozenset[str]:
+        every = frozenset(sensor.name for sensor in self.source.sensors)
+        return frozenset(getattr(self.source, "sometimes_absent", every))
+
+    @property
+    def read_together(self) -> int:
+        return read_together(self.source)
 
 
 @dataclass(frozen=True)

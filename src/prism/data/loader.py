@@ -9,13 +9,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import numpy as np
 
+from prism.data.blocks import Blocks
 from prism.data.episodes import IntArray
 from prism.data.windows import LazyStreams, Windows
 from prism.errors import PrismError
@@ -28,7 +29,8 @@ class BatchOrder:
     fill a last batch are left out of that epoch (each epoch leaves out others).
 
     With several ranks, `batch_size` is the global batch and each rank takes its contiguous share, as equal as can be:
-    the order of an epoch is the same for every number of ranks.
+    the order of an epoch is the same for every number of ranks. `blocks` (Windows.blocks): shuffled so that neighbours
+    can be read together.
     """
 
     num_windows: int
@@ -36,13 +38,16 @@ class BatchOrder:
     seed: int
     rank: int = 0
     world_size: int = 1
-    _last: dict[int, IntArray] = field(default_factory=dict, repr=False, compare=False)
+    blocks: Blocks | None = field(default=None, repr=False, compare=False)
+    _last: dict[int, tuple[IntArray, IntArray | None]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.num_windows < 1 or self.batch_size < 1 or self.seed < 0:
             raise PrismError(
                 f"batches need windows ({self.num_windows}), a size ({self.batch_size}) and a seed ({self.seed}) >= 0"
             )
+        if self.blocks is not None and int(self.blocks.starts[-1]) != self.num_windows:
+            raise PrismError(f"the blocks are of {self.blocks.starts[-1]} windows, the order of {self.num_windows}")
         if not 0 <= self.rank < self.world_size:
             raise PrismError(f"rank {self.rank} is not one of {self.world_size}")
         if min(self.batch_size, self.num_windows) < self.world_size:
@@ -65,16 +70,26 @@ class BatchOrder:
 
     def indices(self, step: int) -> IntArray:
         """The windows of training step `step` (from 0) for this rank."""
-        epoch, position = divmod(step, self.steps_per_epoch)
-        share = self.share()
-        first = position * self.batch_size
-        stop = (self.rank + 1) * share.total // self.world_size
-        return self._order(epoch)[first + share.start : first + stop]
+        return self._order(self.epoch(step))[0][self._rows(step)]
 
-    def _order(self, epoch: int) -> IntArray:
+    def ends(self, step: int) -> IntArray | None:
+        """When the block of each of these windows can be forgotten (Windows.read_lazy); None: there are no blocks."""
+        ends = self._order(self.epoch(step))[1]
+        return None if ends is None else ends[self._rows(step)]
+
+    def _rows(self, step: int) -> slice:
+        share = self.share()
+        first = step % self.steps_per_epoch * self.batch_size
+        return slice(first + share.start, first + (self.rank + 1) * share.total // self.world_size)
+
+    def _order(self, epoch: int) -> tuple[IntArray, IntArray | None]:
         order = self._last.get(epoch)
         if order is None:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_windows).astype(np.int64)
+            rng = np.random.default_rng([self.seed, epoch])
+            if self.blocks is None:
+                order = rng.permutation(self.num_windows).astype(np.int64), None
+            else:
+                order = self.blocks.shuffled(rng, epoch)
             while len(self._last) > 1:  # two: a prefetching reader is at most one epoch ahead
                 self._last.pop(next(iter(self._last)))
             self._last[epoch] = order
@@ -89,9 +104,15 @@ def _start_worker(windows: Windows) -> None:
     _worker_windows = windows
 
 
-def _work(indices: IntArray) -> LazyStreams:
+def _work(indices: IntArray, ends: IntArray | None) -> LazyStreams:
     assert _worker_windows is not None
-    return _worker_windows.read_lazy(indices)
+    return _worker_windows.read_lazy(indices, ends)
+
+
+def read_batch(windows: Windows, order: BatchOrder, step: int) -> Batch:
+    """The batch of a step, for those who ask for one step after the other."""
+    indices = order.indices(step)
+    return windows.batch(indices, windows.read_lazy(indices, order.ends(step)) if windows.lazy_sensors else None)
 
 
 class Loader:
@@ -99,7 +120,7 @@ class Loader:
 
     Windows that are in memory are cut at once, in the caller's thread: that takes less than handing
     them over. Where pixels must be read, one thread keeps `depth` batches ready, or `workers`
-    processes do. Either way the batches come in the order of the steps.
+    processes do, each its part of every batch. Either way the batches come in the order of the steps.
     """
 
     def __init__(
@@ -111,8 +132,8 @@ class Loader:
             raise PrismError(f"the order is over {order.num_windows} windows, the dataset has {len(windows)}")
         self._windows, self._order, self._step = windows, order, start_step
         self._thread: threading.Thread | None = None
-        self._pool: ProcessPoolExecutor | None = None
-        self._pending: deque[Future[LazyStreams]] = deque()
+        self._pools: list[ProcessPoolExecutor] = []  # of one process each: a block has its reader
+        self._pending: deque[list[tuple[IntArray, Future[LazyStreams]]]] = deque()
         self._ahead = depth + workers
         self._closed = threading.Event()
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(maxsize=depth)
@@ -123,7 +144,7 @@ class Loader:
 
             # Not "fork": this process has threads of torch and zarr, whose locks a fork would copy.
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(windows,))
+            self._pools = [ProcessPoolExecutor(1, context, _start_worker, (windows,)) for _ in range(workers)]
         else:
             self._thread = threading.Thread(target=self._fill, args=(start_step,), daemon=True, name="prism-loader")
             self._thread.start()
@@ -134,14 +155,16 @@ class Loader:
     def __next__(self) -> Batch:
         if self._closed.is_set():
             raise StopIteration
-        batch = self._from_pool() if self._pool else self._from_thread() if self._thread else self._make(self._step)
+        batch = self._from_pools() if self._pools else self._from_thread() if self._thread else self._make(self._step)
         self._step += 1
         return batch
 
     def close(self) -> None:
         self._closed.set()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            pool.shutdown(wait=True)
         if self._thread is not None:
             while self._thread.is_alive():  # it may be waiting for a free place
                 _drain(self._ready)
@@ -156,7 +179,7 @@ class Loader:
         self.close()
 
     def _make(self, step: int) -> Batch:
-        return self._windows.batch(self._order.indices(step))
+        return read_batch(self._windows, self._order, step)
 
     def _fill(self, step: int) -> None:
         while not self._closed.is_set():
@@ -174,13 +197,37 @@ class Loader:
             raise item
         return item
 
-    def _from_pool(self) -> Batch:
-        assert self._pool is not None
+    def _from_pools(self) -> Batch:
         while len(self._pending) < self._ahead:
-            step = self._step + len(self._pending)
-            self._pending.append(self._pool.submit(_work, self._order.indices(step)))
-        lazy = self._pending.popleft().result()
-        return self._windows.batch(self._order.indices(self._step), lazy)
+            self._pending.append(self._submit(self._step + len(self._pending)))
+        parts = [(rows, future.result()) for rows, future in self._pending.popleft()]
+        indices = self._order.indices(self._step)
+        return self._windows.batch(indices, _joined(parts, len(indices)))
+
+    def _submit(self, step: int) -> list[tuple[IntArray, Future[LazyStreams]]]:
+        """Rows of the batch and who reads them: always the same process for a block, so that it is read once."""
+        indices, ends, blocks = self._order.indices(step), self._order.ends(step), self._windows.blocks
+        unit = indices if blocks is None else np.searchsorted(blocks.starts, indices, side="right")
+        shares = [np.flatnonzero(unit % len(self._pools) == number) for number in range(len(self._pools))]
+        return [
+            (rows, pool.submit(_work, indices[rows], None if ends is None else ends[rows]))
+            for rows, pool in zip(shares, self._pools, strict=True)
+            if len(rows)
+        ]
+
+
+def _joined(parts: Sequence[tuple[IntArray, LazyStreams]], count: int) -> LazyStreams:
+    """The rows that several processes have read, in one place."""
+    if len(parts) == 1:
+        return parts[0][1]
+    first_values, first_masks = parts[0][1]
+    values = {name: np.empty((count, *part.shape[1:]), part.dtype) for name, part in first_values.items()}
+    masks = {name: np.empty((count, *part.shape[1:]), np.bool_) for name, part in first_masks.items()}
+    for rows, (read, present) in parts:
+        for name, array in values.items():
+            array[rows] = read[name]
+            masks[name][rows] = present[name]
+    return values, masks
 
 
 def _drain(items: queue.Queue[Batch | BaseException]) -> None:

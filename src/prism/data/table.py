@@ -214,6 +214,7 @@ class TableSource:
     lengths: IntArray
     notes: tuple[str, ...]
     sometimes_absent: frozenset[str] = frozenset()  # sensors that `present` may have an entry for
+    read_together = 32  # steps: each of these formats pays for opening, seeking or decoding, more than for the bytes
 
     def _use(self, table: Table) -> None:
         self.table = table

@@ -16,7 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prism.data.episodes import Array, BoolArray, EpisodeSource, FloatArray, IntArray, stream_dtype
+from prism.data.blocks import BlockCache, Blocks, plan_blocks
+from prism.data.episodes import (
+    Array,
+    BoolArray,
+    Episode,
+    EpisodeSource,
+    FloatArray,
+    IntArray,
+    read_together,
+    stream_dtype,
+)
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
@@ -31,7 +41,8 @@ class Windows:
 
     Window i is step i of the chosen episodes laid end to end, in the order given. Actions and vectors
     are kept in memory when all of them together fit `cache_bytes`; pixels never are: for each window
-    one contiguous slice of its episode is read.
+    one contiguous slice of its episode is read. Training reads them in `blocks` of neighbouring windows where the
+    format decodes many steps to show one (prism.data.blocks); None where it does not, or nothing is left to read.
     """
 
     def __init__(
@@ -64,6 +75,12 @@ class Windows:
         if self._cached:
             self._fill_cache(vectors)
         self.lazy_sensors: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
+        self.blocks: Blocks | None = None
+        if self.lazy_sensors:
+            step_bytes = sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in self.lazy_sensors)
+            lengths = source.lengths[self.episodes].tolist()
+            self.blocks = plan_blocks(lengths, step_bytes, read_together(source), obs_horizon)
+        self._read_blocks = BlockCache(self.blocks.kept if self.blocks else 0)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -130,8 +147,11 @@ class Windows:
             actions[row, len(part) :] = part[-1]
         return actions
 
-    def read_lazy(self, indices: IntArray) -> LazyStreams:
-        """The streams of those windows that are not in memory: values (B, To, ...) and presence (B, To)."""
+    def read_lazy(self, indices: IntArray, ends: IntArray | None = None) -> LazyStreams:
+        """The streams of those windows that are not in memory: values (B, To, ...) and presence (B, To).
+
+        With `ends` (BatchOrder.ends) whole blocks are read and kept for the windows to come; without, each window.
+        """
         names = [sensor.name for sensor in self.lazy_sensors]
         shape = (len(indices), self.obs_horizon)
         values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), stream_dtype(s)) for s in self.lazy_sensors}
@@ -141,14 +161,28 @@ class Windows:
         for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
             start = max(step + 1 - self.obs_horizon, 0)
             pad = self.obs_horizon - (step + 1 - start)
-            part = self.source.read(int(self.episodes[position]), start, step + 1, streams=names)
+            if self.blocks is not None and ends is not None:
+                part, first = self._block(self.blocks, position, int(indices[row]), int(ends[row]), names)
+            else:
+                part, first = self.source.read(int(self.episodes[position]), start, step + 1, streams=names), start
+            rows = slice(start - first, step + 1 - first)
             for name in names:
-                values[name][row, pad:] = part.streams[name]
-                values[name][row, :pad] = part.streams[name][0]
+                stream = part.streams[name][rows]
+                values[name][row, pad:] = stream
+                values[name][row, :pad] = stream[0]
                 if name in part.present:
-                    masks[name][row, pad:] = part.present[name]
-                    masks[name][row, :pad] = part.present[name][0]
+                    mask = part.present[name][rows]
+                    masks[name][row, pad:] = mask
+                    masks[name][row, :pad] = mask[0]
         return values, masks
+
+    def _block(self, blocks: Blocks, position: int, index: int, end: int, names: list[str]) -> tuple[Episode, int]:
+        """The block of window `index`, with the steps before it that its windows see, and its first step."""
+        block = int(np.searchsorted(blocks.starts, index, side="right")) - 1
+        offset = int(self._starts[position])
+        first = max(int(blocks.starts[block]) - offset + 1 - self.obs_horizon, 0)
+        stop, episode = int(blocks.starts[block + 1]) - offset, int(self.episodes[position])
+        return self._read_blocks.get(block, end, lambda: self.source.read(episode, first, stop, streams=names)), first
 
 
 def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, IntArray]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.data.episodes import Array, Episode, EpisodeSource, check_slice, wanted_sensors, with_sensors
+from prism.data.episodes import Array, Episode, EpisodeSource, check_slice, read_together, wanted_sensors, with_sensors
 from prism.errors import PrismError
 from prism.sims.pusht_features import IMAGE_SIZE, Variant, features, mirror_action, mirror_state, sensor_specs
 
@@ -42,6 +42,7 @@ class PushTDemonstrations:
         self.action_dim, self.fps = source.action_dim, source.fps
         self.lengths = np.tile(source.lengths, self.copies)
         self.notes = source.notes
+        self.read_together = read_together(source) if self._has_images else 0
         if variant == "pixels" and not self._has_images:
             self.notes += (f"no '{IMAGE}' of {size} is stored: pictures are drawn from '{STATE}' as they are needed",)
         self._drawn: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()

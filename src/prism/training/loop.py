@@ -89,7 +89,12 @@ def train(
                     stack.enter_context(exclusive(run_dir))
                     files.remove_leftovers(run_dir)
             order = BatchOrder(
-                len(windows_train), config.batch_size, config.seed, collective.rank(), collective.world_size()
+                len(windows_train),
+                config.batch_size,
+                config.seed,
+                collective.rank(),
+                collective.world_size(),
+                windows_train.blocks,
             )
             data = fingerprint(windows_train)
         check_same_start(policy, config, data)
