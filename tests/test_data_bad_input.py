@@ -223,6 +223,14 @@ LEROBOT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "unknown task": (parquet(DATA3, task_index=np.full(12, 7)), ("episode 2", "'task_index' 7")),
     "truncated parquet": (lambda p: cut(p / DATA3, 0.8), (DATA3, "episode 2")),
     "no parquet": (lambda p: (p / DATA3).unlink(), (DATA3, "episode 2", "not found")),
+    "time goes back": (
+        parquet(DATA3, timestamp=(np.r_[0:6, 3, 7:12] / 10).astype(np.float32)),
+        (DATA3, "episode 2", "'timestamp' goes backwards", "step 6"),
+    ),
+    "time of another rate": (
+        lambda p: edit_json(p / "meta/info.json", lambda d: d.update(fps=12)),
+        ("episode 0", "'timestamp' is not that of 12 steps a second"),
+    ),
     "truncated video": (lambda p: cut(p / VIDEO3, 0.5), (VIDEO3, "episode 2", CAMERA)),
     "empty video": (lambda p: cut(p / VIDEO3, 0), (VIDEO3, "episode 2", CAMERA)),
     "no video": (lambda p: (p / VIDEO3).unlink(), (VIDEO3, "episode 2", "not found")),

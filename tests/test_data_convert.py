@@ -145,8 +145,8 @@ def test_inspect_shows_every_kind(tmp_path: Path) -> None:
     assert summary.format == "CALVIN"
     assert {s.name: s.kind for s in summary.sensors}["rgb_tactile"] == "tactile"
     assert any("open the drawer" in note for note in summary.notes)
-    assert any("'text' is absent from about" in warning for warning in summary.warnings)
-    write_page(path, tmp_path / "page.html")
+    assert any("'text' is absent from" in warning for warning in summary.warnings)
+    write_page(open_dataset(path), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     for name in ("rgb_static", "rgb_gripper", "rgb_tactile", "depth_static", "depth_gripper"):
         assert f"<h2>{name}</h2>" in page

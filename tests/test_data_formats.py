@@ -110,6 +110,17 @@ def test_robomimic(tmp_path: Path) -> None:
     assert [(s.name, s.shape) for s in joined.sensors] == [("proprio", (7,)), ("object", (10,))]
 
 
+def test_a_demonstration_that_is_not_there_is_said(tmp_path: Path) -> None:
+    import h5py
+
+    path = write_robomimic(tmp_path / "set.hdf5")
+    assert not any("demo_1" in note for note in open_dataset(path).notes)
+    with h5py.File(path, "a") as file:
+        del file["data/demo_1"], file["mask"]
+        del file["data"].attrs["total"]
+    assert any("demo_1 is not there, though demo_2 is" in note for note in open_dataset(path).notes)
+
+
 def test_robomimic_masks(tmp_path: Path) -> None:
     from prism.data.robomimic import RobomimicSource
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.data import open_dataset
 from prism.data.episodes import Episode
 from prism.data.inspect import duration, inspect, print_summary, size, summarise
 from prism.data.inspect_page import render, write_page
@@ -83,7 +84,7 @@ def test_what_looks_wrong_is_said() -> None:
 
 def test_page_stands_alone_and_is_whole_or_absent(tmp_path: Path) -> None:
     path = make(tmp_path / "set")
-    write_page(path, tmp_path / "out" / "page.html")
+    write_page(open_dataset(path), tmp_path / "out" / "page.html")
     page = (tmp_path / "out" / "page.html").read_text()
     assert "toy &lt;task&gt;" in page
     assert "toy <task>" not in page
@@ -91,10 +92,10 @@ def test_page_stands_alone_and_is_whole_or_absent(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 18
     assert page.count("<polyline") == 3 * (2 + 2)
     with pytest.raises(PrismError, match="exists already"):
-        write_page(path, tmp_path / "out" / "page.html")
+        write_page(open_dataset(path), tmp_path / "out" / "page.html")
     with pytest.raises(PrismError, match="is a folder"):
-        write_page(path, tmp_path / "out", overwrite=True)
-    write_page(path, tmp_path / "out" / "page.html", overwrite=True)
+        write_page(open_dataset(path), tmp_path / "out", overwrite=True)
+    write_page(open_dataset(path), tmp_path / "out" / "page.html", overwrite=True)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["page.html"]
 
 
@@ -124,5 +125,5 @@ def test_bad_dataset_writes_no_page(tmp_path: Path) -> None:
     path = make(tmp_path / "set")
     (path / "cam.npy").unlink()
     with pytest.raises(PrismError, match=r"cam\.npy"):
-        write_page(path, tmp_path / "page.html")
+        write_page(open_dataset(path), tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()

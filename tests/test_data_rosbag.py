@@ -128,6 +128,10 @@ def test_own_rate_and_table(tmp_path: Path) -> None:
     assert source.fps == 15
     assert [s.name for s in source.sensors] == ["proprio", "rgb_static"]
     assert source.lengths.tolist() == [30]
+    assert [s.fps for s in source.sensors] == [97, 15]  # their own, which say when a reading is late
+    assert (~source.read(0).present["proprio"]).sum() == 8
+    patient = open_dataset(path, entries=entries, tolerance=0.4)
+    assert "proprio" not in patient.read(0).present  # nowhere absent
 
 
 def test_bad_bags(tmp_path: Path) -> None:

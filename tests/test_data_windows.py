@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.data.episodes import Episode
-from prism.data.windows import Windows, split_episodes, take_episodes
+from prism.data.portion import draw, portion
+from prism.data.windows import Windows, split_episodes
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from tests.data_fakes import MemorySource, counting_source
@@ -135,20 +136,36 @@ def test_split_is_a_partition(n: int, fraction: float, seed: int) -> None:
     assert train.tolist() == again[0].tolist()
 
 
-@given(st.integers(1, 300), st.integers(0, 5), st.data())
-def test_less_data_is_a_subset_of_more(n: int, seed: int, data: st.DataObject) -> None:
-    few = data.draw(st.integers(1, n))
-    many = data.draw(st.integers(few, n))
-    small, large = take_episodes(n, count=few, seed=seed), take_episodes(n, count=many, seed=seed)
-    assert len(small) == few
-    assert set(small.tolist()) <= set(large.tolist()) <= set(range(n))
-    assert take_episodes(n, fraction=few / n, seed=seed).tolist() == small.tolist()
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(0, 5), st.data())
+def test_less_data_is_a_part_of_more(lengths: list[int], seed: int, data: st.DataObject) -> None:
+    few = data.draw(st.integers(1, len(lengths)))
+    many = data.draw(st.integers(few, len(lengths)))
+    small, large = (draw(lengths, count=n, seed=seed) for n in (few, many))
+    assert len(small[0]) == few
+    assert set(small[0].tolist()) <= set(large[0].tolist())
+    assert small[1].tolist() == [lengths[e] for e in small[0]]
+    less = data.draw(st.floats(0.01, 1))
+    part, more = (dict(zip(*draw(lengths, fraction=f, seed=seed), strict=True)) for f in (less, (1 + less) / 2))
+    assert sum(part.values()) == max(round(less * sum(lengths)), 1)  # to the step
+    assert all(1 <= steps <= more[episode] <= lengths[episode] for episode, steps in part.items())
+    assert sum(steps < lengths[episode] for episode, steps in part.items()) <= 1
+
+
+def test_a_portion_reads_only_its_own_steps() -> None:
+    part = portion(counting_source([9, 14, 11]), [2, 0], np.array([11, 4]))
+    assert part.lengths.tolist() == [11, 4]
+    windows = Windows(part, 2, 4)
+    assert windows.batch(np.array([10])).actions[0, 0].tolist() == [2, 10]
+    assert windows.batch(np.array([14])).actions[0].tolist() == [[0, 3]] * 4
+    assert windows.batch(np.array([14])).action_valid[0].tolist() == [True, False, False, False]
+    with pytest.raises(PrismError, match="outside"):
+        part.read(1, 0, 5)
 
 
 def test_shares_out_of_range() -> None:
     for bad in ({"fraction": 0.0}, {"fraction": 1.5}, {"count": 0}, {"count": 11}, {"fraction": 0.5, "count": 2}):
         with pytest.raises(PrismError):
-            take_episodes(10, **bad)  # type: ignore[arg-type]
+            draw([5] * 10, **bad)  # type: ignore[arg-type]
     with pytest.raises(PrismError):
         split_episodes(10, 1.0, 0)
-    assert take_episodes(4).tolist() == [0, 1, 2, 3]
+    assert draw([5] * 4)[0].tolist() == [0, 1, 2, 3]

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -20,6 +20,7 @@ from prism.data import EpisodeSource, open_dataset, with_sensors
 from prism.data.locate import find_dataset
 from prism.data.mapping import parse_map
 from prism.errors import PrismError
+from prism.jsonconfig import ADDED_LATER
 from prism.sims.pusht_data import PushTDemonstrations
 from prism.sims.pusht_features import VARIANTS
 from prism.sims.tasks import make_env
@@ -37,6 +38,11 @@ class Demonstrations:
     path: str | None = None  # the dataset; None: where the kind says
     map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/mapping.py); (): a guess, explained
     fps: float | None = None  # steps a second, for formats that do not store it
+    # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/settings.py)
+    sensors: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    # train on less, drawn by the seed of the training (data/portion.py): of the steps, or so many demonstrations
+    fraction: float | None = field(default=None, metadata=ADDED_LATER)
+    count: int | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -45,6 +51,10 @@ class Demonstrations:
             raise PrismError(f"demonstrations.episodes is {self.episodes}; it must be at least 1")
         if self.noise < 0:
             raise PrismError(f"demonstrations.noise is {self.noise}; it must be 0 or more")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise PrismError(f"demonstrations.fraction is {self.fraction}; it must be in (0, 1]")
+        if self.count is not None and (self.count < 1 or self.fraction is not None):
+            raise PrismError(f"demonstrations.count is {self.count}; it must be 1 or more, and no fraction beside it")
         if self.kind == "path" and self.path is None:
             raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
 
@@ -55,9 +65,11 @@ def open_demonstrations(
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
     path = _locate(config, task, console)
-    source = open_dataset(path, config.fps, parse_map(config.map))
+    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors)
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
+        if config.sensors:
+            raise PrismError(f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out")
         source = PushTDemonstrations(source, VARIANTS[task], config.mirror)
         copies = source.copies
     elif config.mirror:

@@ -108,6 +108,25 @@ class SensorSpec:
         """Images: (height, width) as the network sees them."""
         return self.resize or self.crop or (self.shape[0], self.shape[1])
 
+    def describe(self) -> str:
+        """Preprocessing and health in words; empty where there is none."""
+        parts = []
+        if self.crop:
+            parts.append(f"cut to {self.crop[0]} x {self.crop[1]}")
+        if self.random_shift:
+            parts.append(f"moved by up to {self.random_shift} pixels in training")
+        if self.resize:
+            parts.append(f"resized to {self.resize[0]} x {self.resize[1]}")
+        if self.clip:
+            parts.append(f"clipped to {self.clip[0]:g} .. {self.clip[1]:g} m")
+        if self.limits:
+            parts.append(f"believed from {self.limits[0]:g} to {self.limits[1]:g}")
+        if self.max_repeats:
+            parts.append(f"frozen after {self.max_repeats} equal readings")
+        if self.max_age:
+            parts.append(f"late after {self.max_age:g} s")
+        return ", ".join(parts)
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

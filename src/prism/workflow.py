@@ -15,6 +15,7 @@ from rich.console import Console
 from prism import collective
 from prism.baselines.student import Student
 from prism.controller import Controller, ControllerConfig
+from prism.data.portion import draw, portion
 from prism.data.windows import Windows, split_episodes
 from prism.demonstrations import open_demonstrations
 from prism.deploy.backends import Frame, load_behind
@@ -70,9 +71,14 @@ def train_experiment(
         # A mirrored episode is no independent one: held out is held out with all its copies.
         originals = len(source.lengths) // copies
         held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
-        training = np.concatenate([held_in + copy * originals for copy in range(copies)]).tolist()
+        taken, steps = draw(source.lengths[held_in], demonstrations.fraction, demonstrations.count, config.seed)
+        training = np.concatenate([held_in[taken] + copy * originals for copy in range(copies)]).tolist()
+        trained_on = source
+        if demonstrations.fraction is not None:  # perhaps not to their ends
+            trained_on = portion(source, training, np.tile(steps, copies))
+            training = list(range(len(training)))
 
-        normalizer = Normalizer.from_statistics(compute_statistics(source, training))
+        normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
         spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
         policy = build_policy(spec, config.seed, normalizer)
         if not (resume and list_checkpoints(run)):
@@ -80,7 +86,7 @@ def train_experiment(
         _teach(policy, experiment.teacher)
         policy.to(_device())
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
-        windows = Windows(source, *horizons, training)
+        windows = Windows(trained_on, *horizons, training)
         windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
     ranks = f", {collective.world_size()} ranks" if collective.world_size() > 1 else ""
     console.print(

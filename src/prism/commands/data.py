@@ -137,6 +137,10 @@ class Inspect:
     """Steps a second, for formats that do not store it."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4' (docs/sensors.md)."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     overwrite: bool = False
     """Replace the page if it exists."""
 
@@ -146,16 +150,15 @@ class Inspect:
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.data import format_name, open_dataset
+        from prism.data import format_name, open_dataset, parse_map
         from prism.data.inspect import print_summary, summarise
         from prism.data.inspect_page import write_page
-        from prism.data.mapping import parse_map
 
-        entries = parse_map(self.map)
+        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
         if self.page is None:
-            summary = summarise(open_dataset(self.path, self.fps, entries), format_name(self.path))
+            summary = summarise(source, format_name(self.path))
         else:
-            summary = write_page(self.path, self.page, self.fps, self.overwrite, entries)
+            summary = write_page(source, self.page, self.overwrite)
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
@@ -169,6 +172,7 @@ class Convert:
         prism data convert lift.hdf5 data/lift
         prism data convert data/lift lift-lerobot --to lerobot
         prism data convert data/robosuite-lift lift.hdf5 --to robomimic
+        prism data convert calvin/training data/calvin --sensor 'depth_*.clip=0.1,5' 'rgb_*.random_shift=6'
     """
 
     path: Positional[Path]
@@ -181,6 +185,10 @@ class Convert:
     """Steps a second, for formats that do not store it."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor, stored with the dataset: rgb_static.crop=76,76 (docs/sensors.md)."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     task: Annotated[str | None, option("TEXT")] = None
     """What the demonstrations show; the dataset's own words unless told."""
     codec: Literal["h264", "av1"] = "h264"
@@ -195,11 +203,10 @@ class Convert:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from prism.data import open_dataset
+        from prism.data import open_dataset, parse_map
         from prism.data.convert import convert
-        from prism.data.mapping import parse_map
 
-        source = open_dataset(self.path, self.fps, parse_map(self.map))
+        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -31,6 +31,7 @@ class Train:
         prism train metaworld-drawer-open           records demonstrations first, then trains
         prism train pusht --data my.zarr.zip --out runs/mine
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
+        prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --method diffusion  another method on the same encoder and data (docs/baselines.md)
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
@@ -46,6 +47,12 @@ class Train:
     """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76 (docs/sensors.md lists the keys)."""
+    fraction: Annotated[float | None, option("F")] = None
+    """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
+    demonstrations: Annotated[int | None, option("N")] = None
+    """Train on so many of the demonstrations, drawn by the seed; with one seed, fewer are among more."""
     minutes: Annotated[float | None, option("M")] = None
     """Stop after this many minutes of training; the learning rate follows this budget."""
     steps: Annotated[int | None, option("N")] = None
@@ -110,7 +117,8 @@ class Train:
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         again = f"prism train {self.recipe}" + (f" --out {self.out}" if self.out is not None else "") + " --resume"
-        print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}")
+        task = "" if experiment.task is not None else " --task TASK (or prism serve, on a robot)"
+        print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}{task}")
 
     def _experiment(self) -> tuple[Experiment, Path]:
         """What is asked for, and the folder of the run."""
@@ -137,4 +145,8 @@ class Train:
             demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
         if self.map:
             demonstrations = replace(demonstrations, map=self.map)
+        if self.sensor:
+            demonstrations = replace(demonstrations, sensors=self.sensor)
+        if self.fraction is not None or self.demonstrations is not None:
+            demonstrations = replace(demonstrations, fraction=self.fraction, count=self.demonstrations)
         return with_settings(replace(experiment, demonstrations=demonstrations), self.set), run

@@ -10,6 +10,7 @@ from prism.data.episodes import Episode, EpisodeSource, with_sensors
 from prism.data.lerobot import LeRobotSource, is_lerobot
 from prism.data.mapping import Entry, parse_map
 from prism.data.robomimic import RobomimicSource, is_robomimic
+from prism.data.settings import with_sensor_settings
 from prism.data.store import StoreSource, is_store
 from prism.data.zarr_format import DEFAULT_FPS, ZarrSource, is_zarr
 from prism.errors import PrismError
@@ -26,13 +27,25 @@ FORMATS = (
 )
 
 
-def open_dataset(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> EpisodeSource:
+def open_dataset(
+    path: Path,
+    fps: float | None = None,
+    entries: Sequence[Entry] = (),
+    sensors: Sequence[str] = (),
+    tolerance: float | None = None,
+) -> EpisodeSource:
     """The dataset at `path`, its format recognised from what is there.
 
     `fps`: steps a second, for formats that do not store it. `entries`: which key becomes which sensor
-    (prism.data.mapping.parse_map); without it a guess, explained in the source's `notes`.
+    (prism.data.mapping.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
+    preprocessing, SENSOR.KEY=VALUE (prism.data.settings). `tolerance`: seconds, for recordings with time stamps.
     """
-    path = Path(path)
+    if tolerance is not None and format_name(Path(path)) not in ("ROS 2 bags", ""):
+        raise PrismError(f"{path}: is aligned already; a tolerance is for recordings with time stamps, ROS 2 bags")
+    return with_sensor_settings(_open(Path(path), fps, entries, tolerance), sensors)
+
+
+def _open(path: Path, fps: float | None, entries: Sequence[Entry], tolerance: float | None) -> EpisodeSource:
     if not path.exists():
         raise PrismError(f"{path}: not found; give the path of a dataset")
     name = format_name(path)
@@ -49,7 +62,7 @@ def open_dataset(path: Path, fps: float | None = None, entries: Sequence[Entry] 
     if name == "ROS 2 bags":
         from prism.data.rosbag import RosbagSource
 
-        return RosbagSource(path, fps, entries)
+        return RosbagSource(path, fps, entries, tolerance)
     if name:
         return ZarrSource(path, DEFAULT_FPS if fps is None else fps, entries=entries)
     raise PrismError(f"{path}: not a dataset that prism recognises; it reads {'; '.join(FORMATS)}")

@@ -137,6 +137,10 @@ class SourceView:
         return str(getattr(self.source, "task", ""))
 
     @property
+    def version(self) -> str:
+        return str(getattr(self.source, "version", ""))
+
+    @property
     def sometimes_absent(self) -> frozenset[str]:
         every = frozenset(sensor.name for sensor in self.source.sensors)
         return frozenset(getattr(self.source, "sometimes_absent", every))

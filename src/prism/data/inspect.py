@@ -35,7 +35,13 @@ class StreamSummary:
     low: float
     high: float
     present: float  # share of the steps at which it was there
+    fps: float  # readings a second, of the sensor itself where that is known
+    sample_rate: int  # audio: samples a second
     statistics: VectorStatistics | None
+
+    @property
+    def rate(self) -> str:
+        return f"{self.sample_rate:,} /s" if self.sample_rate else f"{self.fps:g} Hz"
 
     @property
     def constant_dims(self) -> list[int]:
@@ -50,6 +56,8 @@ class StreamSummary:
             "low": self.low,
             "high": self.high,
             "present": self.present,
+            "fps": self.fps,
+            "sample_rate": self.sample_rate,
         }
         if self.statistics is not None:
             for key in ("min", "max", "mean", "std"):
@@ -115,12 +123,13 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
             rows = part.streams[name]
             running.add(rows[part.present[name]] if name in part.present else rows)
     steps = int(source.lengths.sum())
-    command = _vector_summary("actions", "action", actions, steps)
+    command = _vector_summary("actions", "action", actions, steps, source.fps)
     assert command is not None
     sensors, warnings, notes = [], _warnings(command), list(source.notes)
     for sensor in source.sensors:
         if sensor.name in vectors:
-            summary = _vector_summary(sensor.name, sensor.kind, vectors[sensor.name], steps)
+            rate = sensor.fps or source.fps
+            summary = _vector_summary(sensor.name, sensor.kind, vectors[sensor.name], steps, rate)
             if summary is None:
                 warnings.append(f"'{sensor.name}' is absent from every step: leave it out")
                 continue
@@ -128,13 +137,16 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
         else:
             summary = _sampled_summary(source, sensor, notes)
             if summary.present < 1:
-                warnings.append(f"'{sensor.name}' is absent from about {1 - summary.present:.0%} of the steps")
+                said = f"absent from {1 - summary.present:.0%} of the few steps that were looked at"
+                warnings.append(f"'{sensor.name}' is {said}")
+        if told := sensor.describe():
+            notes.append(f"'{sensor.name}': {told}")
         sensors.append(summary)
     if (short := int((source.lengths < 8).sum())) > 0:
         warnings.append(f"{short} episodes have fewer than 8 steps: recordings broken off?")
     return Summary(
         path=source.path,
-        format=format,
+        format=f"{format} {getattr(source, 'version', '')}".strip(),
         task=str(getattr(source, "task", "")),
         fps=source.fps,
         lengths=source.lengths,
@@ -181,12 +193,13 @@ def as_picture(sensor: SensorSpec, frame: Array) -> Array:
     return np.concatenate([channels[:, :, i : i + 3] for i in range(0, channels.shape[2], 3)], axis=1)
 
 
-def _vector_summary(name: str, kind: str, running: RunningStatistics, steps: int) -> StreamSummary | None:
+def _vector_summary(name: str, kind: str, running: RunningStatistics, steps: int, fps: float) -> StreamSummary | None:
     if running.count == 0:
         return None
     stats = running.result(name)
     low, high = float(stats.min.min()), float(stats.max.max())
-    return StreamSummary(name, kind, stats.mean.shape, "float32", low, high, running.count / steps, stats)
+    share = running.count / steps
+    return StreamSummary(name, kind, stats.mean.shape, "float32", low, high, share, fps, 0, stats)
 
 
 def _sampled_summary(source: EpisodeSource, sensor: SensorSpec, notes: list[str]) -> StreamSummary:
@@ -202,7 +215,8 @@ def _sampled_summary(source: EpisodeSource, sensor: SensorSpec, notes: list[str]
         notes.append(f"'{sensor.name}' says, for example: {', '.join(map(repr, texts[:_INSTRUCTIONS]))}{more}")
     share = len(samples) / max(asked, 1)
     dtype = str(stream_dtype(sensor))
-    return StreamSummary(sensor.name, sensor.kind, sensor.shape, dtype, low, high, share, None)
+    rates = (sensor.fps or source.fps, sensor.sample_rate)
+    return StreamSummary(sensor.name, sensor.kind, sensor.shape, dtype, low, high, share, *rates, None)
 
 
 def _warnings(stream: StreamSummary) -> list[str]:
@@ -275,11 +289,12 @@ def print_summary(summary: Summary, console: Console) -> None:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for column in ("stream", "kind", "shape", "type"):
         table.add_column(column, no_wrap=column != "stream", overflow="fold")
+    table.add_column("rate", justify="right", no_wrap=True)
     table.add_column("range", justify="right")
     for stream in (summary.actions, *summary.sensors):
         shape = " x ".join(map(str, stream.shape))
         span = "" if stream.kind == "text" else f"{stream.low:.4g} .. {stream.high:.4g}"
-        table.add_row(escape(stream.name), stream.kind, shape, stream.dtype, span)
+        table.add_row(escape(stream.name), stream.kind, shape, stream.dtype, stream.rate, span)
     console.print()
     console.print(table)
     if summary.notes or summary.warnings:

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.atomic import atomic_file
-from prism.data import format_name, open_dataset
+from prism.data import format_name
 from prism.data.episodes import Array, Episode, EpisodeSource
 from prism.data.inspect import StreamSummary, Summary, as_picture, duration, numbers, sample_frames, size, summarise
-from prism.data.mapping import Entry
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -27,12 +26,9 @@ _THUMB = 192  # pixels, longest side of a sample frame
 Histogram = NDArray[np.int64]  # (D, bins)
 
 
-def write_page(
-    path: Path, out: Path, fps: float | None = None, overwrite: bool = False, entries: Sequence[Entry] = ()
-) -> Summary:
-    """Inspects the dataset at `path` and writes the page to `out`, whole or not at all."""
-    source = open_dataset(path, fps, entries)
-    summary = summarise(source, format_name(Path(path)))
+def write_page(source: EpisodeSource, out: Path, overwrite: bool = False) -> Summary:
+    """Inspects the dataset and writes the page to `out`, whole or not at all."""
+    summary = summarise(source, format_name(Path(source.path)))
     content = render(source, summary)
     with atomic_file(Path(out), overwrite) as file:
         file.write(content.encode())
@@ -99,7 +95,8 @@ def _head(summary: Summary) -> str:
     cells = "".join(f"<div><b>{escape(value)}</b><span>{key}</span></div>" for key, value in tiles.items())
     rows = "".join(
         f"<tr><td>{escape(s.name)}</td><td>{escape(s.kind)}</td><td>{' &times; '.join(map(str, s.shape))}</td>"
-        f"<td>{escape(s.dtype)}</td><td class=n>{s.low:.4g}</td><td class=n>{s.high:.4g}</td>"
+        f"<td>{escape(s.dtype)}</td><td class=n>{escape(s.rate)}</td>"
+        f"<td class=n>{s.low:.4g}</td><td class=n>{s.high:.4g}</td>"
         f"<td class=n>{s.present:.0%}</td></tr>"
         for s in (summary.actions, *summary.sensors)
     )
@@ -110,8 +107,8 @@ def _head(summary: Summary) -> str:
         f"<h1>{escape(summary.path.name)}</h1><p class=sub>{escape(summary.format)}{task}</p>"
         f"<div class=tiles>{cells}</div>"
         "<div class=scroll><table><tr><th>stream</th><th>kind</th><th>shape of a step</th><th>type</th>"
-        f"<th class=n>lowest</th><th class=n>highest</th><th class=n>present</th></tr>{rows}</table></div>"
-        + (f"<ul>{remarks}</ul>" if remarks else "")
+        "<th class=n>rate</th><th class=n>lowest</th><th class=n>highest</th><th class=n>present</th></tr>"
+        f"{rows}</table></div>" + (f"<ul>{remarks}</ul>" if remarks else "")
     )
 
 
@@ -214,7 +211,7 @@ ul{padding-left:18px;color:var(--soft)}.warn{color:var(--warn)}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:12px}
 .grid figure,.wide{margin:0;background:var(--card);border-radius:8px;padding:12px}
 .frames{display:grid;grid-template-columns:repeat(6,1fr);gap:10px;margin-bottom:10px}.frames figure{margin:0}
-.frames img{width:100%;display:block;border-radius:4px}
+.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}
 svg{display:block;width:100%}.grid svg{height:56px}.wide svg{height:120px}
 .bars rect{fill:var(--mark)}.bars rect:hover{fill:var(--ink)}
 .lines{margin-top:8px}

@@ -46,6 +46,7 @@ class LeRobotSource(TableSource):
         self.fps, self.lengths = self._meta.fps, self._meta.lengths
         if fps is not None and fps != self.fps:
             raise PrismError(f"{path}: {INFO} says {self.fps:g} steps a second, not {fps:g}; leave --fps out")
+        self.version = self._meta.stated
         notes: list[str] = []
         self._masks = {
             feature.key.removeprefix(PRESENT): feature.key

@@ -52,6 +52,7 @@ class Place:
 @dataclass(frozen=True)
 class Meta:
     version: int
+    stated: str  # as info.json has it: v2.1
     fps: float
     features: dict[str, Feature]
     lengths: IntArray
@@ -78,7 +79,8 @@ def read_meta(root: Path) -> Meta:
     total = info.get("total_episodes")
     if isinstance(total, int) and total != len(lengths):
         raise PrismError(f"{file}: 'total_episodes' is {total}, the list of episodes has {len(lengths)}; {AGAIN}")
-    return Meta(version, float(fps), features, lengths, data, videos, _tasks(root, version))
+    stated = f"v{str(info['codebase_version']).removeprefix('v')}"
+    return Meta(version, stated, float(fps), features, lengths, data, videos, _tasks(root, version))
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from prism.errors import PrismError, reason
 
 _CACHE_BYTES = 32 * 2**20  # decoded columns
 _OPEN = 8  # files held open
+_TIME = "timestamp"
 
 
 class Rows:
@@ -33,9 +34,20 @@ class Rows:
         """The rows are those of this episode, in order: a shifted index would give wrong data silently."""
         if (self.read(episode, "episode_index", start, stop).reshape(-1) != episode).any():
             raise PrismError(f"{self._file(episode)}: rows of episode {episode} belong to another episode; {AGAIN}")
-        steps = self.read(episode, "frame_index", start, stop).reshape(-1)
+        steps = self.read(episode, "frame_index", start, stop).reshape(-1).astype(np.int64)
         if (steps != np.arange(start, stop)).any():
             raise PrismError(f"{self._file(episode)}: 'frame_index' of episode {episode} does not count; {AGAIN}")
+        if _TIME in self._meta.features:  # where a video's frames are, too
+            times = self.read(episode, _TIME, start, stop).reshape(-1).astype(np.float64)
+            away = np.abs(times - steps / self._meta.fps) * self._meta.fps
+            if not (away < 0.5).all():  # written so that NaN fails too
+                step = int(np.argmin(away < 0.5))
+                back = step and times[step] < times[step - 1]
+                what = "goes backwards" if back else f"is not that of {self._meta.fps:g} steps a second"
+                raise PrismError(
+                    f"{self._file(episode)}: episode {episode}, '{_TIME}' {what}: {times[step]:.3f} s at step "
+                    f"{start + step}; {AGAIN}"
+                )
 
     def read(self, episode: int, key: str, start: int, stop: int) -> Array:
         file = self._file(episode)

@@ -60,7 +60,8 @@ class VideoFrames:
                         bad.close()
                     if isinstance(error, FileNotFoundError):
                         raise PrismError(f"{where}: {file} is not found; {AGAIN}") from None
-                    raise PrismError(f"{where}: {file} cannot be decoded ({reason(error)}); {AGAIN}") from None
+                    words = getattr(error, "strerror", None) or reason(error)  # FFmpeg's, without the file again
+                    raise PrismError(f"{where}: {file} cannot be decoded ({words}); {AGAIN}") from None
         return out
 
     def close(self) -> None:

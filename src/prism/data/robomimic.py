@@ -94,6 +94,9 @@ class RobomimicSource(TableSource):
                 raise PrismError(
                     f"{self.path}: 'data' says {int(total)} samples, its demos have {found}: {missing}; {AGAIN}"
                 )
+        if len(numbered) <= max(numbered):  # legal: people remove demonstrations; but it may have been lost
+            gap = min(set(range(max(numbered))) - set(numbered))
+            notes.append(f"demo_{gap} is not there, though demo_{max(numbered)} is: removed, or lost?")
         masks = self._file.get("mask")
         filters = list(masks) if isinstance(masks, self._h5py.Group) else []
         chosen: set[str] | None = None

@@ -7,6 +7,7 @@ a pass over each bag: convert bags once, and train on the result.
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 import sys
 import threading
@@ -33,7 +34,7 @@ from prism.data.align import (
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.extras import need
 from prism.data.mapping import Column, Entry
-from prism.data.table import Raw, TableSource, make_table
+from prism.data.table import Raw, Stream, TableSource, make_table
 from prism.errors import PrismError, reason
 
 AGAIN = "copy or record it again"
@@ -96,11 +97,13 @@ class RosbagSource(TableSource):
         self._config = AlignConfig(self.fps, tolerance)
         notes.append(f"every topic is brought to the times of '{self._clock}', within {self._config.reach:.3g} s")
         self._use(table)
+        self._rates: dict[str, float] = {}  # of each key's messages in the first bag
         lengths = []
         for number in range(len(self._bags)):
             bag = self._bag(number)
             lengths.append(bag.length)
             notes += [f"{self._bags[number].name}: {sentence}" for sentence in bag.gaps]
+        self._use(dataclasses.replace(table, streams=tuple(map(self._at_own_rate, table.streams))))
         self.lengths = np.array(lengths, np.int64)
         self.sometimes_absent = frozenset(sensor.name for sensor in self.sensors)
         self.notes = tuple(notes)
@@ -202,11 +205,16 @@ class RosbagSource(TableSource):
 
     def _own_rate(self, number: int) -> float:
         times, _ = self._stamps(number, self._keys[self._clock])
-        step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
-        if not step > 0:
+        if not (rate := _rate(times)):
             raise PrismError(f"{self._where(number)}: '{self._clock}' has no rate of its own; give --fps")
-        rate = 1 / step
-        return float(round(rate)) if abs(rate - round(rate)) < 0.05 * rate and rate > 0.5 else rate
+        return rate
+
+    def _at_own_rate(self, stream: Stream) -> Stream:
+        """With the rate of the topic in its spec: what is late, depends on it."""
+        if stream.spec.kind in ("audio", "text"):
+            return stream
+        rate = min(self._rates.get(column.key, 0.0) for column in stream.columns)
+        return dataclasses.replace(stream, spec=dataclasses.replace(stream.spec, fps=rate))
 
     def _stamps(self, number: int, key: _Key) -> tuple[Times, IntArray]:
         """The messages' own times in seconds, and when they were received in nanoseconds."""
@@ -270,6 +278,8 @@ class RosbagSource(TableSource):
                     joined = np.concatenate(samples).astype(np.float32) / 32768
                     size, rate = key.column.shape[0], key.column.sample_rate
                     values[name], present[name] = audio_windows(times, counts, joined, rate, clock, size, reach)
+            if number == 0:
+                self._rates[name] = _rate(times)
             gap = count_gaps(name, times, clock, present[name])
             gaps += [str(gap)] if gap.absent else []
         return self._trim(number, _Bag(values, pictures, present, len(clock), tuple(gaps)))
@@ -284,7 +294,7 @@ class RosbagSource(TableSource):
             step = first + int(np.argmin(known[first:last]))
             raise PrismError(
                 f"{self._where(number)}, '{self.table.action.columns[0].key}': no action near step {step} "
-                f"({step / self.fps:.2f} s); raise the tolerance, or cut the bag there"
+                f"({step / self.fps:.2f} s); raise --tolerance, or cut the bag there"
             )
         part = slice(first, last)
         return _Bag(
@@ -332,6 +342,13 @@ class RosbagSource(TableSource):
         if wanted:
             raise ValueError("a message that was there is gone")
         return out
+
+
+def _rate(times: Times) -> float:
+    """Samples a second, by the median step: a whole number where it is nearly one. 0: there is none."""
+    step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+    rate = 1 / step if step > 0 else 0.0
+    return float(round(rate)) if abs(rate - round(rate)) < 0.05 * rate and rate > 0.5 else rate
 
 
 def _stamp(content: bytes) -> float:

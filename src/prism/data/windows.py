@@ -193,23 +193,3 @@ def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, In
     held_out = min(max(round(n * val_fraction), 1), n - 1) if val_fraction > 0 else 0
     order = np.random.default_rng(seed).permutation(n)
     return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)
-
-
-def take_episodes(n: int, fraction: float | None = None, count: int | None = None, seed: int = 0) -> IntArray:
-    """A random share of episodes 0..n-1, sorted: a `fraction`, or a `count` of them; neither is all.
-
-    With the same seed a smaller share is contained in a larger one, so that learning curves over the
-    amount of data add demonstrations and never exchange them.
-    """
-    if fraction is not None and count is not None:
-        raise PrismError("give a fraction or a count of episodes, not both")
-    wanted = n
-    if fraction is not None:
-        if not 0 < fraction <= 1:
-            raise PrismError(f"the training fraction must be in (0, 1], not {fraction}")
-        wanted = max(round(n * fraction), 1)
-    if count is not None:
-        if not 1 <= count <= n:
-            raise PrismError(f"{count} episodes were asked for, the dataset has {n}")
-        wanted = count
-    return np.sort(np.random.default_rng(seed).permutation(n)[:wanted]).astype(np.int64)
