@@ -69,7 +69,9 @@ def open_demonstrations(
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:
-            raise PrismError(f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out")
+            raise PrismError(
+                f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out"
+            )
         source = PushTDemonstrations(source, VARIANTS[task], config.mirror)
         copies = source.copies
     elif config.mirror:
