@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.baselines.rectified_flow import RectifiedFlowConfig
 from prism.comparison import local, statistics
+from prism.comparison.cell import run_cell
 from prism.comparison.grid import (
     CELL,
     FAILED,
@@ -23,6 +26,7 @@ from prism.comparison.grid import (
     Contestant,
     EvaluationPlan,
     cell_ids,
+    next_ready,
     prepare,
     state_of,
 )
@@ -122,6 +126,26 @@ def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Pa
         prepare(tmp_path, config(steps=5), QUIET)
     with pytest.raises(PrismError, match="unknown method 'magic'"):
         prepare(tmp_path, config(Contestant("magic", "magic")), QUIET)
+
+
+def test_a_student_learns_from_the_cell_of_its_teacher(tmp_path: Path) -> None:
+    student, teacher = Contestant("rectified_flow", "rectified_flow"), Contestant("flow_matching", "flow_matching")
+    with pytest.raises(PrismError, match="name flow_matching among the --methods"):
+        prepare(tmp_path, config(PRISM, student), QUIET)
+    wide = replace(teacher, settings=("policy.offset_scale=0.3",))
+    first, other, later, _ = prepare(tmp_path, config(student, wide), QUIET)
+    learned = Experiment.load(first.folder(tmp_path))
+    assert learned.teacher == str(other.folder(tmp_path).resolve())
+    policy = learned.policy
+    assert isinstance(policy, RectifiedFlowConfig)
+    assert (policy.offset_scale, policy.evaluations) == (0.3, 1), "its network, its own way of asking"
+
+    assert next_ready(tmp_path, [first, other], []) == other, "teachers first"
+    assert next_ready(tmp_path, [first, later], [other]) == later, "its own teacher is what a student waits for"
+    assert next_ready(tmp_path, [first], [other]) is None
+    assert next_ready(tmp_path, [first], []) == first
+    with pytest.raises(PrismError, match="its teacher, pusht flow_matching seed 0, is not finished"):
+        run_cell(first.folder(tmp_path), QUIET)
 
 
 # ------------------------------------------------------------------------------------------ processes that go wrong

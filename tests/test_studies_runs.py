@@ -75,32 +75,53 @@ def test_a_rule_has_the_name_that_the_study_gives_it(objective: ObjectiveConfig,
 def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    def measure(config: Any, task: str, controller: Any) -> dict[str, Any]:
+    def measure(config: Any, policy: Path, task: str, controller: Any) -> dict[str, Any]:
         calls.append(controller.selection.rule)
         switches = {"proxy_score": 9.0, "first": 4.0, "commit": 0.5}[controller.selection.rule]
-        values = {"success": 0.5, "score": 0.7, "jerk": 0.1, "mode_switches": switches}
-        return {**values, "success_ci": [0.4, 0.6], "avoidable_switches": switches, "episodes": 2}
+        episodes = {"success": [1.0, 0.0], "score": [0.7, 0.6], "jerk": [0.1, 0.2]}
+        return {**episodes, "mode_switches": [switches, switches + 1], "avoidable_switches": [switches, switches]}
 
     monkeypatch.setattr(selection_rules, "measure", measure)
     rules: tuple[Any, ...] = ("proxy_score", "first", "commit")
-    config = selection_rules.SelectionStudyConfig(run, tmp_path, rules=rules, exec_horizons=(8,), episodes=2)
+    config = selection_rules.SelectionStudyConfig((run,), tmp_path, rules=rules, exec_horizons=(8,), episodes=2)
     for _ in range(2):
         study = selection_rules.run(config, QUIET)
     assert calls == ["proxy_score", "first", "commit"]
     assert [claim.verdict for claim in study.claims] == ["not confirmed", "not confirmed"]
-    assert "step-" in study.settings["policy"]
+    assert "step-" in study.settings["policies"][0]
     assert str(run) not in str(study.to_json())
     selection_rules.show(study, QUIET)
     selection_rules.draw(study)
+    with pytest.raises(PrismError, match="same weights"):
+        selection_rules.subjects((run, run))
 
 
-def test_failures_of_a_young_policy_are_sorted(run: Path) -> None:
-    study = failures.run(failures.FailuresConfig(run, episodes=1), QUIET)
+def test_rules_are_judged_over_policies_that_have_both() -> None:
+    def cell(switches: float) -> dict[str, Any]:
+        values = {key: [0.5, 0.5] for key in ("success", "score", "jerk")}
+        return {**values, "mode_switches": [switches, switches + 2], "avoidable_switches": [switches, switches]}
+
+    found = {("first", 8): {0: cell(4), 1: cell(6), 2: cell(5)}, ("proxy_score", 8): {0: cell(1), 2: cell(2)}}
+    figures = selection_rules.summarise(found)
+    first, proxy = figures["rows"]
+    assert (first["policies"], proxy["policies"]) == (3, 2)
+    assert first["by_policy"]["mode_switches"] == [5.0, 7.0, 6.0]
+    assert (figures["fewer_switches"]["8"]["proxy_score"]["mean"], proxy["mode_switches"]) == (3.0, 2.5)
+    (claim,) = selection_rules.claims(figures)
+    assert (claim.verdict, claim.note) == ("confirmed", "Ta = 8, n = 2")
+
+
+def test_failures_of_a_young_policy_are_sorted(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = failures.FailuresConfig((run,), tmp_path, episodes=1)
+    study = failures.run(config, QUIET)
     assert study.figures["failures"] == 1
     assert sum(study.figures["classes"].values()) == pytest.approx(1.0)
-    assert len(study.figures["per_episode"]) == 1
+    assert [row["policy"] for row in study.figures["per_episode"]] == [0]
+    assert str(run) not in str(study.to_json())
     failures.show(study, QUIET)
     failures.draw(study)
+    monkeypatch.setattr(failures, "measure", lambda *_: pytest.fail("rolled out again"))
+    assert failures.run(config, QUIET).figures == study.figures
 
 
 def _signals(**changes: Any) -> failures.Signals:

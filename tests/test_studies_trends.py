@@ -34,7 +34,7 @@ def _found(config: trends.TrendsConfig, mean: dict[tuple[str, float, str], float
 
 def _verdicts(found: dict[Any, Any], config: trends.TrendsConfig) -> dict[tuple[str, str], str]:
     figures = trends.summarise(found, config)
-    study = Study("trends", figures, tuple(trends.claims(figures, config)), {"recipe": "pusht", "steps": 1})
+    study = Study("trends", figures, tuple(trends.claims(figures, config)), {"recipe": "pusht", "budget": "1 step"})
     trends.show(study, QUIET)
     return {(claim.paper.split()[1], claim.ours.split(":")[0]): claim.verdict for claim in study.claims}
 
@@ -77,6 +77,7 @@ def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
         ({"evaluations": (5, 1)}, "growing"),
         ({"evaluations": ()}, "growing"),
         ({"seeds": ()}, "seed"),
+        ({"minutes": 0.0}, "above 0"),
     ],
 )
 def test_impossible_trends_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -90,6 +91,8 @@ def test_every_method_has_a_training_of_each_share_and_seed() -> None:
         experiment = config.experiment(method, 0.05, 3)
         assert (experiment.method, experiment.train.seed, experiment.train.batch_size) == (method, 3, 8)
         assert experiment.train.val_fraction == pytest.approx(0.95)
+    train = trends.TrendsConfig(minutes=5.0).experiment("mse", 0.05, 0).train
+    assert (train.minutes, train.steps, train.clock) == (5.0, 0, "cpu")
 
 
 def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -253,16 +253,17 @@ class DemonstrationCount:
 
 @dataclass(frozen=True)
 class SelectionRules:
-    """Which candidate to execute: success, jerk and mode switches of every rule, with one policy.
+    """Which candidate to execute: success, jerk and mode switches of every rule, with the same policies.
 
     Try:
         prism study selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
+        prism study selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
 
-    Seeds from 200,000, so that the test seeds are not used to choose. Resumable.
+    Seeds from 200,000, so that the test seeds are not used to choose. Killed, the same command goes on where it was.
     """
 
-    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run folder, or one checkpoint in it."""
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
+    """Run folders, or checkpoints in them; one a training seed, for example."""
     rules: Annotated[tuple[str, ...], option("RULE ...")] = (
         "proxy_score", "last_action", "overlap", "commit", "first", "medoid",
     )  # fmt: skip
@@ -291,7 +292,7 @@ class SelectionRules:
 
         output = Output(self.json, self.plot, self.overwrite)
         config = selection_rules.SelectionStudyConfig(
-            run=self.run_folder,
+            runs=self.runs,
             work=self.work,
             rules=self.rules,  # type: ignore[arg-type]  # checked there
             exec_horizons=self.exec_horizons,
@@ -310,18 +311,23 @@ class Failures:
 
     Try:
         prism study failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
+        prism study failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
+
+    Killed at any moment, the same command goes on where it was.
     """
 
-    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run folder, or one checkpoint in it."""
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
+    """Run folders, or checkpoints in them; one a training seed, for example."""
     task: Annotated[str | None, option("TASK")] = None
     """The task to roll out in; the one the policy was trained for unless told."""
     episodes: int = 100
-    """How many."""
+    """How many of each policy."""
     first_seed: int = 100_000
     """Seed of the first of them."""
     rule: Annotated[str | None, option("RULE")] = None
     """Selection rule (proxy_score is the paper's); the run's own unless told."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-failures")
+    """Where finished parts are kept; runs/study-failures unless told."""
     json: OutputFile = None
     """Write the figures and verdicts to this file."""
     plot: OutputFile = None
@@ -335,7 +341,7 @@ class Failures:
         from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        config = failures.FailuresConfig(self.run_folder, self.task, self.episodes, self.first_seed, self.rule)
+        config = failures.FailuresConfig(self.runs, self.work, self.task, self.episodes, self.first_seed, self.rule)
         carry_out(output, lambda console: failures.run(config, console), failures.show, failures.draw)
 
 

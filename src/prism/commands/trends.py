@@ -15,7 +15,7 @@ class Trends:
 
     Try:
         prism study trends --json trends.json
-        prism study trends --recipe pusht-human --methods flow_matching diffusion --steps 4000 --json trends.json
+        prism study trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json      three hours of a core
         prism study trends --methods flow_matching rectified_flow --seeds 0 --steps 500
 
     Trains each method on two shares of the demonstrations, rolls the same weights out with one evaluation of the
@@ -35,6 +35,8 @@ class Trends:
     """Evaluations of the network a plan, growing, of diffusion and flow matching; the same weights for all of them."""
     steps: int = 1500
     """Training steps of each run."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Minutes of CPU time of each run, in place of the steps."""
     episodes: int = 20
     """Rollouts of each."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
@@ -61,6 +63,7 @@ class Trends:
             shares=self.shares,
             evaluations=self.evaluations,
             steps=self.steps,
+            minutes=self.minutes,
             episodes=self.episodes,
             seeds=self.seeds,
             settings=self.set,

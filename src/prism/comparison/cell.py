@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from prism.bench.timing import provenance
-from prism.comparison.grid import CURVE, FAILED, RESULT, CellSpec
+from prism.comparison.grid import CURVE, FAILED, RESULT, CellSpec, teacher_folder
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.recording import recording_path, save_result
@@ -38,6 +38,8 @@ def run_cell(folder: Path, console: Console) -> None:
     experiment, spec = Experiment.load(folder), CellSpec.load(folder)
     if (folder / RESULT).is_file():
         return
+    if (teacher := teacher_folder(folder)) is not None and not (teacher / RESULT).is_file():
+        raise PrismError(f"its teacher, {CellSpec.load(teacher).id}, is not finished: run the same command again")
     (folder / FAILED).unlink(missing_ok=True)
     plan = spec.evaluation
     curve = _read_curve(folder)

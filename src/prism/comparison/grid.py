@@ -12,6 +12,7 @@ OUT/cells/RECIPE/CONTESTANT/seed-S/
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,8 +22,9 @@ from rich.console import Console
 from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
 from prism.evaluation.rollout import TEST_SEED
-from prism.experiments import Experiment, recipe, with_budget, with_method, with_preset
+from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset
 from prism.jsonconfig import from_json, to_json, with_settings
+from prism.presets import TEACHERS, student_config
 from prism.training import files
 from prism.training.config import Clock
 
@@ -164,8 +166,12 @@ def cell_ids(config: CompareConfig) -> list[CellId]:
     ]
 
 
-def experiments_of(config: CompareConfig, console: Console) -> dict[CellId, Experiment]:
-    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not)."""
+def experiments_of(out: Path, config: CompareConfig, console: Console) -> dict[CellId, Experiment]:
+    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not).
+
+    A distilled method learns from the cell of its teacher, of the same recipe and seed.
+    """
+    teachers = {c.name: _teacher_of(c, config.contestants) for c in config.contestants if c.method in TEACHERS}
     made: dict[CellId, Experiment] = {}
     for name in config.recipes:
         plain = recipe(name)
@@ -178,21 +184,53 @@ def experiments_of(config: CompareConfig, console: Console) -> dict[CellId, Expe
         # Processes of a cluster start in other folders.
         demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
         plain = replace(plain, demonstrations=demonstrations)
-        for contestant in config.contestants:
+
+        def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
             experiment = with_method(plain, contestant.method, config.preset or "tiny")
+            if (teacher := teachers.get(contestant.name)) is not None:
+                learned = with_contestant(teacher).policy
+                experiment = replace(experiment, policy=student_config(contestant.method, learned))
             experiment = with_settings(experiment, [*config.settings, *contestant.settings])
-            experiment = replace(experiment, demonstrations=demonstrations)
+            return replace(experiment, demonstrations=plain.demonstrations)
+
+        for contestant in config.contestants:
+            experiment = with_contestant(contestant)
             train = replace(experiment.train, clock=config.clock, threads=1, workers=0, keep_last=1)
             for seed in config.seeds:
                 budgeted = with_budget(replace(experiment, train=train), config.minutes, config.steps, seed)
+                if (teacher := teachers.get(contestant.name)) is not None:
+                    budgeted = replace(budgeted, teacher=str(CellId(name, teacher.name, seed).folder(out).resolve()))
                 made[CellId(name, contestant.name, seed)] = budgeted
     return made
+
+
+def _teacher_of(student: Contestant, contestants: tuple[Contestant, ...]) -> Contestant:
+    """The contestant that a distilled one learns from: the plain one of that method, or the first."""
+    wanted = TEACHERS[student.method]
+    found = sorted((c for c in contestants if c.method == wanted), key=lambda c: c.name != wanted)
+    if not found:
+        raise PrismError(f"{student.name} is distilled from {wanted}: name {wanted} among the --methods too")
+    return found[0]
+
+
+def next_ready(out: Path, pending: Sequence[CellId], running: Collection[CellId]) -> CellId | None:
+    """The first cell that can start: one whose teacher is neither waiting nor running."""
+    busy = {id.folder(out).resolve() for id in (*pending, *running)}
+    return next((id for id in pending if (t := teacher_folder(id.folder(out))) is None or t not in busy), None)
+
+
+def teacher_folder(cell: Path) -> Path | None:
+    """Where the cell that a distilled method learns from is."""
+    if not (cell / FILE).is_file():
+        return None
+    teacher = Experiment.load(cell).teacher
+    return None if teacher is None else Path(teacher)
 
 
 def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
     """Write what each cell is; PrismError where a cell of another definition is in the way."""
     methods = {contestant.name: contestant.method for contestant in config.contestants}
-    experiments = experiments_of(config, console)
+    experiments = experiments_of(out, config, console)
     ids = cell_ids(config)
     for id in ids:
         folder = id.folder(out)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from prism.comparison import worker
-from prism.comparison.grid import RESULT, CellId
+from prism.comparison.grid import RESULT, CellId, next_ready
 from prism.experiments import Experiment
 from prism.training.monitor import read_log
 
@@ -36,7 +36,8 @@ class _Running:
 def run_local(
     out: Path, ids: Sequence[CellId], jobs: int, console: Console, on_done: Callable[[CellId], object]
 ) -> dict[CellId, str]:
-    """Run the cells, in this order, `jobs` at a time; the reasons of those that came to nothing.
+    """Run the cells, in this order, `jobs` at a time, students after their teachers; the reasons of those that came to
+    nothing.
 
     A cell that fails for a reason (NaN, full disk) is given up; one whose process dies is started again, and goes on
     from its last checkpoint.
@@ -48,8 +49,11 @@ def run_local(
     try:
         with board.bar:
             while pending or running:
-                while pending and len(running) < jobs:
-                    running.append(_start(out, pending.popleft(), board))
+                while len(running) < jobs:
+                    if (id := next_ready(out, pending, [one.id for one in running])) is None:
+                        break
+                    pending.remove(id)
+                    running.append(_start(out, id, board))
                 time.sleep(_POLL_SECONDS)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.comparison.grid import CELL, CellId
+from prism.comparison.grid import CELL, CellId, next_ready
 from prism.comparison.local import RETRIES, launch, outcome
 from prism.evaluation.ray_workers import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.training.monitor import read_log
@@ -60,8 +60,11 @@ def run_on_ray(
 
     try:
         while pending or running:
-            while pending and (not jobs or len(running) < jobs):
-                id = pending.popleft()
+            while not jobs or len(running) < jobs:
+                if (ready := next_ready(out, pending, running.values())) is None:
+                    break
+                id = ready
+                pending.remove(id)
                 running[task.remote(str(id.folder(out).resolve()))] = id
             if time.monotonic() - told > _LINE_SECONDS:
                 told = time.monotonic()

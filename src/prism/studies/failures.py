@@ -8,12 +8,17 @@ The paper's classes, and what we measure for each (definitions of jerk and switc
     near_miss   none of these, and the best score within NEAR of success        } the paper's "other":
     other       none of these: the time ran out                                 } collision, timeout
 An episode belongs to the first class that fits, in this order; `signals` counts every class that fits.
+
+    success, failures, classes.NAME, signals.NAME, usual_jerk, jerk_above_half   over all policies and episodes
+    per_episode = [{policy, seed, success, score, jerk, invalid, absent, flicker, switches}]
+Rolled out PART episodes at a time, each part a file (studies/cells.py): killed, the same command goes on.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +27,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
-from prism.controller import Controller, Replan
+from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.evaluation.results import EpisodeResult
 from prism.evaluation.rollout import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
 from prism.experiments import Experiment
+from prism.studies.cells import Cells, Result, settings_of
 from prism.studies.report import Claim, Study, confirmed, show_rows
-from prism.studies.selection_rules import policy_name
-from prism.workflow import run_folder
+from prism.studies.selection_rules import subjects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,20 +44,28 @@ INVALID, ABSENT = 0.01, 0.05
 FLICKERS, WINDOW = 2, 4
 JERK_FACTOR, NEAR = 2.0, 0.95
 PAPER_JERK = 0.5
+PART = 10
 PAPER = {"flicker": (0.10, 0.15), "jerk": (0.05, 0.10), "occlusion": (0.08, 0.12)}
 
 
 @dataclass(frozen=True)
 class FailuresConfig:
-    run: Path
+    runs: tuple[Path, ...]
+    work: Path = Path("runs/study-failures")
     task: str | None = None
-    episodes: int = 100
+    episodes: int = 100  # of each policy
     first_seed: int = TEST_SEED
     rule: str | None = None  # of selection; the run's own unless told
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise PrismError(f"study failures: episodes is {self.episodes}; it must be at least 1")
+        if not self.runs or self.episodes < 1:
+            raise PrismError(f"study failures: name a run, and at least one episode ({self.episodes} asked)")
+
+    def controller(self, experiment: Experiment) -> ControllerConfig:
+        if self.rule is None:
+            return experiment.controller
+        selection = replace(experiment.controller.selection, rule=self.rule)  # type: ignore[arg-type]  # checked there
+        return replace(experiment.controller, selection=selection)
 
 
 @dataclass(frozen=True)
@@ -122,39 +135,51 @@ def fitting(signals: Signals, usual_jerk: float) -> list[str]:
     return found or (["near_miss"] if signals.score >= NEAR else ["other"])
 
 
-def run(config: FailuresConfig, console: Console | None = None) -> Study:
-    experiment = Experiment.load(run_folder(config.run))
-    task = config.task or experiment.task
-    if task is None:
-        raise PrismError(f"{config.run} was trained on a dataset alone: say where to roll it out with --task")
-    from dataclasses import asdict, replace
-
-    controller_config = experiment.controller
-    if config.rule is not None:
-        selection = replace(controller_config.selection, rule=config.rule)  # type: ignore[arg-type]  # checked there
-        controller_config = replace(controller_config, selection=selection)
+def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, console: Console) -> Result:
     env = make_env_of(task)
-    policy = load_policy_at(config.run)
-    check_fits(env, policy)
-    controller = WatchedController(policy, controller_config)
-    rows = []
-    with Progress(console=console or Console(stderr=True), transient=True) as progress:
-        for seed in progress.track(range(config.first_seed, config.first_seed + config.episodes), description=task):
-            episode = run_episode(env, controller, seed)
-            rows.append(signals_of(episode, controller, env.action_low, env.action_high))
-    env.close()
-    figures = sort_failures(rows)
+    try:
+        policy = load_policy_at(path)
+        check_fits(env, policy)
+        watched = WatchedController(policy, controller)
+        rows = []
+        with Progress(console=console, transient=True) as progress:
+            for seed in progress.track(seeds, description=f"{task}, seeds {seeds[0]} to {seeds[-1]}"):
+                episode = run_episode(env, watched, seed)
+                rows.append(asdict(signals_of(episode, watched, env.action_low, env.action_high)))
+    finally:
+        env.close()
+    return {"rows": rows}
+
+
+def run(config: FailuresConfig, console: Console | None = None) -> Study:
+    policies, task = subjects(config.runs, config.task)
+    cells = Cells(config.work, console)
+    rows: list[tuple[int, Signals]] = []
+    stop = config.first_seed + config.episodes
+    for at, policy in enumerate(policies):
+        controller = config.controller(policy.experiment)
+        for start in range(config.first_seed, stop, PART):
+            seeds = range(start, min(start + PART, stop))
+            settings = {**settings_of(replace(policy.experiment, controller=controller)), "sha256": policy.sha256}
+            settings |= {"task": task, "seeds": [seeds[0], seeds[-1]]}
+            name = f"{policy.label}-{controller.selection.rule}-{seeds[0]}-{len(seeds)}"
+            compute = functools.partial(measure, policy.path, task, controller, seeds, cells.console)
+            rows += [(at, Signals(**row)) for row in (cells.get(name, settings, compute) or {"rows": []})["rows"]]
+    if not rows:
+        raise PrismError(f"study failures: no episode could be rolled out: {cells.missing[0]}")
+    figures = sort_failures([row for _, row in rows])
     settings = {
         "task": task,
-        "policy": policy_name(config.run, experiment),
+        "policies": [policy.name for policy in policies],
         "episodes": config.episodes,
         "first_seed": config.first_seed,
-        "rule": controller_config.selection.rule,
+        "rule": config.controller(policies[0].experiment).selection.rule,
         "limits": {"invalid": INVALID, "absent": ABSENT, "flickers": FLICKERS, "window": WINDOW}
         | {"jerk_factor": JERK_FACTOR, "near": NEAR},
     }
-    figures["per_episode"] = [asdict(row) for row in rows]
-    return Study("failures", figures, tuple(claims(figures)), settings, (config.first_seed,))
+    figures["per_episode"] = [{"policy": at, **asdict(row)} for at, row in rows]
+    training = tuple(policy.experiment.train.seed for policy in policies)
+    return Study("failures", figures, tuple(claims(figures)), settings, training, tuple(cells.missing))
 
 
 def sort_failures(rows: list[Signals]) -> dict[str, Any]:
@@ -208,7 +233,7 @@ def claims(figures: dict[str, Any]) -> list[Claim]:
 def show(study: Study, console: Console) -> None:
     found = study.figures
     rows = [[name, f"{found['classes'][name]:.0%}", f"{found['signals'][name]:.0%}"] for name in CLASSES]
-    title = f"{found['failures']} failures of {study.settings['episodes']} episodes, {study.settings['task']}"
+    title = f"{found['failures']} failures of {len(found['per_episode'])} episodes, {study.settings['task']}"
     show_rows(title, ("class", "sorted there", "show the signal"), rows, console)
 
 

@@ -1,40 +1,46 @@
 """`prism study selection`: which of the K candidates to execute (Sec. 4.5; App. E.5's flicker).
 
-One trained policy; every selection rule at every execution horizon on the same episodes. Jerk, mode switch and
-avoidable switch are defined in docs/metrics.md. Seeds from 200,000: those of the tests are not for choosing a rule.
-    rows = [{rule, exec_horizon, success, success_ci, score, jerk, mode_switches, avoidable_switches, episodes}]
+Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
+same episodes. Jerk, mode switch and avoidable switch are defined in docs/metrics.md. Seeds from 200,000: those of the
+tests are not for choosing a rule.
+    rows = [{rule, exec_horizon, policies, episodes, success, success_ci, score, score_ci, jerk, mode_switches,
+             avoidable_switches, by_policy}]     means over policies and episodes; by_policy the same, one number each
+    fewer_switches.TA.RULE = {mean, low, high, p, seeds, episodes}: switches an episode, `first` minus the rule
+Intervals: bootstrap of policies and episodes (docs/comparison.md).
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 from rich.console import Console
 
+from prism.comparison.statistics import FloatArray, interval, paired, success_interval
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.rollout import evaluate
 from prism.experiments import Experiment
 from prism.selection import Rule
 from prism.studies.cells import Cells, Result, settings_of
-from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.studies.report import Claim, Study, confirmed, decided, show_rows
 from prism.training.checkpoint import list_checkpoints
-from prism.workflow import run_folder
+from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TUNING_SEED = 200_000
 RULES: tuple[Rule, ...] = get_args(Rule)
-_KEPT = ("success", "success_ci", "score", "jerk", "mode_switches", "avoidable_switches", "episodes")
+_KEPT = ("success", "score", "jerk", "mode_switches", "avoidable_switches")
 
 
 @dataclass(frozen=True)
 class SelectionStudyConfig:
-    run: Path
+    runs: tuple[Path, ...]
     work: Path = Path("runs/study-selection")
     rules: tuple[Rule, ...] = RULES
     exec_horizons: tuple[int, ...] = (4, 8)
@@ -45,12 +51,43 @@ class SelectionStudyConfig:
     def __post_init__(self) -> None:
         if unknown := [rule for rule in self.rules if rule not in RULES]:
             raise PrismError(f"study selection: unknown rule '{unknown[0]}'; use {', '.join(RULES)}")
-        if not self.rules or not self.exec_horizons or self.episodes < 1:
-            raise PrismError("study selection: name a rule and an execution horizon, and at least one episode")
+        if not self.runs or not self.rules or not self.exec_horizons or self.episodes < 1:
+            raise PrismError("study selection: name a run, a rule and an execution horizon, and at least one episode")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained policy that a study rolls out."""
+
+    path: Path
+    experiment: Experiment
+    name: str  # recipe, method, seed and step: what it is, without where it lies
+    sha256: str  # of its weights
+
+    @property
+    def label(self) -> str:
+        """Part of a file's name."""
+        return f"seed-{self.experiment.train.seed}-{self.sha256[:8]}"
+
+
+def subjects(runs: tuple[Path, ...], task: str | None = None) -> tuple[list[Subject], str]:
+    """The policies of some runs (or checkpoints in them), and the one task that they are rolled out in."""
+    found: list[Subject] = []
+    for run in runs:
+        experiment = Experiment.load(run_folder(run))
+        if task is None and experiment.task is None:
+            raise PrismError(f"{run} was trained on a dataset alone: there is no task to roll it out in")
+        one = Subject(run, experiment, policy_name(run, experiment), checkpoint_id(run)["sha256"])
+        if one.sha256 in [other.sha256 for other in found]:
+            raise PrismError(f"{run} has the same weights as a run named before it: name each policy once")
+        found.append(one)
+    tasks = [task] if task is not None else sorted({str(one.experiment.task) for one in found})
+    if len(tasks) > 1:
+        raise PrismError(f"the runs are of the tasks {', '.join(tasks)}: give those of one task")
+    return found, str(tasks[0])
 
 
 def policy_name(run: Path, experiment: Experiment) -> str:
-    """Recipe, method, seed and step: what the policy is, without where it lies."""
     steps = [checkpoint.name for checkpoint in list_checkpoints(run_folder(run))]
     which = run.name if run.name in steps else (steps[-1] if steps else run.name)
     return f"{experiment.name}, {experiment.method}, seed {experiment.train.seed}, {which}"
@@ -60,50 +97,83 @@ def controller_of(config: ControllerConfig, rule: Rule, exec_horizon: int) -> Co
     return replace(config, exec_horizon=exec_horizon, selection=replace(config.selection, rule=rule))
 
 
-def measure(config: SelectionStudyConfig, task: str, controller: ControllerConfig) -> Result:
-    result = evaluate(config.run, task, config.episodes, config.first_seed, controller, config.workers, progress=False)
-    summary = result.summary()
-    return {key: summary[key] for key in _KEPT}
+def measure(config: SelectionStudyConfig, policy: Path, task: str, controller: ControllerConfig) -> Result:
+    """One number an episode of each of _KEPT."""
+    result = evaluate(policy, task, config.episodes, config.first_seed, controller, config.workers)
+    return {key: [float(getattr(episode, key)) for episode in result.episodes] for key in _KEPT}
 
 
 def run(config: SelectionStudyConfig, console: Console | None = None) -> Study:
-    experiment = Experiment.load(run_folder(config.run))
-    if experiment.task is None:
-        raise PrismError(f"{config.run} was trained on a dataset alone: there is no task to roll it out in")
+    policies, task = subjects(config.runs)
     cells = Cells(config.work, console)
-    name = policy_name(config.run, experiment)
-    rows: list[Result] = []
-    for exec_horizon in config.exec_horizons:
-        for rule in config.rules:
-            controller = controller_of(experiment.controller, rule, exec_horizon)
-            settings = {**settings_of(replace(experiment, controller=controller)), "policy_name": name}
-            settings |= {"episodes": config.episodes, "first_seed": config.first_seed}
-            compute = functools.partial(measure, config, experiment.task, controller)
-            if (cell := cells.get(f"{rule}-{exec_horizon}", settings, compute)) is not None:
-                rows.append({"rule": rule, "exec_horizon": exec_horizon, **cell})
+    found: dict[tuple[str, int], dict[int, Result]] = {}
+    for at, policy in enumerate(policies):
+        for exec_horizon in config.exec_horizons:
+            for rule in config.rules:
+                controller = controller_of(policy.experiment.controller, rule, exec_horizon)
+                settings = {**settings_of(replace(policy.experiment, controller=controller)), "sha256": policy.sha256}
+                settings |= {"episodes": config.episodes, "first_seed": config.first_seed}
+                compute = functools.partial(measure, config, policy.path, task, controller)
+                cell = cells.get(f"{policy.label}-{rule}-{exec_horizon}", settings, compute)
+                if cell is not None:
+                    found.setdefault((rule, exec_horizon), {})[at] = cell
+    figures = summarise(found)
     settings = {
-        "policy": name,
-        "task": experiment.task,
-        "candidates": experiment.controller.candidates,
+        "policies": [policy.name for policy in policies],
+        "task": task,
+        "candidates": policies[0].experiment.controller.candidates,
         "episodes": config.episodes,
         "first_seed": config.first_seed,
     }
-    return Study("selection", {"rows": rows}, tuple(claims(rows)), settings, (config.first_seed,), tuple(cells.missing))
+    seeds = tuple(policy.experiment.train.seed for policy in policies)
+    return Study("selection", figures, tuple(claims(figures)), settings, seeds, tuple(cells.missing))
 
 
-def claims(rows: list[Result]) -> list[Claim]:
+def summarise(found: dict[tuple[str, int], dict[int, Result]]) -> dict[str, Any]:
+    """`found`: (rule, exec_horizon) -> number of the policy -> what `measure` gave."""
+
+    def table(cells: dict[int, Result], key: str, policies: list[int] | None = None) -> FloatArray:
+        return np.array([cells[at][key] for at in policies or sorted(cells)])
+
+    rows: list[Result] = []
+    fewer: dict[str, dict[str, Any]] = {}
+    for (rule, exec_horizon), cells in found.items():
+        values = {key: table(cells, key) for key in _KEPT}
+        rows.append(
+            {
+                "rule": rule,
+                "exec_horizon": exec_horizon,
+                "policies": len(cells),
+                "episodes": values["score"].shape[1],
+                **{key: float(value.mean()) for key, value in values.items()},
+                "success_ci": list(success_interval(values["success"])),
+                "score_ci": list(interval(values["score"])),
+                "by_policy": {key: value.mean(axis=1).tolist() for key, value in values.items()},
+            }
+        )
+        first = found.get(("first", exec_horizon), {})
+        if rule != "first" and (common := sorted(cells.keys() & first.keys())):
+            switches = [table(one, "mode_switches", common) for one in (first, cells)]
+            fewer.setdefault(str(exec_horizon), {})[rule] = asdict(paired(*switches))
+    return {"rows": rows, "fewer_switches": fewer}
+
+
+def claims(figures: dict[str, Any]) -> list[Claim]:
     found = []
+    rows: list[Result] = figures["rows"]
     by = {(row["rule"], row["exec_horizon"]): row for row in rows}
     for exec_horizon in sorted({row["exec_horizon"] for row in rows}):
         proxy, first, commit = (by.get((rule, exec_horizon)) for rule in ("proxy_score", "first", "commit"))
+        note = f"Ta = {exec_horizon}"
         if proxy is not None and first is not None:
             paper = "ProxyScore (nearest the current pose) reduces abrupt mode switches"
             ours = (
                 f"{proxy['mode_switches']:.1f} switches an episode, success {proxy['success']:.0%}; "
                 f"without a rule (the first drawn) {first['mode_switches']:.1f}, {first['success']:.0%}"
             )
-            held = proxy["mode_switches"] < first["mode_switches"]
-            found.append(Claim("Sec. 4.5", paper, ours, confirmed(held), f"Ta = {exec_horizon}"))
+            fewer = figures["fewer_switches"][str(exec_horizon)]["proxy_score"]
+            verdict, chance = decided(fewer["low"], fewer["high"])
+            found.append(Claim("Sec. 4.5", paper, ours, verdict, f"{note}, n = {fewer['seeds']}{chance}"))
         if proxy is not None and commit is not None:
             paper = "flicker between two modes is what remains, and is hard to avoid"
             ours = (
@@ -112,18 +182,22 @@ def claims(rows: list[Result]) -> list[Claim]:
                 f"success {proxy['success']:.0%} and {commit['success']:.0%}"
             )
             held = commit["avoidable_switches"] > 0.5 * proxy["avoidable_switches"]
-            found.append(Claim("App. E.5", paper, ours, confirmed(held), f"Ta = {exec_horizon}"))
+            found.append(Claim("App. E.5", paper, ours, confirmed(held), f"{note}, n = {commit['policies']}"))
     return found
 
 
 def show(study: Study, console: Console) -> None:
     keys = {"success": ".0%", "score": ".3f", "jerk": ".4f", "mode_switches": ".2f", "avoidable_switches": ".2f"}
     rows = [
-        [f"{row['rule']}, Ta = {row['exec_horizon']}", *(format(row[key], form) for key, form in keys.items())]
+        [
+            f"{row['rule']}, Ta = {row['exec_horizon']}",
+            *(format(row[key], form) for key, form in keys.items()),
+            str(row["policies"]),
+        ]
         for row in study.figures["rows"]
     ]
-    heads = ("rule", "success", "score", "jerk", "switches", "avoidable")
-    show_rows(f"{study.settings['task']}, {study.settings['episodes']} episodes", heads, rows, console)
+    heads = ("rule", "success", "score", "jerk", "switches", "avoidable", "policies")
+    show_rows(f"{study.settings['task']}, {study.settings['episodes']} episodes a policy", heads, rows, console)
 
 
 def draw(study: Study) -> Figure:

@@ -53,6 +53,7 @@ class TrendsConfig:
     shares: tuple[float, ...] = (0.05, 0.95)  # of the demonstrations; the rest is held out
     evaluations: tuple[int, ...] = (1, 5)
     steps: int = 1500
+    minutes: float | None = None  # of CPU time, in place of the steps
     settings: tuple[str, ...] = ()  # of every training, KEY=VALUE
     episodes: int = 20
     first_seed: int = 200_000
@@ -66,12 +67,20 @@ class TrendsConfig:
             raise PrismError("study trends: name a method and a seed, and at least one step and one episode")
         if any(not 0 < share < 1 for share in self.shares) or list(self.shares) != sorted(set(self.shares)):
             raise PrismError(f"study trends: shares {self.shares}: give growing numbers between 0 and 1")
+        if self.minutes is not None and self.minutes <= 0:
+            raise PrismError(f"study trends: minutes is {self.minutes:g}; it must be above 0")
         if list(self.evaluations) != sorted(set(self.evaluations)) or min(self.evaluations, default=0) < 1:
             raise PrismError(f"study trends: evaluations {self.evaluations}: give growing numbers from 1")
 
     def experiment(self, method: str, share: float, seed: int) -> Experiment:
-        experiment = with_budget(with_method(recipe(self.recipe), method), steps=self.steps, seed=seed)
-        return with_settings(experiment, [f"train.val_fraction={1 - share:.4g}", "train.threads=1", *self.settings])
+        steps = self.steps if self.minutes is None else None
+        experiment = with_budget(with_method(recipe(self.recipe), method), self.minutes, steps, seed)
+        fixed = [f"train.val_fraction={1 - share:.4g}", "train.threads=1", 'train.clock="cpu"']
+        return with_settings(experiment, [*fixed, *self.settings])
+
+    @property
+    def budget(self) -> str:
+        return f"{self.steps} steps" if self.minutes is None else f"{self.minutes:g} CPU minutes"
 
     def asked(self, method: str) -> tuple[int | None, ...]:
         """How often the network is asked for a plan; None: as often as the method does by itself."""
@@ -114,7 +123,9 @@ def run(config: TrendsConfig, console: Console | None = None) -> Study:
         "methods": list(config.methods),
         "shares": list(config.shares),
         "evaluations": list(config.evaluations),
-        "steps": config.steps,
+        "steps": config.steps if config.minutes is None else None,
+        "cpu_minutes": config.minutes,
+        "budget": config.budget,
         "settings": list(config.settings),
         "episodes": config.episodes,
         "first_seed": config.first_seed,
@@ -219,7 +230,7 @@ def claims(figures: dict[str, Any], config: TrendsConfig) -> list[Claim]:
             d = Difference(**values)
             ours = f"{method}: {ours} ({d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}])"
             verdict, chance = decided(d.low, d.high)
-            note = f"{config.recipe}, {config.steps} steps, {d.episodes} episodes, n = {d.seeds}" + chance
+            note = f"{config.recipe}, {config.budget}, {d.episodes} episodes, n = {d.seeds}" + chance
             found.append(Claim("the baselines' papers", paper, ours, verdict, note))
     return found
 
@@ -236,4 +247,4 @@ def show(study: Study, console: Console) -> None:
         for ci, seeds in [(study.figures[key][method][share][count] for key in ("score_ci", "scores"))]
     ]
     heads = ("method", "share of the data", "evaluations", "score [95 %]", "seeds")
-    show_rows(f"Trends on {study.settings['recipe']}, {study.settings['steps']} steps", heads, rows, console)
+    show_rows(f"Trends on {study.settings['recipe']}, {study.settings['budget']}", heads, rows, console)
