@@ -104,7 +104,7 @@ class FrozenClip:
             if found.shape[1] != self.features:
                 raise PrismError(
                     f"{self.source}: gives {found.shape[1]} features, not {self.features}; "
-                    f"set encoder.text.clip_features to {found.shape[1]}"
+                    f"set policy.encoder.text.clip_features to {found.shape[1]}"
                 )
             self._known |= dict(zip(new, found, strict=True))
         return torch.stack([self._known[text] for text in texts])
