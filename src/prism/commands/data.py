@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -155,10 +157,11 @@ class Inspect:
         from prism.data.inspect_page import write_page
 
         source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
-        if self.page is None:
-            summary = summarise(source, format_name(self.path))
-        else:
-            summary = write_page(source, self.page, self.overwrite)
+        with _steps_bar() as advance:
+            if self.page is None:
+                summary = summarise(source, format_name(self.path), advance)
+            else:
+                summary = write_page(source, self.page, self.overwrite, advance)
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
@@ -200,17 +203,11 @@ class Convert:
         _check_fps(self.fps)
 
     def run(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
         from prism.data import open_dataset, parse_map
         from prism.data.convert import convert
 
         source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            row = bar.add_task("steps", total=None)
+        with _steps_bar() as advance:
             if self.to == "robomimic":
                 from prism.sims.robosuite_replay import to_robomimic
 
@@ -218,7 +215,7 @@ class Convert:
                     source,
                     self.out,
                     overwrite=self.overwrite,
-                    progress=lambda done, total: bar.update(row, completed=done, total=total),
+                    progress=advance,
                 )
                 print(f"{self.out}: {episodes} episodes, {steps} steps")
                 return
@@ -229,11 +226,24 @@ class Convert:
                 self.task,
                 self.codec,
                 overwrite=self.overwrite,
-                progress=lambda done, total: bar.update(row, completed=done, total=total),
+                progress=advance,
             )
         for note in result.notes:
             print(f"note: {note}")
         print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")
+
+
+@contextmanager
+def _steps_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; call it with the steps done and the steps in all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        row = bar.add_task("steps", total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
 
 
 def _check_fps(fps: float | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from prism.sensors import SensorSpec, decode_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-_CHUNK = 8192  # steps held in memory at a time
+Progress = Callable[[int, int], None]  # steps done, steps in all
+_CHUNK = 1024  # steps held in memory at a time
 _SAMPLED_EPISODES, _SAMPLED_STEPS = 6, 4  # pixels are too many to read them all
 _INSTRUCTIONS = 5  # shown
 _FAR = 30.0  # standard deviations: a value this far out is rarely meant
@@ -114,10 +115,10 @@ def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ())
     return summarise(open_dataset(path, fps, entries), format_name(Path(path)))
 
 
-def summarise(source: EpisodeSource, format: str) -> Summary:
+def summarise(source: EpisodeSource, format: str, progress: Progress | None = None) -> Summary:
     actions = RunningStatistics(source.action_dim)
     vectors = {s.name: RunningStatistics(s.shape[0]) for s in source.sensors if s.kind == "vector"}
-    for part in numbers(source):
+    for part in numbers(source, progress):
         actions.add(part.actions)
         for name, running in vectors.items():
             rows = part.streams[name]
@@ -158,12 +159,17 @@ def summarise(source: EpisodeSource, format: str) -> Summary:
     )
 
 
-def numbers(source: EpisodeSource) -> Iterator[Episode]:
+def numbers(source: EpisodeSource, progress: Progress | None = None) -> Iterator[Episode]:
     """All actions and vectors, in bounded pieces; no pixels."""
     names = [sensor.name for sensor in source.sensors if sensor.kind == "vector"]
+    done, total = 0, int(source.lengths.sum())
     for episode, length in enumerate(source.lengths.tolist()):
         for start in range(0, length, _CHUNK):
-            yield source.read(episode, start, min(start + _CHUNK, length), streams=names)
+            stop = min(start + _CHUNK, length)
+            yield source.read(episode, start, stop, streams=names)
+            done += stop - start
+            if progress is not None:
+                progress(done, total)
 
 
 def sample_frames(source: EpisodeSource, sensor: SensorSpec, episodes: int, each: int) -> list[tuple[int, int, Array]]:

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from prism.atomic import atomic_file
 from prism.data import format_name
 from prism.data.episodes import Array, Episode, EpisodeSource
-from prism.data.inspect import StreamSummary, Summary, as_picture, duration, numbers, sample_frames, size, summarise
+from prism.data.inspect import (
+    Progress,
+    StreamSummary,
+    Summary,
+    as_picture,
+    duration,
+    numbers,
+    sample_frames,
+    size,
+    summarise,
+)
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -26,18 +36,18 @@ _THUMB = 192  # pixels, longest side of a sample frame
 Histogram = NDArray[np.int64]  # (D, bins)
 
 
-def write_page(source: EpisodeSource, out: Path, overwrite: bool = False) -> Summary:
+def write_page(source: EpisodeSource, out: Path, overwrite: bool = False, progress: Progress | None = None) -> Summary:
     """Inspects the dataset and writes the page to `out`, whole or not at all."""
-    summary = summarise(source, format_name(Path(source.path)))
-    content = render(source, summary)
+    summary = summarise(source, format_name(Path(source.path)), progress)
+    content = render(source, summary, progress)
     with atomic_file(Path(out), overwrite) as file:
         file.write(content.encode())
     return summary
 
 
-def render(source: EpisodeSource, summary: Summary) -> str:
+def render(source: EpisodeSource, summary: Summary, progress: Progress | None = None) -> str:
     streams = [summary.actions, *(s for s in summary.sensors if s.statistics is not None)]
-    histograms = _histograms(source, streams)
+    histograms = _histograms(source, streams, progress)
     traces = _traces(source, streams)
     parts = [_head(summary), _lengths(summary)]
     parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
@@ -50,10 +60,12 @@ def render(source: EpisodeSource, summary: Summary) -> str:
     )
 
 
-def _histograms(source: EpisodeSource, streams: Sequence[StreamSummary]) -> list[Histogram]:
+def _histograms(
+    source: EpisodeSource, streams: Sequence[StreamSummary], progress: Progress | None = None
+) -> list[Histogram]:
     """Counts over [min, max] of each dimension, in one more streaming pass."""
     counts = [np.zeros((stream.shape[0], _BINS), np.int64) for stream in streams]
-    for part in numbers(source):
+    for part in numbers(source, progress):
         for stream, count in zip(streams, counts, strict=True):
             rows = _rows(stream, part)
             if stream.kind != "action" and stream.name in part.present:
