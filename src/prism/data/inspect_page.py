@@ -108,7 +108,7 @@ def _head(summary: Summary) -> str:
     rows = "".join(
         f"<tr><td>{escape(s.name)}</td><td>{escape(s.kind)}</td><td>{' &times; '.join(map(str, s.shape))}</td>"
         f"<td>{escape(s.dtype)}</td><td class=n>{escape(s.rate)}</td>"
-        f"<td class=n>{s.low:.4g}</td><td class=n>{s.high:.4g}</td>"
+        f"<td class=n>{_number(s, s.low)}</td><td class=n>{_number(s, s.high)}</td>"
         f"<td class=n>{s.present:.0%}</td></tr>"
         for s in (summary.actions, *summary.sensors)
     )
@@ -122,6 +122,10 @@ def _head(summary: Summary) -> str:
         "<th class=n>rate</th><th class=n>lowest</th><th class=n>highest</th><th class=n>present</th></tr>"
         f"{rows}</table></div>" + (f"<ul>{remarks}</ul>" if remarks else "")
     )
+
+
+def _number(stream: StreamSummary, value: float) -> str:
+    return "" if stream.kind == "text" else f"{value:.4g}"  # bytes of text have no range
 
 
 def _lengths(summary: Summary) -> str:
