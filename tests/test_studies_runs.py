@@ -160,6 +160,21 @@ def test_jerk_is_measured_against_the_episodes_that_succeeded() -> None:
     assert failures.claims(failures.sort_failures(rows[:2]))[0].verdict == "cannot be tested here"
 
 
+@pytest.mark.parametrize(
+    ("count", "failures_", "verdict"),
+    [
+        (0, 10, "cannot be tested here"),  # 0 of 10 may be 10 %
+        (9, 10, "not confirmed"),
+        (0, 100, "not confirmed"),
+        (12, 100, "confirmed"),
+        (17, 100, "confirmed"),
+        (22, 100, "not confirmed"),
+    ],
+)
+def test_a_share_of_few_failures_says_little(count: int, failures_: int, verdict: str) -> None:
+    assert failures.judged(count, failures_, 0.10, 0.15)[0] == verdict
+
+
 def _row(name: str, score: float, low: float | None = None, high: float = 0.0, seeds: int = 3) -> Row:
     difference = None if low is None else Difference((low + high) / 2, low, high, 0.01, seeds, 50)
     return Row(

@@ -29,11 +29,12 @@ from rich.progress import Progress
 
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
+from prism.evaluation import metrics
 from prism.evaluation.results import EpisodeResult
 from prism.evaluation.rollout import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
 from prism.experiments import Experiment
 from prism.studies.cells import Cells, Result, settings_of
-from prism.studies.report import Claim, Study, confirmed, show_rows
+from prism.studies.report import Claim, Study, Verdict, confirmed, show_rows
 from prism.studies.selection_rules import subjects
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ FLICKERS, WINDOW = 2, 4
 JERK_FACTOR, NEAR = 2.0, 0.95
 PAPER_JERK = 0.5
 PART = 10
+FEW = 30  # failures, below which a share says little
 PAPER = {"flicker": (0.10, 0.15), "jerk": (0.05, 0.10), "occlusion": (0.08, 0.12)}
 
 
@@ -198,32 +200,43 @@ def sort_failures(rows: list[Signals]) -> dict[str, Any]:
     }
 
 
+def judged(count: int, failures: int, low: float, high: float) -> tuple[Verdict, str]:
+    """The verdict on a share that the paper puts between low and high: by Wilson's interval of ours, and only with
+    enough failures; what to add to the note."""
+    interval = metrics.wilson_interval(count, failures)
+    if interval[0] > high or interval[1] < low:
+        return "not confirmed", ""
+    if failures < FEW:
+        return "cannot be tested here", "; too few for a share to mean much"
+    return confirmed(low - 0.05 <= count / failures <= high + 0.05), ""
+
+
 def claims(figures: dict[str, Any]) -> list[Claim]:
     failures, classes, signals = figures["failures"], figures["classes"], figures["signals"]
     if failures == 0:
         return [Claim("App. E.5", "classes of failures", "no episode failed", "cannot be tested here", "roll out more")]
-    few = f"{failures} failures" + ("; too few for a share to mean much" if failures < 30 else "")
     found = []
+
+    def add(paper: str, ours: str, share: float, low: float, high: float, note: str) -> None:
+        verdict, chance = judged(round(share * failures), failures, low, high)
+        found.append(Claim("App. E.5", paper, ours, verdict, f"{note}; {failures} failures{chance}"))
+
     for name, words in (("flicker", "mode-switching instability"), ("jerk", "high jerk"), ("occlusion", "occlusion")):
         low, high = PAPER[name]
+        paper = f"{words}: {low:.0%} to {high:.0%} of failures"
         if name == "occlusion" and signals["occlusion"] == 0:
             note = "no sensor of this simulator is ever hidden"
-            found.append(
-                Claim("App. E.5", f"{words}: {low:.0%} to {high:.0%} of failures", "0%", "cannot be tested here", note)
-            )
+            found.append(Claim("App. E.5", paper, "0%", "cannot be tested here", note))
             continue
-        held = low - 0.05 <= signals[name] <= high + 0.05
-        paper = f"{words}: {low:.0%} to {high:.0%} of failures"
         ours = f"{signals[name]:.0%} show it, {classes[name]:.0%} are sorted there"
-        found.append(Claim("App. E.5", paper, ours, confirmed(held), f"another task; {few}"))
+        add(paper, ours, signals[name], low, high, "another task")
     paper = "below 1 % of failures stem from invalid actions"
     ours = f"{signals['invalid']:.0%} of the failed episodes have more than {INVALID:.0%} of their actions out of range"
-    found.append(Claim("App. E.5", paper, ours, confirmed(signals["invalid"] < 0.01), few))
+    add(paper, ours, signals["invalid"], 0.0, 0.01, "another task")
     rest = classes["near_miss"] + classes["other"]
     paper = "other factors (collision, timeout): 1 to 2 % of failures"
     ours = f"{rest:.0%}: {classes['near_miss']:.0%} near misses, {classes['other']:.0%} ran out of time"
-    note = "the paper's classes add up to at most 39 % of its failures"
-    found.append(Claim("App. E.5", paper, ours, confirmed(rest <= 0.05), note))
+    add(paper, ours, rest, 0.01, 0.02, "the paper's classes add up to at most 39 % of its failures")
     paper = "jerk above 0.5 in 5 to 10 % of episodes"
     ours = f"{figures['jerk_above_half']:.0%} of episodes in our units"
     found.append(Claim("App. E.5", paper, ours, "cannot be tested here", "the paper does not define its jerk"))
