@@ -102,6 +102,7 @@ class _Decoder:
         except BaseException:
             self._container.close()
             raise
+        self._convert = av.video.reformatter.VideoReformatter()  # one for all: making one takes as long as decoding
         self._frames: Iterator[Any] = iter(())
         self._at = np.inf  # the time of the last frame that came out; inf: seek first
 
@@ -118,7 +119,7 @@ class _Decoder:
             frame, pending = self._frame_at(time, tolerance, pending)
             if (frame.height, frame.width, 3) != shape:
                 raise ValueError(f"frames are {frame.height} x {frame.width}, info.json says {shape[0]} x {shape[1]}")
-            yield frame.to_ndarray(format="rgb24")
+            yield self._convert.reformat(frame, format="rgb24", threads=1).to_ndarray()
 
     def _seek(self, time: float) -> None:
         self._container.seek(max(int(time / self._stream.time_base), 0), stream=self._stream, backward=True)

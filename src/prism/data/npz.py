@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from numpy.lib import format as npy
 from prism.data.episodes import Array
 
 MAX_BYTES = 1 << 30  # of one array: one time step of one sensor, or an index of episodes
+_LENGTH = {(1, 0): 2, (2, 0): 4}  # by .npy version: bytes that state the header's length
+_MAX_HEADER = 10_000  # numpy's own limit
 
 
 def npz_member(archive: zipfile.ZipFile, key: str) -> Array:
@@ -40,9 +43,20 @@ def parse_npy(content: bytes) -> Array:
 
 def npy_header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """(shape, Fortran order, dtype); the file stands behind the header."""
+    start = file.tell()
     version = npy.read_magic(file)
-    if version == (1, 0):
-        return npy.read_array_header_1_0(file)
-    if version == (2, 0):
-        return npy.read_array_header_2_0(file)
-    raise ValueError(f"is of .npy version {version}")
+    if version not in _LENGTH:
+        raise ValueError(f"is of .npy version {version}")
+    size = int.from_bytes(file.read(_LENGTH[version]), "little")
+    if size > _MAX_HEADER:
+        raise ValueError(f"has a header of {size} bytes")
+    file.seek(start)
+    return _parsed(file.read(8 + _LENGTH[version] + size), version)
+
+
+@lru_cache(maxsize=256)
+def _parsed(head: bytes, version: tuple[int, int]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """A header is Python source, which takes long to read, and thousands of files have the same few."""
+    file = io.BytesIO(head)
+    npy.read_magic(file)
+    return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)

@@ -155,14 +155,15 @@ class ZarrSource(TableSource):
         return values
 
     def _pixels(self, stream: _Stream, values: Array, start: int) -> Array:
-        numbers = values.astype(np.float32)
+        numbers = values.astype(np.float32, copy=False)
         # written so that NaN fails too
         if not (numbers.min() >= 0 and numbers.max() <= 255 / stream.scale):
             top = 255 / stream.scale
             raise PrismError(
                 f"{self.path}: 'data/{stream.key}' has pixels outside 0..{top:g} near step {start}; mend it"
             )
-        pixels: Array = np.rint(numbers * stream.scale).astype(np.uint8)
+        scaled = numbers if stream.scale == 1 else numbers * stream.scale
+        pixels: Array = np.rint(scaled).astype(np.uint8)
         return pixels
 
     def _rows(self, stream: _Stream, start: int, stop: int) -> Array:
