@@ -149,13 +149,14 @@ def run(config: DataBenchConfig) -> dict[str, Any]:
 
 def show(result: dict[str, Any], console: Console) -> None:
     table = Table(title="Windows in the order of training, one thread")
-    growth = f"{result['settings']['growth']}x the data"
-    columns = ("format", "steps", "windows a second", "each alone", "blocks mixed", "peak memory, MB", growth)
+    growth = f"memory at {result['settings']['growth']}x"
+    columns = ("format", "steps", "windows/s", "each alone", "blocks mixed", "peak, MB", growth)
     for column in columns:
-        table.add_column(column, justify="left" if column == "format" else "right")
+        first = column == "format"
+        table.add_column(column, justify="left" if first else "right", no_wrap=first)
     for name, speed in result["windows_per_s"].items():
         grown = result["grown"][name]
-        ratio = f"{result['memory_ratio_10x'][name]:.2f}x memory"
+        ratio = f"{result['memory_ratio_10x'][name]:.2f}x"
         alone, mixed = f"{grown['windows_per_s_alone']:,.0f}", f"{grown['blocks_mixed']} of {grown['block_steps']}"
         mixed = mixed if grown["blocks_mixed"] else "-"
         memory = f"{grown['peak_bytes'] / 1e6:.0f}"
