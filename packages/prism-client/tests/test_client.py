@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,7 +171,7 @@ def drive(runtime: RecedingHorizon, steps: int, period: float) -> list[float]:
 
 
 def test_asynchronous_control_enters_a_late_plan_at_the_row_that_is_due() -> None:
-    with running(delay=0.05) as server, RecedingHorizon(client_of(server)) as runtime:
+    with running(delay=0.05) as server, RecedingHorizon(client_of(server), blend=0) as runtime:
         actions = drive(runtime, 30, 0.02)
         starts = {m["t"] for m in server.seen if m.get("plan", True)}
         for step, action in enumerate(actions):
@@ -212,11 +213,124 @@ def test_errors_do_not_stop_a_moving_robot_but_a_resting_one() -> None:
         assert runtime.stats.error == "out of order"
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_plans_are_joined_without_a_jump() -> None:
+    """Plans of this server lie 99 apart for each step between their observations: 4 steps, 396."""
+    with running() as server, RecedingHorizon(client_of(server), blend=3, exec_horizon=4) as runtime:
+        actions = [float(runtime.act({"t": t})[0]) for t in range(2)]
+        for t in range(2, 10):
+            actions.append(float(runtime.act({"t": t})[0]))
+            wait_until(lambda t=t: runtime._sent >= t)  # type: ignore[misc]
+        assert runtime.stats.plans >= 3
+        starts = [m["t"] for m in server.seen if m.get("plan", True)]
+        gap = 99.0 * max(b - a for a, b in itertools.pairwise(starts))
+        steps = np.abs(np.diff(actions))
+        assert steps.max() <= 2 * gap / 4 + 1.0 + 1e-6  # a join may begin before the last one has ended
+        assert actions[-1] > 300  # and the new plan is reached
+
+
+def test_a_plan_after_a_hold_goes_on_where_the_robot_stands() -> None:
+    """Held steps are no actions: a plan that took longer than it lasts is executed all the same."""
+    with running() as server, RecedingHorizon(client_of(server), blend=0) as runtime:
+        assert float(runtime.act({"t": 0})[0]) == 0.0
+        server.delay = 0.3
+        actions = []
+        for t in range(1, 31):
+            actions.append(float(runtime.act({"t": t})[0]))
+            wait_until(lambda: t > 4 or runtime._wanted is None or runtime._sending)  # noqa: B023
+        assert actions == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, *[7.0] * 24]
+        wait_until(lambda: runtime.stats.plans == 2)
+        asked = [m for m in server.seen if m.get("plan", True)][1]["t"]
+        action = float(runtime.act({"t": 31})[0])
+        assert divmod(action, 100) == (asked, 8 - asked)  # asked for after `asked` of 8 actions; the rest was executed
+        assert runtime.stats.late == 1
+
+
+def test_a_lost_server_is_told_of_and_closing_does_not_wait_for_it() -> None:
+    with running() as server:
+        runtime = RecedingHorizon(client_of(server, retry_for=60.0))
+        runtime.act({"t": 0})
+    wait_until(lambda: bool(runtime.act({"t": 1}).size and runtime.stats.error))
+    assert str(server.port) in runtime.stats.error
+    start = time.monotonic()
+    runtime.close()
+    assert time.monotonic() - start < 5
+    with pytest.raises(ConnectionLostError, match="closed"):
+        runtime.client.infer({"t": 0})
+
+
+def test_a_new_connection_is_sent_what_is_recent() -> None:
+    with running() as server, RecedingHorizon(client_of(server), asynchronous=False, exec_horizon=3) as runtime:
+        for t in range(3):
+            runtime.act({"t": t})
+        dropped: list[bool] = []
+
+        def drop(connection: ServerConnection, message: dict[str, Any]) -> bool:
+            if dropped:
+                return False
+            dropped.append(True)
+            connection.close()
+            return True
+
+        server.before = drop
+        before = len(server.seen)
+        assert float(runtime.act({"t": 3})[0]) == 300.0
+        sent = [(m["t"], m.get("plan", True), m.get("reset", False)) for m in server.seen[before:]]
+        # lost, sent again by the client, and then the window of two in order, the plan from the last of it
+        assert sent == [(3, True, False), (3, True, False), (2, False, True), (3, True, False)]
+
+
+def test_a_first_step_that_fails_can_be_tried_again() -> None:
+    with running() as server, RecedingHorizon(client_of(server), first_timeout=5.0) as runtime:
+        server.before = lambda connection, message: connection.send("not yet") or True
+        with pytest.raises(ServerError, match="not yet"):
+            runtime.act({"t": 0})
+        server.before = None
+        assert float(runtime.act({"t": 1})[0]) == 100.0
+
+
+def test_a_hook_slows_down_and_stops() -> None:
+    says = ["continue", "slow", "stop", "Stop", "continue"]
+    seen: list[Any] = []
+
+    def hook(reply: Any) -> str:
+        seen.append(reply["actions"].shape)
+        return says[len(seen) - 1]
+
+    with running(metadata={"pred_horizon": 4, "exec_horizon": 2}) as server:
+        options = {"asynchronous": False, "hook": hook, "keep": ()}
+        with RecedingHorizon(client_of(server), **options) as runtime:  # type: ignore[arg-type]
+            actions = [float(runtime.act({"t": t})[0]) for t in range(7)]
+            # slow: half way from 1 to 200, then all of it; stop, and what nobody understands: hold
+            assert actions == [0.0, 1.0, 100.5, 200.0, 200.0, 200.0, 600.0]
+            assert runtime.stats.held == 2
+            assert seen == [(4, 1)] * 5
+        runtime = RecedingHorizon(client_of(server), hook=lambda reply: "stop")
+        with runtime, pytest.raises(RuntimeError, match="stop to the first plan"):
+            runtime.act({"t": 0})
+
+
+def test_a_gripper_keeps_its_value_while_the_rest_is_zero() -> None:
+    with running() as server, RecedingHorizon(client_of(server), hold="zero", keep=(0,)) as runtime:
+        server.before = lambda connection, message: len(server.seen) > 1
+        assert [float(runtime.act({"t": t})[0]) for t in range(10)] == [*range(8), 7.0, 7.0]
+
+
 def test_arguments_are_checked() -> None:
     with running() as server, client_of(server) as client:
         with pytest.raises(ValueError, match="exec_horizon"):
             RecedingHorizon(client, exec_horizon=9)
+        with pytest.raises(ValueError, match="exec_horizon"):
+            RecedingHorizon(client, exec_horizon=0)
         with pytest.raises(ValueError, match="hold"):
             RecedingHorizon(client, hold="still")
+        with pytest.raises(ValueError, match="blend"):
+            RecedingHorizon(client, blend=-1)
         with pytest.raises(TypeError, match="complex"):
             client.infer({"t": np.array([1j])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +27,7 @@ class ConnectionLostError(ConnectionError):
 
 
 class Client:
-    """Asks a policy server for plans; reconnects by itself. One thread at a time.
+    """Asks a policy server for plans; reconnects by itself. One thread at a time, but any thread may `close` it.
 
     client = Client("ws://robot-brain:8000")
     reply = client.infer({"proprio": q, "rgb_wrist": image})    # one time step of each sensor
@@ -36,7 +37,8 @@ class Client:
     tells, and RecedingHorizon sends the latest observations again.
 
     `retry_for`: seconds for which a lost connection is sought again, with growing pauses and a little chance in them,
-    so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take.
+    so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take. `trouble` says
+    meanwhile why there is no connection.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Client:
         timeout: float = 10.0,
         retry_for: float = 30.0,
         first_pause: float = 0.1,
-        longest_pause: float = 5.0,
+        longest_pause: float = 2.0,
     ) -> None:
         self.uri = uri if "://" in uri else f"ws://{uri}"
         self.connections = 0
+        self.trouble = ""  # why there is no connection, while one is sought
         self._api_key = api_key
         self._timeout = timeout
         self._retry_for = retry_for
@@ -59,6 +62,7 @@ class Client:
         self._stack = contextlib.ExitStack()  # holds the connection
         self._metadata: dict[str, Any] = {}
         self._reset: dict[str, Any] = {}
+        self._closed = threading.Event()
         self.connect()
 
     @property
@@ -95,14 +99,32 @@ class Client:
         self._reset = {"reset": True} if seed is None else {"reset": True, "seed": int(seed)}
 
     def connect(self) -> None:
-        """Called by the constructor and whenever it is needed; returns at once while the connection stands."""
+        """Called by the constructor; afterwards only needed to use a closed client again."""
+        self._closed.clear()
+        self._reach()
+
+    def close(self) -> None:
+        """From any thread: a request on its way, or the search for a lost connection, ends with ConnectionLostError."""
+        self._closed.set()
+        self._drop()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reach(self) -> None:
+        """Returns at once while the connection stands."""
         if self._socket is not None:
             return
         end = time.monotonic() + self._retry_for
         pause = self._pauses[0]
         while True:
+            self._check_open()
             try:
                 self._open()
+                self.trouble = ""
                 return
             except (ConnectionClosed, InvalidHandshake, OSError) as error:  # TimeoutError is an OSError
                 status = error.response.status_code if isinstance(error, InvalidStatus) else 503
@@ -113,19 +135,19 @@ class Client:
                     raise ConnectionLostError(
                         f"{self.uri}: {_words(error)}; tried for {self._retry_for:g} s"
                     ) from error
-                logger.warning("%s: %s; again in %.1f s", self.uri, _words(error), wait)
-            time.sleep(wait)
+                self.trouble = f"{self.uri}: {_words(error)}"
+                logger.warning("%s; again in %.1f s", self.trouble, wait)
+            self._closed.wait(wait)
             pause = min(2 * pause, self._pauses[1])
 
-    def close(self) -> None:
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            self._drop()
+            raise ConnectionLostError(f"{self.uri}: this client is closed")
+
+    def _drop(self) -> None:
         self._socket = None
         self._stack.close()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _open(self) -> None:
         headers = {"Authorization": f"Api-Key {self._api_key}"} if self._api_key else None
@@ -147,22 +169,27 @@ class Client:
             self._stack = stack.pop_all()  # stays open
         self._socket = socket
         self.connections += 1
+        self._check_open()  # closed meanwhile
 
     def _exchange(self, frame: bytes) -> dict[str, Any]:
         """One reply. A request that the network lost is sent once more on a new connection."""
         for last in (False, True):
-            self.connect()
-            assert self._socket is not None
+            self._reach()
+            socket = self._socket
             try:
-                self._socket.send(frame)
-                reply = self._socket.recv(timeout=self._timeout)
+                if socket is None:  # closed by another thread
+                    raise OSError("closed")
+                socket.send(frame)
+                reply = socket.recv(timeout=self._timeout)
             except (ConnectionClosed, OSError) as error:
-                self.close()
+                self._drop()
+                self._check_open()
                 if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1009:
                     raise ServerError("the server refused the message: it is too large") from error
                 if last:
                     raise ConnectionLostError(f"{self.uri}: {_words(error)}") from error
-                logger.warning("%s: %s; connecting again", self.uri, _words(error))
+                self.trouble = f"{self.uri}: {_words(error)}"
+                logger.warning("%s; connecting again", self.trouble)
                 continue
             if isinstance(reply, str):
                 raise ServerError(reply)
