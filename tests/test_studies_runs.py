@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.comparison.grid import CellId
 from prism.comparison.statistics import Difference
 from prism.comparison.summary import Row
 from prism.controller import Replan
@@ -205,7 +206,7 @@ def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
         for name, settings in variants.items():
             assert with_settings(plain, list(settings)) != plain, (factor, name)
     config = ablations.AblationsConfig()
-    assert config.grid(("rule",), (0,)).reference == "prism"
+    assert (config.grid().reference, config.grid().evaluation.first_seed) == ("prism", 200_000)
     with pytest.raises(PrismError, match="unknown factor"):
         ablations.AblationsConfig(factors=("colour",))
 
@@ -213,8 +214,27 @@ def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
 def test_demonstration_counts_have_data_of_their_own(tmp_path: Path) -> None:
     config = demonstrations.DemonstrationsConfig(work=tmp_path, counts=(2, 5))
     assert config.grid(2).settings != config.grid(5).settings
-    figures = {"success": {"prism": {"2": 0.2, "5": 0.6}}, "success_ci": {"prism": {"2": [0, 0.4], "5": [0.4, 0.8]}}}
-    assert demonstrations.claims(figures, config)[0].verdict == "confirmed"
+
+
+def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> None:
+    config = demonstrations.DemonstrationsConfig(counts=(2, 5))
+
+    def cells(wins: int, seeds: int) -> dict[CellId, Any]:
+        rows = [{"success": i < wins} for i in range(20)]
+        return {CellId("a", "prism", seed): {"per_episode": rows} for seed in range(seeds)}
+
+    figures: dict[str, Any] = {
+        "success": {"prism": {"2": 0.2, "5": 0.6}},
+        "success_ci": {"prism": {"2": [0, 0.4], "5": [0.4, 0.8]}},
+    }
+    for few, many, verdict in ((4, 12, "confirmed"), (12, 4, "not confirmed"), (4, 5, "cannot be tested here")):
+        gain = demonstrations.gain(config, cells(few, 2), cells(many, 3))
+        (claim,) = demonstrations.claims({**figures, "gain": gain}, config)
+        assert (claim.verdict, gain["prism"]["seeds"]) == (verdict, 2)
+    assert demonstrations.gain(config, {}, cells(4, 3)) == {}
+
+
+def test_bad_demonstration_counts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="growing"):
         demonstrations.DemonstrationsConfig(counts=(5, 2))
     with pytest.raises(PrismError, match="expert"):

@@ -162,8 +162,7 @@ class Ablations:
     factors: Annotated[tuple[str, ...], option("FACTOR ...")] = (
         "rule", "scope", "candidates", "soft", "heads", "features", "depth", "obs_horizon",
     )  # fmt: skip
-    """rule, scope, candidates, soft (every seed), heads, features, depth, obs_horizon (the first seed); all unless
-    told."""
+    """rule, scope, candidates, soft, heads, features, depth, obs_horizon; all unless told."""
     steps: int = 2500
     """Training steps of every variant."""
     minutes: Annotated[float | None, option("M")] = None

@@ -1,8 +1,7 @@
 """`prism study ablations`: what each choice of the architecture and of the objective is worth (App. B.2, Fig. 6, 7).
 
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
-episodes; cells, intervals and the paired test are those of `prism bench compare`. Factors in SEEDED are run on every
-seed, the others on the first seed alone, and say so (n).
+episodes; cells, intervals and the paired test are those of `prism bench compare`.
 
     table = rows of comparison.json; factors.NAME = {"VARIANT": score}
 """
@@ -20,6 +19,7 @@ from prism.comparison.run import compare
 from prism.comparison.summary import Row
 from prism.errors import PrismError
 from prism.studies.report import Claim, Study, Verdict, show_rows
+from prism.studies.selection_rules import TUNING_SEED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,6 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     "depth": {f"depth-{n}": (f"policy.generator.blocks={n}",) for n in (1, 4, 6)},
     "obs_horizon": {f"To-{n}": (f"policy.obs_horizon={n}",) for n in (1, 4, 8)},
 }
-SEEDED = ("rule", "scope", "candidates", "soft")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,7 @@ class AblationsConfig:
     minutes: float | None = None  # of CPU time; one of the two
     seeds: tuple[int, ...] = (0, 1, 2)
     episodes: int = 50
+    first_seed: int = TUNING_SEED  # what is chosen by an ablation is not chosen on the test's episodes
     jobs: int = 1
 
     def __post_init__(self) -> None:
@@ -78,35 +78,25 @@ class AblationsConfig:
         if not self.factors or not self.seeds:
             raise PrismError("study ablations: name at least one factor and one seed")
 
-    def grid(self, factors: tuple[str, ...], seeds: tuple[int, ...]) -> CompareConfig:
-        variants = [(name, settings) for factor in factors for name, settings in FACTORS[factor].items()]
+    def grid(self) -> CompareConfig:
+        variants = [(name, settings) for factor in self.factors for name, settings in FACTORS[factor].items()]
         contestants = (Contestant(REFERENCE, "prism"), *(Contestant(n, "prism", s) for n, s in variants))
         return CompareConfig(
             recipes=(self.recipe,),
             contestants=contestants,
-            seeds=seeds,
+            seeds=self.seeds,
             steps=self.steps if self.minutes is None else None,
             minutes=self.minutes,
             clock="cpu",
-            evaluation=EvaluationPlan(self.episodes, curve=()),
+            evaluation=EvaluationPlan(self.episodes, self.first_seed, curve=()),
         )
 
 
 def run(config: AblationsConfig, console: Console | None = None) -> Study:
-    """First every factor on one seed, then the seeded ones on all: both grids share the folder and its cells."""
-    console = console or Console(stderr=True)
-    seeded = tuple(factor for factor in config.factors if factor in SEEDED)
-    single = tuple(factor for factor in config.factors if factor not in SEEDED)
-    rows: dict[str, Row] = {}
-    missing: list[str] = []
-    for factors, seeds in ((seeded, config.seeds), (single, config.seeds[:1])):
-        if not factors:
-            continue
-        comparison = compare(config.work, config.grid(factors, seeds), config.jobs, console)
-        for row in comparison.rows:
-            rows.setdefault(row.contestant, row)
-        missing += [f"{one.cell}: {one.reason}" for one in comparison.missing]
-    return summarise(config, rows, missing)
+    """One comparison of all variants, seed by seed."""
+    comparison = compare(config.work, config.grid(), config.jobs, console or Console(stderr=True))
+    rows = {row.contestant: row for row in comparison.rows}
+    return summarise(config, rows, [f"{one.cell}: {one.reason}" for one in comparison.missing])
 
 
 def summarise(config: AblationsConfig, rows: dict[str, Row], missing: list[str]) -> Study:
@@ -122,6 +112,7 @@ def summarise(config: AblationsConfig, rows: dict[str, Row], missing: list[str])
         "steps": config.steps if config.minutes is None else None,
         "cpu_minutes": config.minutes,
         "episodes": config.episodes,
+        "first_seed": config.first_seed,
         "variants": {name: list(s) for factor in config.factors for name, s in FACTORS[factor].items()},
     }
     return Study("ablations", figures, tuple(claims(rows)), settings, config.seeds, tuple(missing))
@@ -193,7 +184,9 @@ def show(study: Study, console: Console) -> None:
         score = f"{row['score']:.3f} [{row['score_ci'][0]:.3f}, {row['score_ci'][1]:.3f}]"
         rows.append([row["contestant"], str(row["n"]), score, against, f"{row['success']:.0%}", f"{row['jerk']:.4f}"])
     heads = ("variant", "seeds", "score [95 %]", f"- {REFERENCE}", "success", "jerk")
-    show_rows(f"Ablations on {study.settings['recipe']}, {study.settings['steps']} steps", heads, rows, console)
+    minutes, steps = study.settings["cpu_minutes"], study.settings["steps"]
+    budget = f"{steps} steps" if minutes is None else f"{minutes:g} CPU minutes"
+    show_rows(f"Ablations on {study.settings['recipe']}, {budget}", heads, rows, console)
 
 
 def draw(study: Study) -> Figure:
