@@ -65,6 +65,20 @@ def test_a_batch_is_from_many_places_and_a_block_is_needed_only_for_a_while() ->
     assert max(far) - min(far) < 100  # of the 250 blocks begun since
 
 
+@few_examples
+@given(st.integers(0, 400), st.integers(1, 3))
+def test_a_step_is_the_same_at_any_time_and_for_any_number_of_ranks(step: int, world: int) -> None:
+    blocks = Blocks(np.arange(0, 121, 4), kept=7)
+    whole = BatchOrder(120, 9, 2, blocks=blocks)
+    for earlier in range(0, step, 5):
+        whole.indices(earlier)
+    ranks = [BatchOrder(120, 9, 2, rank, world, blocks) for rank in range(world)]
+    assert np.concatenate([order.indices(step) for order in ranks]).tolist() == whole.indices(step).tolist()
+    ends = [order.ends(step) for order in (whole, *ranks)]
+    assert ends[0] is not None
+    assert np.concatenate(ends[1:]).tolist() == ends[0].tolist()  # type: ignore[arg-type]
+
+
 class Counted(MemorySource):
     """A format that decodes 8 steps to show one."""
 

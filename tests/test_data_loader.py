@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from prism.data import open_dataset
 from prism.data.loader import BatchOrder, Loader
-from prism.data.store import DatasetWriter
 from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.types import Batch
 from tests.data_fakes import counting_source
+from tests.data_files import write_calvin
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 3))
@@ -80,12 +80,10 @@ def test_loader_gives_the_steps_in_order_from_any_start(images: bool) -> None:
 
 
 def test_worker_processes_give_the_same(tmp_path: Path) -> None:
-    memory = counting_source([9, 14], images=True)
-    with DatasetWriter(tmp_path / "set", memory.sensors, 2, 10.0, "toy") as writer:
-        for episode in memory.episodes:
-            writer.add(episode.streams, episode.actions)
-    windows = Windows(open_dataset(tmp_path / "set"), 2, 4)
-    order = BatchOrder(len(windows), 4, seed=5)
+    """Of a format that is read in blocks: each process has its own."""
+    windows = Windows(open_dataset(write_calvin(tmp_path / "set", annotated=False)), 2, 4)
+    assert windows.blocks is not None
+    order = BatchOrder(len(windows), 4, seed=5, blocks=windows.blocks)
     with Loader(windows, order, start_step=2, workers=2) as loader:
         for step, batch in zip(range(2, 12), loader, strict=False):
             assert equal(batch, windows.batch(order.indices(step)))
