@@ -118,6 +118,7 @@ def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Pa
     one = Experiment.load(ids[1].folder(tmp_path))
     assert (one.method, one.train.steps, one.train.seed, one.train.threads, one.train.keep_last) == ("mse", 4, 0, 1, 1)
     assert CellSpec.load(ids[3].folder(tmp_path)).id == CellId("pusht", "mse", 1)
+    assert state_of(ids[3].folder(tmp_path)) == ("open", "not started yet")
     assert one.demonstrations == Experiment.load(ids[0].folder(tmp_path)).demonstrations
     before = (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns
     assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "a larger grid adds to it"

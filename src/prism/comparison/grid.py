@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
+from prism.comparison.worker import LOG
 from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
 from prism.evaluation.rollout import TEST_SEED
@@ -153,7 +154,7 @@ def state_of(folder: Path) -> tuple[State, str]:
         return "done", ""
     if (folder / FAILED).is_file():
         return "failed", str(files.read_json(folder / FAILED).get("reason", "no reason given"))
-    return "open", "not finished yet" if (folder / CELL).exists() else "not started yet"
+    return "open", "not finished yet" if (folder / LOG).exists() else "not started yet"
 
 
 def cell_ids(config: CompareConfig) -> list[CellId]:
