@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.controller import Controller, ControllerConfig, Replan
@@ -247,6 +247,95 @@ def test_a_hook_of_ones_own_sees_every_plan() -> None:
     control = AsyncController(Controller(POLICY, CONFIG), planner, AsyncConfig(), planner.clock, hook)
     _run(control, 10)
     assert [r.step for r in seen] == [0, 5, 9]  # a plan that is ready at once is executed from the next step on
+
+
+@pytest.mark.parametrize("answer", ["Stop", None, ZeroDivisionError("no spread")])
+def test_a_hook_that_nobody_understands_stops_the_robot_and_is_told(answer: Any) -> None:
+    planner, seen = Script(Clock(), [0.0, 0.1]), []
+
+    def hook(replan: Replan) -> Any:
+        seen.append(replan)
+        if len(seen) != 2:
+            return "continue"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    control = AsyncController(Controller(POLICY, CONFIG), planner, AsyncConfig(blend=0), planner.clock, hook)
+    commands = []
+    for step in range(8):
+        planner.clock.now = step / FPS
+        commands.append(control.step(OBSERVATION))
+    assert [c.source for c in commands] == ["plan"] * 5 + ["hold", "plan", "plan"]
+    assert commands[5].error is not None
+    assert "the hook" in commands[5].error
+
+
+def test_an_observation_that_cannot_be_used_does_not_stop_a_moving_robot() -> None:
+    planner = Script(Clock(), [0.0, 0.1])
+    control = _make(planner)
+    blind = {name: np.full_like(value, np.nan) for name, value in OBSERVATION.items()}
+    with pytest.raises(PrismError, match="none of the policy's sensors"):
+        control.step(blind)
+    commands = []
+    for step in range(16):
+        planner.clock.now = step / FPS
+        commands.append(control.step(blind if 3 <= step < 12 else OBSERVATION))
+    assert [c.source for c in commands] == ["plan"] * 8 + ["hold"] * 5 + ["plan"] * 3
+    assert ["none of the policy's sensors" in (c.error or "") for c in commands] == [3 <= i < 12 for i in range(16)]
+    assert control.statistics.refused == 9
+    assert len(planner.requests) == 2  # none while it is blind
+
+
+def test_a_first_plan_that_was_given_up_may_still_come() -> None:
+    clock = Clock()
+    planner = Script(clock, [7.0])
+    control = _make(planner, first_timeout=5.0)
+    with pytest.raises(PrismError, match="no first plan within 5 s"):
+        control.step(OBSERVATION)
+    assert control.step(OBSERVATION).action[0] == 0.0
+    assert (clock.now, len(planner.requests)) == (7.0, 1)
+
+
+def test_statistics_of_a_long_run_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism.deploy.async_control._KEPT", 10)
+    control = _make(Script(Clock(), [0.0]))
+    _run(control, 100)
+    assert control.statistics.actions == 100
+    assert len(control.statistics.plan_age_ms) < 20
+    assert len(control.controller.replans) <= 11
+    assert control.budget_ms == pytest.approx(400.0)  # exec_horizon / fps
+
+
+@settings(max_examples=40)
+@given(
+    delays=st.lists(st.one_of(st.none(), st.floats(0.0, 1.5)), min_size=1, max_size=8),
+    failing=st.sets(st.integers(1, 8)),
+    offsets=st.dictionaries(st.integers(1, 8), st.floats(-5, 5)),
+    blind=st.sets(st.integers(1, 59)),
+)
+def test_whatever_the_planner_does_an_action_comes_and_no_step_is_a_jump(
+    delays: list[float | None], failing: set[int], offsets: dict[int, float], blind: set[int]
+) -> None:
+    clock = Clock()
+    planner = Script(clock, [0.0, *delays], offsets)
+    planner.errors = dict.fromkeys(failing, "RuntimeError: x")
+    control = _make(planner, blend=3)
+    nothing = {name: np.full_like(value, np.nan) for name, value in OBSERVATION.items()}
+    values: list[float] = []
+    for step in range(60):
+        clock.now = step / FPS
+        command = control.step(nothing if step in blind else OBSERVATION)
+        values.append(float(command.action[0]))
+        assert np.isfinite(command.action).all()
+        assert command.plan_age_ms >= 0.0
+        assert clock.now == step / FPS  # it never waited
+        if command.source == "hold":
+            assert values[-1] == values[-2]
+        elif step:
+            # plans lie at most 70 apart (offsets, and what was held): a quarter of it a join, and two may overlap
+            assert abs(values[-1] - values[-2]) <= 1.0 + 2 * 70 / 4 + 1e-3
+    assert control.statistics.actions == 60
 
 
 def test_reset_starts_a_new_episode() -> None:

@@ -11,8 +11,9 @@ parts over `blend` steps, at most `max_step` each,
     out_j = b_j + o_j,   |o_j| = max(|d| - (j + 1) min(|d| / (blend + 1), max_step), 0),   sign(o_j) = sign(d)
 
 so no step is larger than that of the plans themselves plus min(|d| / (blend + 1), max_step). A plan that does not come:
-the old one is executed to its end, then the robot holds. Everything here runs in the caller's thread and asks a clock
-that can be a test's; the planner (runtime_lanes.LanePlanner) has the threads.
+the old one is executed to its end, then the robot holds; and so it does when an observation cannot be used (every
+sensor at fault, a wrong shape): no plan is asked for until one can. Everything here runs in the caller's thread and
+asks a clock that can be a test's; the planner (runtime_lanes.LanePlanner) has the threads.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ import torch
 from numpy.typing import NDArray
 
 from prism.controller import Controller, Replan
-from prism.deploy.uncertainty import Decision, Hook, UncertaintyConfig
+from prism.deploy.uncertainty import DECISIONS, Decision, Hook, UncertaintyConfig
 from prism.errors import PrismError
 
 Array = NDArray[np.generic]
 Hold = Literal["last", "zero"]
 Source = Literal["plan", "hold"]
+_KEPT = 50_000  # latest values of a statistic: a robot may run for days
 logger = logging.getLogger("prism.control")
+
+
+def keep_latest(values: list[Any], value: Any) -> None:
+    """Append, and forget the oldest values now and then."""
+    values.append(value)
+    if len(values) >= 2 * _KEPT:
+        del values[:-_KEPT]
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,8 @@ class Statistics:
     errors: int = 0  # the planner failed
     holds: int = 0  # actions without a plan
     uncertain: int = 0  # plans beyond a limit of uncertainty
+    refused: int = 0  # observations that could not be used
+    # The latest ones:
     latency_ms: list[float] = field(default_factory=list)  # request -> result, of every plan
     plan_age_ms: list[float] = field(default_factory=list)  # of every action: since the observation behind its plan
     skipped: list[int] = field(default_factory=list)  # actions of each plan that were too late
@@ -107,6 +118,7 @@ class Statistics:
             "plan_errors": self.errors,
             "holds": self.holds,
             "uncertain_plans": self.uncertain,
+            "observations_refused": self.refused,
             "plan_latency_p50_ms": float(np.median(latencies)),
             "plan_latency_p99_ms": float(np.quantile(latencies, 0.99)),
             "plan_age_p50_ms": float(np.median(ages)),
@@ -146,7 +158,7 @@ class AsyncController:
             raise PrismError(f"control.keep names dimension {bad[0]}, but actions have {spec.action_dim}")
         self._period = 1.0 / spec.fps if spec.fps > 0 else 0.0
         own = self.config.budget_ms
-        self._budget = (controller.config.exec_horizon * self._period * 1e3 or math.inf) if own is None else own
+        self.budget_ms = (controller.config.exec_horizon * self._period * 1e3 or math.inf) if own is None else own
         self._reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -161,6 +173,7 @@ class AsyncController:
         self._flying: tuple[int, float] | None = None  # ticket and time of the request that is under way
         self._executed = 0  # actions of plans since that request
         self._again = False  # the last request came to nothing
+        self._blind = False  # the last observation could not be used
         self._missed = False  # the flying request is beyond its budget, and counted
         self._cursor = 0  # next action of the plan
         self._phase = 0.0  # how much of it is done, when slow
@@ -170,21 +183,36 @@ class AsyncController:
 
     def step(self, observation: Mapping[str, Array | str], ages: Mapping[str, float] | None = None) -> Command:
         """Take in one observation, and say what to do now."""
-        self.controller.observe(observation, ages)
-        self.planner.observe(*self.controller.latest())
+        refused = self._observe(observation, ages)
         replan, error = self._collect(self.planner.poll())
         self._check_budget()
         if self._last is None:
             replan, error = self._first()
-        elif self._flying is None and self._due():
+        elif self._flying is None and refused is None and self._due():
             self._request()
         action, source = self._next()
         self._last = action
         age = (self._clock() - self._born) * 1e3
         self.statistics.actions += 1
         self.statistics.holds += source == "hold"
-        self.statistics.plan_age_ms.append(age)
-        return Command(action.copy(), source, age, replan, self.decision, error)
+        keep_latest(self.statistics.plan_age_ms, age)
+        return Command(action.copy(), source, age, replan, self.decision, error or refused)
+
+    def _observe(self, observation: Mapping[str, Array | str], ages: Mapping[str, float] | None) -> str | None:
+        """What is wrong with the observation, if anything is; that is fatal only before the first action."""
+        try:
+            self.controller.observe(observation, ages)
+        except PrismError as error:
+            if self._last is None:
+                raise
+            if not self._blind:
+                logger.error("%s; the old plan is executed to its end", error)
+            self._blind = True
+            self.statistics.refused += 1
+            return str(error)
+        self._blind = False
+        self.planner.observe(*self.controller.latest())
+        return None
 
     # ------------------------------------------------------------------ plans
 
@@ -193,12 +221,13 @@ class AsyncController:
         until = self._clock() + self.config.first_timeout
         reason: str | None = None
         while True:
-            self._request()
+            if self._flying is None:  # not after a first plan that was given up: it may still come
+                self._request()
             replan, error = self._collect(self.planner.wait(max(0.0, until - self._clock())))
             if replan is not None and self.decision != "stop":
                 return replan, error
             reason = error or ("the candidates disagree too much" if replan is not None else reason)
-            if self._clock() >= until or self._flying is not None:
+            if self._clock() >= until:
                 raise PrismError(
                     f"no first plan within {self.config.first_timeout:g} s: {reason or 'the planner did not answer'}"
                 )
@@ -223,7 +252,7 @@ class AsyncController:
         self._executed, self._missed, self._again = 0, False, False
 
     def _check_budget(self) -> None:
-        if self._flying is not None and not self._missed and (self._clock() - self._flying[1]) * 1e3 > self._budget:
+        if self._flying is not None and not self._missed and (self._clock() - self._flying[1]) * 1e3 > self.budget_ms:
             self._miss()
 
     def _miss(self) -> None:
@@ -236,8 +265,8 @@ class AsyncController:
             return None, None
         asked, skip = self._flying[1], self._executed
         self._flying = None
-        self.statistics.latency_ms.append(result.latency_ms)
-        if result.latency_ms > self._budget and not self._missed:
+        keep_latest(self.statistics.latency_ms, result.latency_ms)
+        if result.latency_ms > self.budget_ms and not self._missed:
             self._miss()
         if result.error is None and result.candidates is not None and not np.isfinite(result.candidates).all():
             result = replace(result, error="the plan holds numbers that are not finite")
@@ -260,11 +289,24 @@ class AsyncController:
         self._cursor, self._phase, self._born = 0, 0.0, asked
         self._before = self._last
         self.statistics.plans += 1
-        self.statistics.skipped.append(skip)
+        keep_latest(self.statistics.skipped, skip)
         replan = self.controller.replans[-1]
-        self.decision = self._hook(replan)
+        del self.controller.replans[:-_KEPT]
+        self.decision, error = self._decide(replan)
         self.statistics.uncertain += self.decision != "continue" or self.config.uncertainty.exceeded(replan)
-        return replan, None
+        return replan, error
+
+    def _decide(self, replan: Replan) -> tuple[Decision, str | None]:
+        """A hook that fails, or says what nobody understands, must not let the robot go on: it stops."""
+        try:
+            decision: Decision = self._hook(replan)
+            error = None if decision in DECISIONS else f"the hook says {decision!r}, not one of {', '.join(DECISIONS)}"
+        except Exception as problem:
+            error = f"the hook failed: {type(problem).__name__}: {problem}"
+        if error is None:
+            return decision, None
+        logger.error("%s; the robot stops", error)
+        return "stop", error
 
     def _continuation(self) -> NDArray[np.float32] | None:
         """What would be commanded next without the new plan."""

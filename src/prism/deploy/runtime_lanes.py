@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prism.deploy.async_control import PlanResult
+from prism.deploy.async_control import PlanResult, keep_latest
 from prism.deploy.backends import Backend
 from prism.deploy.runtime import Runtime, Step, StepEncoder, plan
 from prism.errors import PrismError
@@ -290,7 +290,7 @@ class LanePlanner:
             pending.streams = {}  # the frames are not needed any more
             pending.done = True
             self._unfinished -= 1
-            self.statistics.encode_seconds.append(self._clock() - pending.arrived)
+            keep_latest(self.statistics.encode_seconds, self._clock() - pending.arrived)
             ready = [r for r in self._waiting if all(p.done for p in r.window)]
             self._waiting = [r for r in self._waiting if r not in ready]
         for request in ready:
@@ -313,7 +313,7 @@ class LanePlanner:
         with self._lock:
             if epoch != self._epoch:
                 return
-            self.statistics.plan_seconds.append(done - start)
+            keep_latest(self.statistics.plan_seconds, done - start)
             self._results.put(PlanResult(request.ticket, candidates, (done - request.at) * 1e3, error))
 
 

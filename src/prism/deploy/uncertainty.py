@@ -15,6 +15,7 @@ from prism.controller import Replan
 from prism.errors import PrismError
 
 Decision = Literal["continue", "slow", "stop"]
+DECISIONS: tuple[Decision, ...] = get_args(Decision)
 Hook = Callable[[Replan], Decision]
 
 
@@ -25,8 +26,8 @@ class UncertaintyConfig:
     then: Decision = "continue"  # beyond a limit; every such plan is counted in any case
 
     def __post_init__(self) -> None:
-        if self.then not in get_args(Decision):
-            raise PrismError(f"uncertainty.then is '{self.then}'; use one of {', '.join(get_args(Decision))}")
+        if self.then not in DECISIONS:
+            raise PrismError(f"uncertainty.then is '{self.then}'; use one of {', '.join(DECISIONS)}")
         if self.max_spread is not None and not 0 <= self.max_spread < math.inf:
             raise PrismError(f"uncertainty.max_spread is {self.max_spread}; it must be 0 or more")
         if self.max_modes is not None and self.max_modes < 1:
