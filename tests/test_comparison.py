@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from prism.baselines.rectified_flow import RectifiedFlowConfig
-from prism.comparison import local, statistics
+from prism.comparison import local, statistics, worker
 from prism.comparison.cell import run_cell
 from prism.comparison.grid import (
     CELL,
@@ -204,6 +205,24 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["scores"] == {"prism": [row.score], "burst": [None]}
     assert "burst" in (tmp_path / "comparison.html").read_text()
+
+
+def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "log.jsonl")
+
+    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
+    monkeypatch.setattr("prism.comparison.cell.run_cell", full)
+    assert worker.main(tmp_path) == worker.EXIT_FAILED
+    assert state_of(tmp_path) == ("failed", "No space left on device: log.jsonl")
+    (tmp_path / FAILED).unlink()
+    monkeypatch.setattr(worker.files, "replace_file", full)
+    assert worker.main(tmp_path) == worker.EXIT_FAILED
+    assert [json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()] == [
+        "No space left on device: log.jsonl"
+    ] * 2
 
 
 # ---------------------------------------------------------------------------------------------------- what is stated
