@@ -58,7 +58,7 @@ class TrainConfig:
     keep_last: int = 2  # newest checkpoints kept; the one with the lowest validation loss is kept as well
     max_skipped_steps: int = 10  # consecutive steps with a loss or gradient that is not finite, before giving up
     log_every: int = 50
-    workers: int = 0  # threads that prepare batches ahead; 0: in the loop itself (fastest for vectors)
+    workers: int = 0  # processes that read pixels ahead; 0: a thread does (vectors are in memory anyway)
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
     accumulate: int = field(default=1, metadata=jsonconfig.ADDED_LATER)  # parts that a batch is computed in, one by one
     clock: Clock = field(default="wall", metadata=jsonconfig.ADDED_LATER)  # what `minutes` counts
