@@ -156,7 +156,7 @@ class _Board:
             self.bar.update(one.row, completed=fraction, text=text)
         if self.bar.disable:
             now = "; ".join(f"{one.id} {fraction:.0%} {text}" for one, fraction, text in states)
-            self.say(f"{self.finished} of {self.total} cells done. {now}")
+            self.say(f"{self.finished} of {self.total} cells are over. {now}")
 
     def _state(self, one: _Running) -> tuple[float, str]:
         if one.id not in self._experiments:
