@@ -110,6 +110,7 @@ def test_snapshots_show_the_robot() -> None:
                 assert time.monotonic() < deadline
             sensors = {sensor["name"]: sensor for sensor in data["view"]["sensors"]}
             assert sensors["rgb_wrist"]["fault"] == "missing"
+            assert {number for number, _ in server._live._pictures} <= {data["view"]["number"]}  # the other's are gone
             for nonsense in ("", "[]", '{"client": "x"}', "{" * 1000):
                 viewer.send(nonsense)
             assert "clients" in json.loads(viewer.recv(timeout=10))

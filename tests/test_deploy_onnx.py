@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -83,9 +84,13 @@ def test_onnx_equals_eager_for_any_batch_and_number_of_candidates(
     assert compare(backend, observation, candidates).max_difference_scaled < 1e-4
 
 
-def test_int8_is_near_eager_and_says_how_near(policy: PrismPolicy, exported: Path) -> None:
+def test_int8_is_near_eager_and_says_how_near(
+    policy: PrismPolicy, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graphs = read_graphs(exported)
+    monkeypatch.setattr(logging.root, "handlers", [])  # as in a program that logs by a handler of its own
     backend, agreement = load_backend("onnx-int8", policy, _frames(16), graphs=graphs)
+    assert logging.root.handlers == []  # the quantiser's own is gone: our lines would come twice
     assert 1e-5 < agreement.max_difference_scaled < 0.15 < agreement.limit  # it is int8, and near
     assert agreement.mean_difference_scaled < agreement.max_difference_scaled
     held_out = compare(backend, _observation(4, 0.0, seed=9))

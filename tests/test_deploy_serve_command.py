@@ -64,9 +64,21 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--api-key-file", str(tmp_path / "nokey")], "cannot be read"),
         ([str(run), "--api-key-file", str(tmp_path / "empty")], "one word"),
         ([str(run), "--set", "exec_horizon=99"], "exceeds"),
+        ([str(run), "--threads", "0"], "threads = 0"),
+        ([str(run), "--max-message-mb", "nan"], "--max-message-mb nan"),
+        ([str(run), "--rate", "nan"], "rate = nan"),
         ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7"], "cannot listen"),
     ):
         assert main(["serve", *arguments]) == 2, arguments
         err = capsys.readouterr().err
         assert words in err, arguments
         assert err.count("\n") == 1
+
+
+def test_a_key_that_no_client_can_send_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("", "two words", "schl\u00fcssel"):
+        monkeypatch.setenv("PRISM_API_KEY", key)
+        assert main(["serve", str(run)]) == 2
+        assert "PRISM_API_KEY: a key is one word" in capsys.readouterr().err

@@ -209,7 +209,7 @@ def test_a_frame_that_is_no_request_ends_its_connection_only(frame: bytes) -> No
         assert other.infer(see())["actions"].shape == (4, ACTION_DIM)
 
 
-def test_text_frames_giant_frames_and_half_frames() -> None:
+def test_text_frames_giant_frames_and_half_frames(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as server, OpenPi(server.port) as other:
         with OpenPi(server.port) as client:
             client.socket.send("hello")
@@ -225,6 +225,8 @@ def test_text_frames_giant_frames_and_half_frames() -> None:
             raw.sendall(b"\x16\x03\x01 not http at all\r\n\r\n")
             raw.recv(100)
         assert other.infer(see())["actions"].shape == (4, ACTION_DIM)
+    assert server.metrics.errors["message"] == 1
+    assert "its message was too large (frame with 8388" in caplog.text
 
 
 def test_too_many_errors_in_a_row_end_the_connection() -> None:

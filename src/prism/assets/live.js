@@ -158,7 +158,7 @@
     const canvas = $("trace"), rows = view.trace, dims = hello.action_dim;
     const shown = Math.min(dims, 16), height = Math.max(110, 44 * shown + 12);
     if (Math.abs(canvas.getBoundingClientRect().height - height) > 1) canvas.style.height = height + "px";
-    put("trace-note", rows.length ? `the last ${(rows.length / hello.fps).toFixed(0)} s of commands${dims > shown ? `, ${shown} of ${dims} dimensions` : ""}` : "");
+    put("trace-note", rows.length ? `the last ${number(rows.length / hello.fps, 2)} s of commands${dims > shown ? `, ${shown} of ${dims} dimensions` : ""}` : "");
     if (rows.length < 2) return nothing(canvas, "none yet: a plan counts as executed when the next one is asked for");
     const at = stage(canvas);
     if (!at) return;

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,6 +71,8 @@ class Serve:
         for entry in self.map:
             if "=" not in entry or not entry.partition("=")[0]:
                 raise PrismError(f"--map {entry}: write KEY=SENSOR, or KEY= to ignore a key")
+        if self.max_message_mb is not None and not 0 < self.max_message_mb < math.inf:
+            raise PrismError(f"--max-message-mb {self.max_message_mb} is out of range: use megabytes above 0")
 
     def run(self) -> None:
         import asyncio
@@ -95,7 +100,7 @@ class Serve:
             max_message=None if self.max_message_mb is None else int(self.max_message_mb * 2**20),
             rate=self.rate,
             idle_timeout=self.idle_timeout,
-            threads=self.threads or max(1, (os.cpu_count() or 2) - 1),
+            threads=max(1, (os.cpu_count() or 2) - 1) if self.threads is None else self.threads,
             seed=self.seed,
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
@@ -112,13 +117,17 @@ class Serve:
 
     def _key(self) -> str | None:
         if self.api_key_file is None:
-            return os.environ.get(KEY_VARIABLE)
-        try:
-            key = self.api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise PrismError(f"--api-key-file {self.api_key_file} cannot be read ({error})") from None
+            source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+            if key is None:
+                return None
+        else:
+            source = f"--api-key-file {self.api_key_file}"
+            try:
+                key = self.api_key_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise PrismError(f"{source} cannot be read ({error})") from None
         if not key or not key.isascii() or any(letter.isspace() for letter in key):
-            raise PrismError(f"--api-key-file {self.api_key_file}: a key is one word of ASCII letters")
+            raise PrismError(f"{source}: a key is one word of ASCII letters; this is none")
         return key
 
 
@@ -136,8 +145,8 @@ async def _serve(server: PolicyServer) -> None:
 
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, end)
-    _log_to_stderr()
-    await server.run(stop, lambda: _announce(server))
+    with _log_to_stderr():
+        await server.run(stop, lambda: _announce(server))
     requests = sum(server.metrics.requests.values())
     print(f"stopped after {requests} requests of {server.metrics.connections['accepted']} clients")
 
@@ -169,7 +178,8 @@ def _announce(server: PolicyServer) -> None:
     )
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
     import logging
     import sys
 
@@ -185,4 +195,10 @@ def _log_to_stderr() -> None:
     handler.setFormatter(Line("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     root = logging.getLogger("prism")
     root.addHandler(handler)
+    level = root.level
     root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)

@@ -144,6 +144,7 @@ def export_onnx(
         "fps": policy.spec.fps,
         "step_width": step_width(policy),
         "latent": _latent(policy),
+        "latents": "(B, K, latent) independent standard normal numbers; one draw a candidate",
         "actions": "(plans + anchor) * action_scale + action_center; anchor: 0 without one, else "
         "((the latest reading of it)[:action_dim] - action_center) / action_scale, 0 where it is absent",
         "anchor": policy.config.anchor,
@@ -228,8 +229,11 @@ def _export(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter tells of its own deprecations and of packages that it could use: nothing a user can mend."""
-    previous = logging.root.manager.disable
+    """The exporter tells of its own deprecations and of packages that it could use: nothing a user can mend.
+
+    The quantiser sets up the root logger by the way, after which every line of our own log would come twice.
+    """
+    previous, handlers = logging.root.manager.disable, logging.root.handlers[:]
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -237,3 +241,4 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(previous)
+        logging.root.handlers[:] = handlers

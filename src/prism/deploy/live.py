@@ -41,7 +41,7 @@ logger = logging.getLogger("prism.serve")
 class Viewer:
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
-        self.number: int | None = None  # which client to show; None: the latest one
+        self.number: int | None = None  # which client to show; None: the one that has been here longest
         self.sending: asyncio.Task[None] | None = None
 
 
@@ -94,7 +94,7 @@ class Live:
         if isinstance(key, str) and self._server.is_authorized(f"Api-Key {key}"):
             return True
         self._server.metrics.connections["unauthorized"] += 1
-        logger.warning("a viewer was refused: wrong key")
+        logger.warning("%s refused: a viewer with a wrong key", address_of(connection))
         await connection.close(1008, "wrong key")
         return False
 
@@ -107,6 +107,9 @@ class Live:
                     wanted = {viewer.number for viewer in self._viewers}
                     shared = self._shared()
                     sessions = {number: self._choose(number) for number in wanted}
+                    shown = {session.number for session in sessions.values() if session is not None}
+                    for known in [key for key in self._pictures if key[0] not in shown]:
+                        del self._pictures[known]  # of robots that left, or that nobody looks at
                     made = {
                         number: await loop.run_in_executor(pool, self._snapshot, shared, session)
                         for number, session in sessions.items()
@@ -213,6 +216,11 @@ class Live:
             known = value, encode_picture(spec, value)
             self._pictures[number, spec.name] = known
         return known[1]
+
+
+def address_of(connection: ServerConnection) -> str:
+    address = connection.remote_address
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unknown"
 
 
 async def _send(connection: ServerConnection, text: str) -> None:

@@ -15,6 +15,7 @@ import asyncio
 import errno
 import hmac
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ import prism
 from prism.controller import Controller, ControllerConfig, action_scale
 from prism.deploy import pages, wire
 from prism.deploy.batching import Batcher, BatchReport, Job
-from prism.deploy.live import Live
+from prism.deploy.live import Live, address_of
 from prism.deploy.metrics import Metrics
 from prism.deploy.sessions import WHO, Reader, RequestError, Session
 from prism.errors import PrismError
@@ -42,6 +43,7 @@ from prism.sensors import SensorSpec
 
 INTERNAL_ERROR = 1011
 POLICY_VIOLATION = 1008
+MESSAGE_TOO_BIG = 1009
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATENCIES = 1000  # latest ones, for the live page
 
@@ -76,7 +78,7 @@ class ServerConfig:
         for name in ("handshake_timeout", "idle_timeout", "write_timeout"):
             if not getattr(self, name) > 0:
                 raise PrismError(f"{name} = {getattr(self, name)} is out of range: use seconds above 0")
-        if self.rate < 0:
+        if not 0 <= self.rate < math.inf:
             raise PrismError(f"rate = {self.rate} is out of range: use requests a second, or 0 for no limit")
         if self.api_key is not None and not self.api_key:
             raise PrismError("the API key is empty: put a key into its file or variable, or serve without one")
@@ -234,7 +236,7 @@ class PolicyServer:
 
     def _refuse(self, connection: ServerConnection, status: HTTPStatus, result: str, text: str) -> Response:
         self.metrics.connections[result] += 1
-        logger.warning("%s refused: %s", _address(connection), text)
+        logger.warning("%s refused: %s", address_of(connection), text)
         return pages.response(status, text + "\n")
 
     def is_authorized(self, header: str) -> bool:
@@ -270,7 +272,7 @@ class PolicyServer:
         self.metrics.connections["accepted"] += 1
         self.metrics.clients += 1
         self._number += 1
-        who = f"client {self._number} ({_address(connection)})"
+        who = f"client {self._number} ({address_of(connection)})"
         WHO.set(who)
         session = Session(self._number, who, self.policy, self.controller, self.scale, self.config.seed)
         self.sessions[session.number] = session
@@ -280,6 +282,7 @@ class PolicyServer:
             reason = ""
         except ConnectionClosed as closed:
             reason = _closed(closed)
+            self.metrics.errors["message"] += closed.sent is not None and closed.sent.code == MESSAGE_TOO_BIG
         except TimeoutError:
             reason = "it did not read its replies"
             self.metrics.errors["slow_reader"] += 1
@@ -367,11 +370,6 @@ class PolicyServer:
             self.metrics.batch_size.add(report.plans)
 
 
-def _address(connection: ServerConnection) -> str:
-    address = connection.remote_address
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unknown"
-
-
 def _closed(closed: ConnectionClosed) -> str:
     """Why, in words; empty after an orderly good-bye."""
     frame = closed.sent if closed.sent is not None and not closed.rcvd_then_sent else closed.rcvd
@@ -379,8 +377,8 @@ def _closed(closed: ConnectionClosed) -> str:
         return "the connection broke"
     if frame.code in (1000, 1001, 1005):
         return ""
-    if frame.code == 1009:
-        return "its message was too large"
+    if frame.code == MESSAGE_TOO_BIG:
+        return f"its message was too large ({frame.reason})" if frame.reason else "its message was too large"
     return f"closed with {frame.code} {frame.reason}".strip()
 
 
