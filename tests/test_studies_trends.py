@@ -16,6 +16,7 @@ from prism.presets import METHODS
 from prism.studies import trends
 from prism.studies.report import Study, decided
 from tests.baseline_fakes import build, small_method
+from tests.policy_fakes import save_run
 
 QUIET = Console(quiet=True)
 
@@ -125,3 +126,24 @@ def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pyte
     }
     trends.run(config, QUIET)
     assert len(asked) == 3, "cells that are there are not computed again"
+
+
+def test_runs_that_are_there_are_asked_more_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (4, 7):
+        folder = tmp_path / "given" / str(seed)
+        save_run(folder, build(small_method("flow_matching"), seed=seed))
+        trends.TrendsConfig().experiment("flow_matching", 0.95, seed).save(folder)
+
+    def evaluate(policy: Any, *_: Any, **__: Any) -> Any:
+        score = 0.1 * policy().config.evaluations
+        return SimpleNamespace(episodes=[SimpleNamespace(score=score, success=False)] * 3)
+
+    monkeypatch.setattr(trends, "evaluate", evaluate)
+    runs = tuple(sorted((tmp_path / "given").iterdir()))
+    study = trends.run(trends.TrendsConfig(work=tmp_path / "work", methods=(), runs=runs), QUIET)
+    (claim,) = study.claims
+    assert (study.seeds, claim.verdict) == ((4, 7), "confirmed")
+    assert "runs trained before, 3 episodes, n = 2" in claim.note
+    assert str(tmp_path) not in str({**study.to_json(), "command": ""})
+    with pytest.raises(PrismError, match="one of the two"):
+        trends.TrendsConfig(runs=runs)

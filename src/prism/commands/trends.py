@@ -17,6 +17,7 @@ class Trends:
         prism study trends --json trends.json
         prism study trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json      three hours of a core
         prism study trends --methods flow_matching rectified_flow --seeds 0 --steps 500
+        prism study trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
 
     Trains each method on two shares of the demonstrations, rolls the same weights out with one evaluation of the
     network a plan and with five; few-step methods beside the one they were made from, if that is named too. Killed at
@@ -29,6 +30,8 @@ class Trends:
         "flow_matching", "diffusion", "imle", "act", "mse",
     )  # fmt: skip
     """Methods of prism train --method; a distilled one's teacher is trained before it."""
+    runs: Annotated[tuple[Path, ...], option("RUN ...")] = ()
+    """Runs that are there already, one a method and seed, in place of training: more evaluations against fewer."""
     shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.05, 0.95)
     """Parts of the demonstrations to train on, growing."""
     evaluations: Annotated[tuple[int, ...], option("N ...")] = (1, 5)
@@ -59,7 +62,8 @@ class Trends:
         config = trends.TrendsConfig(
             work=self.work,
             recipe=self.recipe,
-            methods=self.methods,
+            methods=() if self.runs else self.methods,
+            runs=self.runs,
             shares=self.shares,
             evaluations=self.evaluations,
             steps=self.steps,

@@ -38,6 +38,7 @@ from prism.presets import METHODS, TEACHERS
 from prism.selection import SelectionConfig
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Claim, Study, decided, show_rows
+from prism.studies.selection_rules import subjects
 from prism.training.checkpoint import load_policy
 
 OWN = "own"  # as many evaluations as the method takes by itself
@@ -59,12 +60,15 @@ class TrendsConfig:
     first_seed: int = 200_000
     seeds: tuple[int, ...] = (0, 1, 2)
     workers: int = 1
+    runs: tuple[Path, ...] = ()  # that are there already, of all the data, in place of methods to train
 
     def __post_init__(self) -> None:
         if unknown := [method for method in self.methods if method not in METHODS]:
             raise PrismError(f"study trends: unknown method '{unknown[0]}'; use {', '.join(METHODS)}")
-        if not self.methods or not self.seeds or self.episodes < 1 or self.steps < 1:
-            raise PrismError("study trends: name a method and a seed, and at least one step and one episode")
+        if bool(self.methods) == bool(self.runs):
+            raise PrismError("study trends: name methods to train, or runs that are there: one of the two")
+        if not self.seeds or self.episodes < 1 or self.steps < 1:
+            raise PrismError("study trends: name a seed, and at least one step and one episode")
         if any(not 0 < share < 1 for share in self.shares) or list(self.shares) != sorted(set(self.shares)):
             raise PrismError(f"study trends: shares {self.shares}: give growing numbers between 0 and 1")
         if self.minutes is not None and self.minutes <= 0:
@@ -80,6 +84,8 @@ class TrendsConfig:
 
     @property
     def budget(self) -> str:
+        if self.runs:
+            return "runs trained before"
         return f"{self.steps} steps" if self.minutes is None else f"{self.minutes:g} CPU minutes"
 
     def asked(self, method: str) -> tuple[int | None, ...]:
@@ -117,10 +123,26 @@ def run(config: TrendsConfig, console: Console | None = None) -> Study:
                 compute = functools.partial(_cell, config, cells, method, share, seed)
                 if (result := cells.get(name, settings, compute)) is not None:
                     found[method, share, seed] = result
+    policies, task = subjects(config.runs) if config.runs else ([], "")
+    for policy in policies:
+        method = policy.experiment.method
+        settings = {
+            **settings_of(policy.experiment),
+            "sha256": policy.sha256,
+            "evaluations": list(config.asked(method)),
+        }
+        settings |= {"episodes": config.episodes, "first_seed": config.first_seed}
+        compute = functools.partial(_roll_out, config, policy.path, method, task)
+        if (result := cells.get(f"{method}-{policy.label}", settings, compute)) is not None:
+            key = method, config.shares[-1], policy.experiment.train.seed
+            if key in found:
+                raise PrismError(f"study trends: two runs of {method} have seed {key[2]}: give one of each")
+            found[key] = result
     figures = summarise(found, config)
     settings = {
         "recipe": config.recipe,
         "methods": list(config.methods),
+        "policies": [policy.name for policy in policies],
         "shares": list(config.shares),
         "evaluations": list(config.evaluations),
         "steps": config.steps if config.minutes is None else None,
@@ -130,7 +152,13 @@ def run(config: TrendsConfig, console: Console | None = None) -> Study:
         "episodes": config.episodes,
         "first_seed": config.first_seed,
     }
-    return Study("trends", figures, tuple(claims(figures, config)), settings, config.seeds, tuple(cells.missing))
+    seeds = _seeds(found, config)
+    return Study("trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(cells.missing))
+
+
+def _seeds(found: dict[tuple[str, float, int], Result], config: TrendsConfig) -> tuple[int, ...]:
+    """Of the trainings: those asked for, or those of the runs that were given."""
+    return config.seeds if config.methods else tuple(sorted({seed for _, _, seed in found}))
 
 
 def _name(method: str, share: float, seed: int) -> str:
@@ -148,14 +176,18 @@ def _train(config: TrendsConfig, cells: Cells, method: str, share: float, seed: 
 
 
 def _cell(config: TrendsConfig, cells: Cells, method: str, share: float, seed: int) -> Result:
-    """EVALUATIONS -> {"score", "success"}, a number an episode each."""
     folder = _train(config, cells, method, share, seed)
+    return _roll_out(config, folder, method, config.experiment(method, share, seed).task or "pusht")
+
+
+def _roll_out(config: TrendsConfig, folder: Path, method: str, task: str) -> Result:
+    """EVALUATIONS -> {"score", "success"}, a number an episode each."""
     found: Result = {}
     controller = ControllerConfig(candidates=1, selection=SelectionConfig(rule="first"))  # one plan, and that is it
     for evaluations in config.asked(method):
         result = evaluate(
             functools.partial(load_asked, folder, evaluations),
-            config.experiment(method, share, seed).task or "pusht",
+            task,
             config.episodes,
             config.first_seed,
             controller=controller,
@@ -170,12 +202,13 @@ def _cell(config: TrendsConfig, cells: Cells, method: str, share: float, seed: i
 
 def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig) -> dict[str, Any]:
     figures: dict[str, Any] = {key: {} for key in ("score", "score_ci", "success", "scores", "trends")}
+    all_seeds = _seeds(found, config)
 
     def table(method: str, share: float, count: str, seeds: tuple[int, ...], key: str = "score") -> FloatArray:
         return np.array([found[method, share, seed][count][key] for seed in seeds])
 
     def there(*cells: tuple[str, float]) -> tuple[int, ...]:
-        return tuple(seed for seed in config.seeds if all((*cell, seed) in found for cell in cells))
+        return tuple(seed for seed in all_seeds if all((*cell, seed) in found for cell in cells))
 
     def trend(name: str, method: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> None:
         """one - other on the seeds that both have."""
@@ -184,7 +217,7 @@ def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig)
             figures["trends"].setdefault(name, {})[method] = asdict(difference)
 
     few, many = config.shares[0], config.shares[-1]
-    for method in config.methods:
+    for method in config.methods or dict.fromkeys(method for method, _, _ in found):
         counts = [str(count or OWN) for count in config.asked(method)]
         for share in config.shares:
             if not (seeds := there((method, share))):
@@ -196,7 +229,7 @@ def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig)
                     "score": float(scores.mean()),
                     "score_ci": list(interval(scores)),
                     "success": float(table(method, share, count, seeds, "success").mean()),
-                    "scores": [by_seed.get(seed) for seed in config.seeds],
+                    "scores": [by_seed.get(seed) for seed in all_seeds],
                 }
                 for key, value in values.items():
                     figures[key].setdefault(method, {}).setdefault(f"{share:g}", {})[count] = value
