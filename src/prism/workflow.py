@@ -78,7 +78,9 @@ def train_experiment(
             trained_on = portion(source, training, np.tile(steps, copies))
             training = list(range(len(training)))
 
-        normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
+        reading = f"reading the actions and vectors of {len(training)} episodes"
+        with console.status(reading):
+            normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
         spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
         policy = build_policy(spec, config.seed, normalizer)
         if not (resume and list_checkpoints(run)):
@@ -86,8 +88,9 @@ def train_experiment(
         _teach(policy, experiment.teacher)
         policy.to(_device())
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
-        windows = Windows(trained_on, *horizons, training)
-        windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
+        with console.status(reading):
+            windows = Windows(trained_on, *horizons, training)
+            windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
     ranks = f", {collective.world_size()} ranks" if collective.world_size() > 1 else ""
     console.print(
         f"{title}: {len(training)} episodes, {len(windows)} windows, "
