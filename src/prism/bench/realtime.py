@@ -9,7 +9,8 @@ actions_per_s    actions that were on time, over the whole time from the first s
 late_actions     given after the end of their slot
 p50_ms, p99_ms, max_ms   from the beginning of the slot, when its frames arrive, to its action
 frames, frames_encoded, observations_dropped, encode_p50_ms, encode_p99_ms (arrival -> token)
-plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action
+plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action;
+                 plan_misses: plans that took longer than plan_budget_ms
 holds            actions without a plan (the old one was used up): 0 when planning keeps up
 cpu_share        of the cores, by this process
 max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
@@ -243,6 +244,7 @@ def measure(
             "encode_p50_ms": 1e3 * float(np.median(lanes_seen.encode_seconds)),
             "encode_p99_ms": 1e3 * float(np.quantile(lanes_seen.encode_seconds, 0.99)),
             "plan_compute_p50_ms": 1e3 * float(np.median(lanes_seen.plan_seconds or [0.0])),
+            "plan_budget_ms": control.budget_ms,
             **control_seen,
             "cpu_share": loop.cpu_seconds / loop.seconds / (os.cpu_count() or 1),
             "lanes": lanes,
