@@ -59,6 +59,7 @@ def test_realtime_reports_the_promised_keys(tmp_path: Path, monkeypatch: pytest.
     assert result["token_cache_ratio_wrist"] > 0
     assert result["backend"] == "eager"
     assert {"command", "date", "machine"} <= set(result)
+    assert result["stolen_s"] >= 0
     with pytest.raises(PrismError, match=r"r\.json exists"):
         realtime.main(config)
 

@@ -12,7 +12,7 @@ frames, frames_encoded, observations_dropped, encode_p50_ms, encode_p99_ms (arri
 plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action;
                  plan_misses: plans that took longer than plan_budget_ms
 holds            actions without a plan (the old one was used up): 0 when planning keeps up
-cpu_share        of the cores, by this process
+cpu_share        of the cores, by this process; stolen_s: what a virtual machine's host withheld of them, all cores together
 max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
 max_action_difference (robot units), max_action_difference_scaled (half ranges)   back end against eager, same latents
 token_cache_*    see bench/token_cache.py; compare_*: see bench/realtime_compare.py
@@ -231,7 +231,9 @@ def measure(
         while planner.unfinished:
             time.sleep(1e-3)
         control.statistics, planner.statistics = Statistics(), type(planner.statistics)()
+        stolen = stolen_seconds()
         loop = run_loop(control, frames, slots, rate, on_slot)
+        stolen = stolen_seconds() - stolen
         while planner.unfinished:
             time.sleep(1e-3)
         lanes_seen, control_seen = planner.statistics, control.statistics.summary()
@@ -246,6 +248,7 @@ def measure(
             "plan_compute_p50_ms": 1e3 * float(np.median(lanes_seen.plan_seconds or [0.0])),
             "plan_budget_ms": control.budget_ms,
             **control_seen,
+            "stolen_s": stolen,
             "cpu_share": loop.cpu_seconds / loop.seconds / (os.cpu_count() or 1),
             "lanes": lanes,
             "realtime": is_realtime(),  # whether the system let the loop go before other programs
@@ -253,6 +256,15 @@ def measure(
         if saturated > 0:
             result["max_actions_per_s"] = saturate(control, planner, frames, saturated)
     return result
+
+
+def stolen_seconds() -> float:
+    """Since the system started: time in which this virtual machine had work and its host ran something else."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()  # cpu user nice system idle ... steal
+        return int(fields[8]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):  # not Linux
+        return 0.0
 
 
 def _policy(config: RealtimeBenchConfig) -> ContextPolicy:
