@@ -12,7 +12,7 @@ frames, frames_encoded, observations_dropped, encode_p50_ms, encode_p99_ms (arri
 plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action;
                  plan_misses: plans that took longer than plan_budget_ms
 holds            actions without a plan (the old one was used up): 0 when planning keeps up
-cpu_share        of the cores, by this process; stolen_s: what a virtual machine's host withheld of them, all cores together
+cpu_share        of the cores, by this process; stolen_s: what a virtual machine's host withheld of them in that time
 max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
 max_action_difference (robot units), max_action_difference_scaled (half ranges)   back end against eager, same latents
 token_cache_*    see bench/token_cache.py; compare_*: see bench/realtime_compare.py
