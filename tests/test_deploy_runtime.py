@@ -22,6 +22,7 @@ from prism.errors import PrismError
 from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec, encode_text
 from prism.types import Observation
+from prism.vision import ResNet18
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config, small_policy
 
 SENSORS = (
@@ -130,6 +131,20 @@ class Broken(EagerBackend):
         if self.fail:
             raise RuntimeError("out of memory")
         return super().plan(steps, candidates, rng) + 0.5
+
+
+def test_eager_lays_the_weights_out_as_the_pictures_and_changes_no_number() -> None:
+    net = ResNet18(8).eval()
+    image = torch.rand(2, 3, 40, 40).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        before = net(image)
+        after = net.to(memory_format=torch.channels_last)(image)  # type: ignore[call-overload]
+    assert torch.equal(before, after)
+    policy = small_policy(small_config(), (*VECTORS, CAMERA))
+    EagerBackend(policy)
+    weights = [parameter for parameter in policy.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
+    assert weights
+    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
 def test_a_back_end_that_is_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

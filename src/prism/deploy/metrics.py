@@ -49,9 +49,7 @@ class Metrics:
         self.viewers = 0
         self.connections: Counter[str] = Counter()  # by how the handshake ended: accepted, full, unauthorized, ...
         self.requests: Counter[str] = Counter()  # plan, observe
-        self.errors: Counter[str] = (
-            Counter()
-        )  # by kind: frame, observation, message (too large), slow_reader, idle, internal
+        self.errors: Counter[str] = Counter()  # frame, observation, message (too large), slow_reader, idle, internal
         self.faults: Counter[tuple[str, str]] = Counter()  # (sensor, fault)
         self.throttled = 0
         self.latency = Histogram(SECONDS)  # frame decoded -> reply handed to the socket
