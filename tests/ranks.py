@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
+
+from torch.distributed import TCPStore
 
 from prism import collective
 
@@ -16,30 +17,26 @@ from prism import collective
 PRELOAD = ["torch._dynamo", "prism.training.loop", "prism.presets", "tests.test_training", "tests.test_distributed"]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_ranks(
     world: int,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout: float = 120.0,
+    timeout: float = 300.0,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """function(rank, *arguments) on every rank; an exception comes back as (type name, message)."""
     # Not forked from here: other tests leave threads behind, and a lock that one holds is held for ever in a fork.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    port = free_port()
+    # As under torchrun the store is not of a rank: a port that is free now may be another's when rank 0 has started.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = []
     for rank in range(world):
         mine, theirs = context.Pipe(duplex=False)
         variables = {
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"},
-            **{"MASTER_PORT": str(port), collective.TIMEOUT: "60", **(environment or {})},
+            **{"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            **{collective.TIMEOUT: "240", **(environment or {})},  # a busy machine is slow, a hang is for ever
         }
         process = context.Process(target=_rank, args=(theirs, variables, function, rank, arguments))
         process.start()

@@ -340,6 +340,7 @@ async def fuzz_keys(config: ServerBenchConfig, port: int, tick: Any) -> dict[str
         await done.wait()
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each closes its connection
 
     watching = asyncio.create_task(bystanders())
     first: FuzzReport = await fuzz(port, max(1, config.fuzz // 10), config.seed, tick)
