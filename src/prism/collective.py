@@ -24,6 +24,7 @@ from prism.errors import PrismError
 
 TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 _DEFAULT_TIMEOUT = 600.0
+_LEFT: list[object] = []  # process groups of this process, kept to its end
 _SIGNS_OF_LOSS = ("gloo", "nccl", "connection", "timed out", "timeout", "peer", "socket")
 
 
@@ -66,6 +67,10 @@ def session() -> Iterator[None]:
         dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timeout())
     except (RuntimeError, ValueError) as error:
         raise PrismError(f"the ranks did not find each other ({_one_line(error)}); start them with torchrun") from error
+    # A group ends by joining its threads, and one of them may wait for Python's lock to drop its last tensors. The
+    # Python object gives that lock away meanwhile; DistributedDataParallel's reducer, which an exception's traceback
+    # keeps until later, does not, and the rank would never end (PyTorch 2.13). So the reducer must not be the last.
+    _LEFT.append(dist.group.WORLD)
     try:
         yield
     finally:
