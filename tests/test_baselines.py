@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from prism import draws
+from prism.baselines.diffusion import DiffusionConfig
 from prism.commands.train import Method as CommandMethod
 from prism.context_policy import ContextConfig
 from prism.errors import PrismError
 from prism.experiments import Experiment, recipe, with_method, with_preset
 from prism.jsonconfig import from_json, to_json, with_settings
 from prism.normalize import Normalizer, compute_statistics
-from prism.presets import CONFIGS, METHODS, PRESETS, as_method, build_policy, method_config, preset
+from prism.presets import CONFIGS, METHODS, PRESETS, UNETS, as_method, build_policy, method_config, preset, size_of
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
 from prism.training.loop import train
@@ -162,6 +163,14 @@ def test_an_experiment_of_any_method_is_saved_and_changed(method: str, tmp_path:
     assert larger.policy.encoder == preset("base").encoder
 
 
+def test_a_method_is_as_large_as_what_it_stands_beside() -> None:
+    for name, size in (("pusht-human", "tiny"), ("metaworld-reach-pixels", "base")):
+        policy = with_method(recipe(name), "diffusion").policy
+        assert isinstance(policy, DiffusionConfig)
+        assert policy.unet == UNETS[size]
+    assert [size_of(preset(name)) for name in PRESETS] == list(PRESETS)
+
+
 def test_a_run_from_before_there_were_methods_is_prism(tmp_path: Path) -> None:
     experiment = recipe("pusht-human")
     experiment.save(tmp_path)
@@ -185,6 +194,8 @@ def test_bad_configs_are_refused() -> None:
     for method, own, match in (
         ("diffusion", {"evaluations": 101}, "use 1 to 100"),
         ("diffusion", {"evaluations": 1}, "use 'trailing'"),
+        ("diffusion", {"evaluations": 5, "first_step": 3}, "use 5 to 99"),
+        ("diffusion", {"first_step": 100}, "use 10 to 99"),
         ("diffusion", {"sampler": "euler"}, "sampler"),
         ("flow_matching", {"solver": "midpoint", "evaluations": 3}, "even"),
         ("imle", {"candidates": 0}, r"imle\.candidates"),

@@ -116,6 +116,12 @@ def test_sampling_is_the_slow_one(
     np.testing.assert_allclose(ours.numpy(), slow, atol=1e-4)  # at full noise x_0 is a difference times 5,000
 
 
+def test_sampling_can_start_lower() -> None:
+    assert timesteps(100, 1, "leading", 90) == [90]
+    assert timesteps(100, 5, "leading", 90) == [90, 72, 54, 36, 18]
+    assert timesteps(100, 10, "leading", 10) == list(range(10, 0, -1))
+
+
 @pytest.mark.parametrize("evaluations", [100, 20, 10, 5])
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
 def test_schedulers_agree_with_diffusers(sampler: str, evaluations: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from prism.comparison.grid import (
     Contestant,
     EvaluationPlan,
     cell_ids,
+    check_equal,
     next_ready,
     prepare,
     state_of,
@@ -124,7 +125,7 @@ def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Pa
     before = (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns
     assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "a larger grid adds to it"
     assert (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns == before
-    with pytest.raises(PrismError, match=r"prism/seed-0 .*experiment\.train\.steps = 4 there, 5 now"):
+    with pytest.raises(PrismError, match=r"seed-0 .*steps = 4 there, 5 now"):
         prepare(tmp_path, config(steps=5), QUIET)
     with pytest.raises(PrismError, match="unknown method 'magic'"):
         prepare(tmp_path, config(Contestant("magic", "magic")), QUIET)
@@ -223,6 +224,33 @@ def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
     assert [json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()] == [
         "No space left on device: log.jsonl"
     ] * 2
+
+
+def test_a_folder_has_one_budget_and_one_evaluation(tmp_path: Path) -> None:
+    prepare(tmp_path, config(PRISM), QUIET)
+    check_equal(tmp_path, config(MSE, seeds=(5,)))
+    for other, message in (
+        (config(MSE, steps=8), "steps = 4 there, 8 now"),
+        (config(MSE, evaluation=EvaluationPlan(episodes=4)), "evaluation"),
+        (config(MSE, steps=None, minutes=1.0), "minutes = 0.0 there, 1.0 now"),
+    ):
+        with pytest.raises(PrismError, match=message):
+            prepare(tmp_path, other, QUIET)
+    assert not (tmp_path / "cells" / "pusht" / "mse").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("demonstrations.count=3", "all methods have the same data"),
+        ("train.steps=9", "use --steps"),
+        ("train.seed=9", "use --seeds"),
+        ("train.threads=2", "it is fixed"),
+    ],
+)
+def test_what_is_everybodys_is_no_variation(setting: str, message: str) -> None:
+    with pytest.raises(PrismError, match=message):
+        config(PRISM, Contestant("few", "prism", (setting,)))
 
 
 # ---------------------------------------------------------------------------------------------------- what is stated

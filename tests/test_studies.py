@@ -180,10 +180,22 @@ def _shares(left: float, right: float) -> dict[str, Any]:
 
 
 def test_verdicts_on_modes() -> None:
-    shares = {"prism": {"0": _shares(0.4, 0.6)}, "mse": {"0": _shares(0.0, 1.0)}}
-    assert [claim.verdict for claim in multimodality.claims(shares)] == ["confirmed", "confirmed"]
-    shares = {"prism": {"0": _shares(0.1, 0.9)}, "mse": {"0": _shares(0.5, 0.5)}}
+    shares = {"prism": {"0": _shares(0.4, 0.6)}, "mse": {"0": _shares(0.0, 0.0)}}
+    found = multimodality.claims(shares)
+    assert [claim.verdict for claim in found] == ["confirmed", "confirmed"]
+    assert "every rollout is the same path" in found[1].note
+    shares = {"prism": {"0": _shares(0.1, 0.9)}, "mse": {"0": _shares(0.0, 1.0)}}
     assert [claim.verdict for claim in multimodality.claims(shares)] == ["not confirmed", "not confirmed"]
+    shares = {"flow_matching": {"0": _shares(0.8, 0.2)}}
+    assert multimodality.claims(shares)[0].verdict == "not confirmed", "one side only is no average of the two"
+
+
+def test_policies_that_are_there_need_no_training() -> None:
+    assert multimodality.MultimodalityConfig(methods=(), policies=("mse=runs/mse",)).methods == ()
+    with pytest.raises(PrismError, match="name a method"):
+        multimodality.MultimodalityConfig(methods=())
+    with pytest.raises(PrismError, match="write NAME=RUN"):
+        multimodality.MultimodalityConfig(policies=("runs/mse",))
 
 
 def test_a_sweep_without_the_middle_is_refused() -> None:

@@ -17,7 +17,16 @@ from prism.errors import PrismError
 from prism.experiments import recipe, with_budget
 from prism.jsonconfig import with_settings
 from prism.objective import ObjectiveConfig
-from prism.studies import ablations, arithmetic, demonstrations, failures, modality, selection_rules, threshold
+from prism.studies import (
+    ablations,
+    arithmetic,
+    demonstrations,
+    failures,
+    modality,
+    selection_rules,
+    threshold,
+    threshold_claims,
+)
 from prism.studies.report import Study
 from prism.workflow import train_experiment
 
@@ -57,6 +66,25 @@ def test_every_rule_is_applied_to_a_policy_that_is_there(run: Path, tmp_path: Pa
     assert study.figures["calibration"]["trained"]["own"]["32"]["cv"] > 0
     threshold.show(study, QUIET)
     threshold.draw(study)
+
+
+def test_without_a_training_the_other_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise PrismError("the simulator is not there")
+
+    monkeypatch.setattr(threshold, "train_quietly", fail)
+    study = threshold.run(threshold.ThresholdConfig(work=tmp_path, tasks=("pusht",), rules=("own",)), QUIET)
+    assert study.figures["calibration"] == {}
+    assert [line.partition(":")[0] for line in study.missing] == ["pusht-own", "calibration"]
+
+
+@pytest.mark.parametrize(
+    ("cv", "verdict"), [(0.03, "confirmed"), (0.055, "cannot be tested here"), (0.08, "not confirmed")]
+)
+def test_a_variation_has_an_error_of_its_own(cv: float, verdict: str) -> None:
+    entry = {"cv": cv, "cv_ema": 0.0, "clamped": 0.0, "effective_samples": None, "pairs": 100}
+    table = {"trained": {"paper": {"64": entry}}}
+    assert threshold_claims.claims_on_batches(table, draws=100)[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -191,13 +219,30 @@ def test_ablations_are_decided_by_intervals() -> None:
         "rule-paper": _row("rule-paper", 0.6, -0.3, -0.1),
         "scope-batch": _row("scope-batch", 0.8, -0.05, 0.05),
     }
-    verdicts = {claim.where: claim.verdict for claim in ablations.claims(rows)}
+    verdicts = {claim.where: claim.verdict for claim in ablations.claims(rows, {})}
     assert verdicts == {"Sec. 5, Fig. 6b": "confirmed", "Sec. 4.4": "cannot be tested here"}
     rows["rule-none"] = _row("rule-none", 0.9, 0.05, 0.15)
-    assert ablations.claims(rows)[0].verdict == "not confirmed"
-    study = ablations.summarise(ablations.AblationsConfig(factors=("rule", "scope")), rows, [])
+    assert ablations.claims(rows, {})[0].verdict == "not confirmed"
+    study = ablations.summarise(ablations.AblationsConfig(factors=("rule", "scope")), rows, {}, [])
     ablations.show(study, QUIET)
     ablations.draw(study)
+
+
+def test_a_rise_that_ends_is_seen_between_variants() -> None:
+    worse, better = (-0.2, -0.05), (0.05, 0.2)
+    rows = {"prism": _row("prism", 0.8)}
+    rows |= {name: _row(name, 0.7, *worse) for name in ("favor-16", "favor-512", "heads-1")}
+    rows |= {name: _row(name, 0.9, *better) for name in ("heads-8", "heads-16")}
+
+    def verdict(where: str, pair: tuple[str, str], low: float, high: float) -> str:
+        pairs = {pair: Difference((low + high) / 2, low, high, 0.5, 3, 50)}
+        return next(claim.verdict for claim in ablations.claims(rows, pairs) if claim.where.endswith(where))
+
+    features, heads = ("favor-512", "favor-16"), ("heads-16", "heads-8")
+    assert verdict("7b", features, -0.1, 0.1) == "cannot be tested here", "both are worse than exact attention, alike"
+    assert verdict("7b", features, 0.01, 0.1) == "confirmed"
+    assert verdict("7a", heads, -0.1, 0.1) == "confirmed"
+    assert verdict("7a", heads, 0.01, 0.1) == "not confirmed", "it goes on rising"
 
 
 def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:

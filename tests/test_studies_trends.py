@@ -96,6 +96,12 @@ def test_every_method_has_a_training_of_each_share_and_seed() -> None:
     assert (train.minutes, train.steps, train.clock) == (5.0, 0, "cpu")
 
 
+def test_diffusion_is_asked_from_where_it_was_meant_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trends, "load_policy", lambda run: build(small_method("diffusion")))
+    once, often = (trends.load_asked(Path("run"), n).config for n in (1, 5))  # type: ignore[attr-defined]
+    assert (once.visited(), often.visited()) == ([90], [90, 72, 54, 36, 18])
+
+
 def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A student learns from the teacher of its share and seed; training and rollouts are replaced."""
     trained: list[tuple[str, str | None]] = []

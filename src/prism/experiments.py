@@ -237,10 +237,11 @@ def with_preset(experiment: Experiment, name: str) -> Experiment:
     return replace(experiment, policy=presets.as_method(sized, experiment.method, name))
 
 
-def with_method(experiment: Experiment, method: str, preset: str = "tiny") -> Experiment:
-    """The same experiment with another method: its head on the same encoder, its optimiser and selection rule.
+def with_method(experiment: Experiment, method: str, preset: str | None = None) -> Experiment:
+    """The same experiment with another method: its head on the same encoder, and its selection rule.
 
-    Data, horizons, encoder, anchor, observation noise, batch size, budget and seed stay. `preset` is the head's size.
+    Data, horizons, encoder, anchor, observation noise, optimiser, batch size, budget and seed stay. `preset` is the
+    head's size; that of the experiment unless told.
     """
     if not isinstance(experiment.policy, PrismConfig):
         raise PrismError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from typing import Any, Literal, get_args
 
@@ -84,6 +85,11 @@ def preset(name: str) -> PrismConfig:
     return PRESETS[name]()
 
 
+def size_of(config: PrismConfig) -> str:
+    """The preset whose generator is nearest in width: what a method that takes its place should be as large as."""
+    return min(PRESETS, key=lambda name: abs(math.log(config.generator.width / preset(name).generator.width)))
+
+
 # --------------------------------------------------------------------------- methods
 
 Method = Literal[
@@ -113,8 +119,9 @@ def method_config(method: str, name: str = "tiny") -> ContextConfig:
     return as_method(preset(name), method, name)
 
 
-def as_method(config: PrismConfig, method: str, name: str = "tiny") -> ContextConfig:
-    """The head of a method, in the size `name`, on the encoder, horizons, anchor and noise of a PRISM config."""
+def as_method(config: PrismConfig, method: str, name: str | None = None) -> ContextConfig:
+    """The head of a method, in the size `name` (or the config's own), on its encoder, horizons, anchor and noise."""
+    name = size_of(config) if name is None else name
     if method not in METHODS:
         raise PrismError(f"unknown method '{method}'; use one of {', '.join(METHODS)}")
     if name not in PRESETS:

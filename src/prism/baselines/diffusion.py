@@ -36,12 +36,13 @@ class DiffusionConfig(UNetPolicyConfig):
     prediction: Prediction = "epsilon"  # published; sample: the network gives the plan itself
     sampler: Sampler = "ddim"
     evaluations: int = 10  # NFE: forward passes a plan
-    spacing: Spacing = "leading"  # published; use trailing for one evaluation
+    spacing: Spacing = "leading"  # published; use trailing, or first_step, for one evaluation
     clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
     # Falcon (Chen et al. 2025), with controller.warm_start: how many of the last evaluations are left where a plan
     # starts from the old one; how far (mean, normalised) the network may want to leave it before it starts anew.
     warm_evaluations: int = field(default=3, metadata=ADDED_LATER)
     warm_tolerance: float = field(default=0.1, metadata=ADDED_LATER)
+    first_step: int | None = field(default=None, metadata=ADDED_LATER)  # where sampling starts; None: by the spacing
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,13 +53,19 @@ class DiffusionConfig(UNetPolicyConfig):
         ):
             if value not in get_args(kind):
                 raise PrismError(f"diffusion.{name} is '{value}'; use one of {', '.join(get_args(kind))}")
-        timesteps(self.train_steps, self.evaluations, self.spacing)
-        if self.evaluations == 1 and self.spacing == "leading":
-            raise PrismError("diffusion: one evaluation with spacing 'leading' would start at the data: use 'trailing'")
+        if self.evaluations == 1 and self.spacing == "leading" and self.first_step is None:
+            raise PrismError(
+                "diffusion: one evaluation with spacing 'leading' would start at the data: use 'trailing' or first_step"
+            )
+        self.visited()
         if self.warm_evaluations < 1 or self.warm_tolerance < 0:
             raise PrismError("diffusion.warm_evaluations must be at least 1, diffusion.warm_tolerance at least 0")
         if self.clip <= 0:
             raise PrismError(f"diffusion.clip is {self.clip}; it must be above 0")
+
+    def visited(self) -> list[int]:
+        """The steps at which the network is asked for a plan."""
+        return timesteps(self.train_steps, self.evaluations, self.spacing, self.first_step)
 
 
 class DiffusionPolicy(UNetPolicy):
@@ -110,7 +117,7 @@ class DiffusionPolicy(UNetPolicy):
         old = self.normalizer.normalize_actions(torch.cat([previous[:, :steps], held], dim=1)).unsqueeze(1)
         old = (old if anchor is None else old - anchor) / config.offset_scale
         noise = self.noise(old.shape[0], candidates, rng)
-        visited = timesteps(config.train_steps, config.evaluations, config.spacing)[-config.warm_evaluations :]
+        visited = config.visited()[-config.warm_evaluations :]
         first = torch.tensor(visited[:1], device=old.device)
         x = self.schedule.add_noise(old.expand_as(noise), noise, first)
         ends, _ = self.schedule.split(x, self.predict(x, films, first), visited[0], config.prediction, config.clip)
@@ -126,7 +133,7 @@ class DiffusionPolicy(UNetPolicy):
     ) -> Float[Tensor, "B K Tp Da"]:
         """From noise, or from the first of the steps `visited`, to plans in the method's own space."""
         config, schedule = self.config, self.schedule
-        visited = visited or timesteps(config.train_steps, config.evaluations, config.spacing)
+        visited = visited or config.visited()
         for step, into in pairwise([*visited, -1]):
             output = self.predict(x, films, torch.tensor([step], device=x.device))
             data, noise = schedule.split(x, output, step, config.prediction, config.clip)

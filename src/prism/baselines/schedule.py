@@ -32,14 +32,20 @@ def cosine_alphas(steps: int) -> Float[Tensor, " T"]:
     return (1.0 - torch.tensor(betas, dtype=torch.float64)).cumprod(0)
 
 
-def timesteps(total: int, evaluations: int, spacing: Spacing) -> list[int]:
+def timesteps(total: int, evaluations: int, spacing: Spacing, first: int | None = None) -> list[int]:
     """Which steps are visited, noisiest first.
 
     leading: multiples of T // n from (n - 1) T // n down to 0, as published; it starts below full noise, and with one
-    evaluation it would start at the data. trailing: from T - 1 down, T / n apart.
+    evaluation it would start at the data. trailing: from T - 1 down, T / n apart; at T - 1 the plan is the difference
+    of noise and predicted noise times 1 / sqrt(ab) = 2029 (T = 100), so the network must be exact, or predict the plan
+    itself. `first`: from there down, first / n apart.
     """
     if not 1 <= evaluations <= total:
         raise PrismError(f"{evaluations} evaluations of the network: use 1 to {total}, the steps it was trained with")
+    if first is not None:
+        if not evaluations <= first < total:
+            raise PrismError(f"first_step is {first}; for {evaluations} evaluations use {evaluations} to {total - 1}")
+        return [round(first * (1 - i / evaluations)) for i in range(evaluations)]
     if spacing == "leading":
         return [i * (total // evaluations) for i in reversed(range(evaluations))]
     return [round(total - i * total / evaluations) - 1 for i in range(evaluations)]

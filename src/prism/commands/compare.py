@@ -81,7 +81,7 @@ class Compare:
         from rich.console import Console
 
         from prism.bench.output import refuse_existing
-        from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
+        from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan, check_equal
         from prism.comparison.run import PAGE, compare, write_summary
         from prism.evaluation.results import write_json
 
@@ -101,6 +101,7 @@ class Compare:
         if self.status:
             if not self.out.is_dir():
                 raise PrismError(f"{self.out} does not exist: there is no comparison to show")
+            check_equal(self.out, config)
             comparison = write_summary(self.out, config, {}, console)
         elif self.ray:
             from prism.comparison.ray_cells import run_on_ray

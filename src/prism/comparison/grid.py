@@ -29,6 +29,11 @@ from prism.presets import TEACHERS, student_config
 from prism.training import files
 from prism.training.config import Clock
 
+_OWN_OPTION = {  # settings that an option of the comparison decides
+    **{f"train.{name}": f"--{name}" for name in ("minutes", "steps", "clock")},
+    "train.seed": "--seeds",
+    **dict.fromkeys(("train.threads", "train.workers", "train.keep_last"), ""),
+}
 CELLS, CELL, CURVE, RESULT, FAILED = "cells", "cell.json", "curve.json", "result.json", "failed.json"
 FORMAT_VERSION = 1
 
@@ -100,6 +105,13 @@ class CompareConfig:
             raise PrismError(f"clock is '{self.clock}'; use one of {', '.join(get_args(Clock))}")
         if min(self.seeds) < 0:
             raise PrismError(f"seed {min(self.seeds)} is out of range: use 0 or more")
+        for setting in (*self.settings, *(s for contestant in self.contestants for s in contestant.settings)):
+            if (option := _OWN_OPTION.get(setting.partition("=")[0])) is not None:
+                remedy = f"use {option}" if option else "it is fixed"
+                raise PrismError(f"{setting}: that is the same for everybody in a comparison; {remedy}")
+        for contestant in self.contestants:
+            if data := [s for s in contestant.settings if s.startswith("demonstrations.")]:
+                raise PrismError(f"{contestant.name}: {data[0]}: all methods have the same data; set it with --set")
 
     @property
     def reference(self) -> str:
@@ -187,7 +199,7 @@ def experiments_of(out: Path, config: CompareConfig, console: Console) -> dict[C
         plain = replace(plain, demonstrations=demonstrations)
 
         def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
-            experiment = with_method(plain, contestant.method, config.preset or "tiny")
+            experiment = with_method(plain, contestant.method, config.preset)
             if (teacher := teachers.get(contestant.name)) is not None:
                 learned = with_contestant(teacher).policy
                 experiment = replace(experiment, policy=student_config(contestant.method, learned))
@@ -228,8 +240,22 @@ def teacher_folder(cell: Path) -> Path | None:
     return None if teacher is None else Path(teacher)
 
 
+def check_equal(out: Path, config: CompareConfig) -> None:
+    """PrismError where a cell in this folder, also one that is not asked for now, has another budget or evaluation."""
+    asked = {"minutes": config.minutes or 0.0, "steps": config.steps or 0, "clock": config.clock}
+    for file in sorted(out.glob(f"{CELLS}/*/*/seed-*/{CELL}")):
+        train = Experiment.load(file.parent).train
+        there = {"minutes": train.minutes, "steps": train.steps, "clock": train.clock}
+        _refuse(
+            file.parent,
+            {**there, "evaluation": to_json(CellSpec.load(file.parent).evaluation)},
+            {**asked, "evaluation": to_json(config.evaluation)},
+        )
+
+
 def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
     """Write what each cell is; PrismError where a cell of another definition is in the way."""
+    check_equal(out, config)
     methods = {contestant.name: contestant.method for contestant in config.contestants}
     experiments = experiments_of(out, config, console)
     ids = cell_ids(config)
@@ -248,7 +274,10 @@ def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
 
 
 def _refuse_other(folder: Path, asked: dict[str, Any]) -> None:
-    there = {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
+    _refuse(folder, {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}, asked)
+
+
+def _refuse(folder: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
     before, now = _flat(there), _flat(asked)
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         changes = ", ".join(f"{key} = {before.get(key)} there, {now.get(key)} now" for key in different[:3])

@@ -3,7 +3,7 @@
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
 episodes; cells, intervals and the paired test are those of `prism bench compare`.
 
-    table = rows of comparison.json; factors.NAME = {"VARIANT": score}
+    table = rows of comparison.json; factors.NAME = {"VARIANT": score}; pairs = differences between two variants
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from rich.console import Console
 
 from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
 from prism.comparison.run import compare
-from prism.comparison.summary import Row
+from prism.comparison.statistics import Difference
+from prism.comparison.summary import Comparison, Row, difference
 from prism.errors import PrismError
 from prism.studies.report import Claim, Study, Verdict, show_rows
 from prism.studies.selection_rules import TUNING_SEED
@@ -24,6 +25,7 @@ from prism.studies.selection_rules import TUNING_SEED
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Pairs = dict[tuple[str, str], Difference]  # (one, other): one - other
 _OBJECTIVE, _ATTENTION = "policy.objective", "policy.generator.attention"
 REFERENCE = "prism"
 
@@ -58,6 +60,9 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
     "depth": {f"depth-{n}": (f"policy.generator.blocks={n}",) for n in (1, 4, 6)},
     "obs_horizon": {f"To-{n}": (f"policy.obs_horizon={n}",) for n in (1, 4, 8)},
 }
+
+# What is compared with each other, beside everything with the recipe.
+PAIRS = (("favor-512", "favor-16"), ("heads-16", "heads-8"), ("K-32", "K-16"))
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,24 @@ def run(config: AblationsConfig, console: Console | None = None) -> Study:
     """One comparison of all variants, seed by seed."""
     comparison = compare(config.work, config.grid(), config.jobs, console or Console(stderr=True))
     rows = {row.contestant: row for row in comparison.rows}
-    return summarise(config, rows, [f"{one.cell}: {one.reason}" for one in comparison.missing])
+    missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]
+    return summarise(config, rows, pairs_of(comparison), missing)
 
 
-def summarise(config: AblationsConfig, rows: dict[str, Row], missing: list[str]) -> Study:
+def pairs_of(comparison: Comparison) -> Pairs:
+    """The PAIRS that are there, on the seeds that both have."""
+    found = {(one, other): difference(comparison, one, other) for one, other in PAIRS}
+    return {pair: value for pair, value in found.items() if value is not None}
+
+
+def summarise(config: AblationsConfig, rows: dict[str, Row], pairs: Pairs, missing: list[str]) -> Study:
     figures = {
         "table": [{**asdict(row), "n": len(row.seeds)} for row in rows.values()],
         "factors": {
             factor: {name: rows[name].score for name in (REFERENCE, *FACTORS[factor]) if name in rows}
             for factor in config.factors
         },
+        "pairs": {f"{one} - {other}": asdict(value) for (one, other), value in pairs.items()},
     }
     settings: dict[str, Any] = {
         "recipe": config.recipe,
@@ -115,7 +128,7 @@ def summarise(config: AblationsConfig, rows: dict[str, Row], missing: list[str])
         "first_seed": config.first_seed,
         "variants": {name: list(s) for factor in config.factors for name, s in FACTORS[factor].items()},
     }
-    return Study("ablations", figures, tuple(claims(rows)), settings, config.seeds, tuple(missing))
+    return Study("ablations", figures, tuple(claims(rows, pairs)), settings, config.seeds, tuple(missing))
 
 
 def _said(row: Row) -> str:
@@ -136,7 +149,7 @@ def _worse(rows: dict[str, Row], name: str) -> bool:
     return difference is not None and difference.high < 0
 
 
-def claims(rows: dict[str, Row]) -> list[Claim]:
+def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
     """The paper's sentences on its ablation figures, which it shows for CALVIN and without numbers."""
     found: list[Claim] = []
     if REFERENCE not in rows:
@@ -148,28 +161,43 @@ def claims(rows: dict[str, Row]) -> list[Claim]:
             return
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
-            note = note or "no difference beyond chance at this budget"
-        found.append(Claim(where, paper, "; ".join(_said(row) for row in there), verdict, note))
+            note = note or "not all of it is beyond chance at this budget"
+        words = [_said(row) for row in there]
+        words += [
+            f"{one} - {other} {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+            for (one, other), d in pairs.items()
+            if one in names and other in names
+        ]
+        found.append(Claim(where, paper, "; ".join(words), verdict, note))
 
     def decided(better: tuple[str, ...], worse: tuple[str, ...]) -> bool | None:
-        """True where the paper's direction is beyond chance, False where its opposite is, None where neither."""
+        """Against the recipe: True where all go the paper's way beyond chance, False where one goes the other way."""
         if not all(name in rows for name in (*better, *worse)):
             return None
         ahead = [_better(rows, name) for name in better] + [_worse(rows, name) for name in worse]
         behind = [_worse(rows, name) for name in better] + [_better(rows, name) for name in worse]
-        return True if any(ahead) and not any(behind) else False if any(behind) else None
+        return False if any(behind) else True if all(ahead) else None
+
+    def and_no_better(held: bool | None, pair: tuple[str, str]) -> bool | None:
+        """A rise that ends: the larger of the pair must not be better than the smaller, beyond chance."""
+        if held is None or pair not in pairs:
+            return None
+        return held and pairs[pair].low <= 0
 
     rule = "EMA-calibrated rejection improves success (against none, and as printed)"
     add("Sec. 5, Fig. 6b", rule, ("rule-none", "rule-paper"), decided((), ("rule-none", "rule-paper")))
     scope = "batch-global rejection is better than comparing with the own target alone"
     add("Sec. 4.4", scope, ("scope-batch",), decided(("scope-batch",), ()))
     many = "more candidates help up to K = 16, then hardly"
-    add("App. B.2, Fig. 7d", many, ("K-2", "K-4", "K-16", "K-32"), decided(("K-16",), ("K-2", "K-4")))
+    held = and_no_better(decided(("K-16",), ("K-2", "K-4")), ("K-32", "K-16"))
+    add("App. B.2, Fig. 7d", many, ("K-2", "K-4", "K-16", "K-32"), held)
     soft = "a small soft term (lambda = 0.02) adds a boost"
     add("Sec. 5, Fig. 6a", soft, ("soft-0.02", "soft-literal"), decided(("soft-0.02", "soft-literal"), ()))
-    add("App. B.2, Fig. 7a", "saturates at 8 heads", ("heads-1", "heads-8", "heads-16"), decided(("heads-8",), ()))
-    features = "more random features help up to m = 512"
-    add("App. B.2, Fig. 7b", features, ("favor-16", "favor-512"), decided((), ("favor-16",)))
+    held = and_no_better(decided(("heads-8",), ("heads-1",)), ("heads-16", "heads-8"))
+    add("App. B.2, Fig. 7a", "saturates at 8 heads", ("heads-1", "heads-8", "heads-16"), held)
+    grows = pairs.get(("favor-512", "favor-16"))
+    held = None if grows is None or grows.low <= 0 <= grows.high else grows.low > 0
+    add("App. B.2, Fig. 7b", "more random features help up to m = 512", ("favor-16", "favor-512"), held)
     add("App. B.2, Fig. 7c", "deeper is better", ("depth-1", "depth-6"), decided(("depth-6",), ("depth-1",)))
     horizon = "the observation horizon matters (the figure's text gives no direction)"
     add("Fig. 6c", horizon, ("To-1", "To-8"), None, "the paper gives no number to compare with")

@@ -33,7 +33,7 @@ from prism.sims.pusht_edge import BEYOND, GAP, SIDE, edge_start
 from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.training.checkpoint import load_policy
-from prism.workflow import run_folder
+from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,6 +45,7 @@ Float = NDArray[np.float64]
 MOVED = 40.0  # pixels that the block may have been pushed until then
 PAST = 15.0  # pixels behind the bar's outer edge: half the bar
 EXPERT = "expert"
+DETERMINISTIC = ("mse", "act")  # one plan for one observation
 BOTH, ONE = 0.25, 0.75  # a mode is covered; a mode is (nearly) the only one
 
 
@@ -63,10 +64,12 @@ class MultimodalityConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.rollouts < 1 or self.steps < 1 or self.max_steps < 10 or not self.methods or not self.offsets:
-            raise PrismError(
-                "study multimodality: methods, offsets, rollouts, steps must not be empty; max_steps >= 10"
-            )
+        if self.rollouts < 1 or self.steps < 1 or self.max_steps < 10 or not self.offsets:
+            raise PrismError("study multimodality: offsets, rollouts, steps must not be empty; max_steps >= 10")
+        if not (self.methods or self.policies):
+            raise PrismError("study multimodality: name a method to train, or a policy that is there (--policies)")
+        if bad := [text for text in self.policies if not all(text.partition("="))]:
+            raise PrismError(f"study multimodality: --policies {bad[0]}: write NAME=RUN, for example mse=runs/mse")
         if 0.0 not in self.offsets:
             raise PrismError("study multimodality: offsets must hold 0, the symmetric start")
 
@@ -186,7 +189,7 @@ def roll_expert(config: MultimodalityConfig) -> Result:
 def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
     cells = Cells(config.work, console)
     plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
-    plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps}
+    plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps, "seed": config.seed}
     shares: dict[str, Result] = {}
     if (cell := cells.get(EXPERT, plan, functools.partial(roll_expert, config))) is not None:
         shares[EXPERT] = cell
@@ -197,7 +200,7 @@ def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
     for text in config.policies:
         name, _, path = text.partition("=")
         run = run_folder(Path(path))
-        settings = {**settings_of(Experiment.load(run)), **plan}
+        settings = {**settings_of(Experiment.load(run)), **plan, "sha256": checkpoint_id(Path(path))["sha256"]}
         if (
             cell := cells.get(f"{name}-given", settings, functools.partial(roll_policy, config, Path(path)))
         ) is not None:
@@ -231,7 +234,10 @@ def claims(shares: dict[str, Result]) -> tuple[Claim, ...]:
     for method, (where, paper) in unimodal.items():
         if method in shares:
             middle = shares[method]["0"]
-            found.append(Claim(where, paper, _said(middle), confirmed(not _covers(middle))))
+            note = "" if middle["neither"] >= ONE else f"asked: at least {ONE:.0%} pass on neither side"
+            if method in DETERMINISTIC:
+                note = "; ".join(filter(None, [note, "a deterministic policy: every rollout is the same path"]))
+            found.append(Claim(where, paper, _said(middle), confirmed(middle["neither"] >= ONE), note))
     if "imle" in shares and "prism" in shares:
         rarer = {name: min(shares[name]["0"]["left"], shares[name]["0"]["right"]) for name in ("imle", "prism")}
         words = "the rarer side: " + ", ".join(f"{name} {value:.0%}" for name, value in rarer.items())

@@ -22,7 +22,7 @@ This says what a rule would do to candidates of a policy that was trained with a
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ from prism.studies.threshold_claims import (
 )
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
-from prism.workflow import run_folder
+from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -225,21 +225,26 @@ def windows_of(experiment: Experiment) -> Windows:
     return Windows(source, experiment.policy.obs_horizon, experiment.policy.pred_horizon)
 
 
-def calibration(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, dict[str, Result]]]:
-    """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first task's, or the
-    first run that was given."""
-    if config.tasks:
-        run = cells.run(f"{config.tasks[0]}-{config.rules[0]}")
-        experiment = experiment_of(config, config.tasks[0], config.rules[0])
-    else:
+def calibration(
+    config: ThresholdConfig, cells: Cells, found_rates: Mapping[str, Mapping[str, Result]]
+) -> dict[str, dict[str, dict[str, Result]]]:
+    """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first that was trained,
+    or the first run that was given."""
+    trained = [(task, rule) for task in config.tasks for rule in config.rules if rule in found_rates.get(task, {})]
+    if trained:
+        run, experiment = cells.run("-".join(trained[0])), experiment_of(config, *trained[0])
+    elif config.runs:
         run = Path(config.runs[0].partition("=")[2])
         experiment = Experiment.load(run_folder(run))
+    else:
+        cells.missing.append("calibration: no training came to its end")
+        return {}
     windows = windows_of(experiment)
     source = windows.source
     spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
-    stages = {"untrained": build_policy(spec, config.seed, Normalizer.from_statistics(compute_statistics(source)))}
-    if run.is_dir():
-        stages["trained"] = load_policy(run)
+    untrained = build_policy(spec, config.seed, Normalizer.from_statistics(compute_statistics(source)))
+    stages = {"untrained": untrained, "trained": load_policy(run)}
+    weights = {"untrained": None, "trained": checkpoint_id(run)["sha256"]}
     found: dict[str, dict[str, dict[str, Result]]] = {}
     for stage, policy in stages.items():
         assert isinstance(policy, PrismPolicy)
@@ -247,6 +252,7 @@ def calibration(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, di
         for size in config.batch_sizes:
             settings = {**settings_of(experiment), "stage": stage, "batch": size, "draws": config.draws}
             settings |= {"candidates": config.candidates, "rules": list(config.rules)}
+            settings |= {"seed": config.seed, "sha256": weights[stage]}
             compute = functools.partial(calibrate, policy, windows, size, config.candidates, config)
             for rule, row in (cells.get(f"calibration-{stage}-{size}", settings, compute) or {}).items():
                 found[stage][rule][str(size)] = row
@@ -263,6 +269,7 @@ def on_policies(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, Re
         assert isinstance(policy, PrismPolicy)  # read_rates has seen to it
         candidates = policy.config.objective.candidates
         settings = {**settings_of(experiment), "draws": config.draws, "rules": list(config.rules)}
+        settings |= {"seed": config.seed, "sha256": checkpoint_id(Path(path))["sha256"]}
         compute = functools.partial(calibrate, policy, windows_of(experiment), PAPER_BATCH, candidates, config)
         if (cell := cells.get(f"policy-{name}", settings, compute)) is not None:
             found[name] = cell
@@ -279,7 +286,7 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
     for name, by_rule in read_rates(config).items():
         found.setdefault(name, {}).update(by_rule)
     applied = on_policies(config, cells)
-    table = calibration(config, cells)
+    table = calibration(config, cells, found)
     settings = {
         name: getattr(config, name)
         for name in ("tasks", "rules", "steps", "warmup", "quantile", "batch_sizes", "candidates", "draws")
@@ -288,7 +295,7 @@ def run(config: ThresholdConfig, console: Console | None = None) -> Study:
         "threshold",
         {"rates": found, "on_policies": applied, "calibration": table},
         (
-            *claims_on_batches(table),
+            *claims_on_batches(table, config.draws),
             *claims_on_rates(found, config.rules, config.quantile),
             *claims_on_policies(applied, config.rules, config.quantile),
         ),

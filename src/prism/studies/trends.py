@@ -100,7 +100,10 @@ def load_asked(run: Path, evaluations: int | None) -> Policy:
     if evaluations is None:
         return policy
     if isinstance(policy.config, DiffusionConfig):
-        policy.config = replace(policy.config, evaluations=evaluations, spacing="trailing")
+        # All start where the trained number does: further up one evaluation would multiply the network's error by
+        # 2029 (schedule.timesteps), and the trend would be decided by arithmetic.
+        first = policy.config.visited()[0]
+        policy.config = replace(policy.config, evaluations=evaluations, first_step=first)
     elif isinstance(policy.config, FlowMatchingConfig):
         policy.config = replace(policy.config, evaluations=evaluations, solver="euler")
     return policy
