@@ -9,6 +9,7 @@ import logging
 import socket
 import threading
 import time
+import tracemalloc
 import urllib.error
 import urllib.request
 
@@ -20,6 +21,7 @@ from websockets.sync.client import connect
 from prism.controller import Controller, ControllerConfig
 from prism.deploy import wire
 from prism.deploy.server import PolicyServer, RateLimit, ServerConfig, message_limit
+from prism.deploy.sessions import Reader, RequestError
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from tests.evaluation_fakes import PointPolicy
@@ -151,6 +153,7 @@ BAD = {
     "wrong type": ({"proprio": "hello"}, "send an array"),
     "a map": ({"proprio": {"a": 1}}, "send an array"),
     "ragged": ({"proprio": [[1.0], [1.0, 2.0]]}, "no array of numbers"),
+    "text in a list": ({"proprio": ["a", "b", "c"]}, "no array of numbers"),
     "all NaN": ({"proprio": np.full(3, np.nan)}, "none of the policy's sensors"),
     "nothing": ({}, "none of the policy's sensors"),
     "twice": ({**see(), "instruction": None, "proprio2": see()["proprio"]}, "no sensor 'instruction'"),
@@ -178,6 +181,26 @@ def test_a_bad_observation_is_one_line_and_the_connection_goes_on(caplog: pytest
         np.testing.assert_array_equal(other.infer({**see(), "reset": True, "seed": 1})["actions"], before)
         assert server.metrics.errors["observation"] == len(BAD)
         assert any("client 2 (127.0.0.1" in line and "propio" in line for line in caplog.messages)
+
+
+def test_a_list_that_holds_a_long_text_gets_no_room_for_as_many_of_them() -> None:
+    reader = Reader(small_policy().spec.sensors)
+    message = {"proprio": ["a" * 20_000, *[""] * 4095]}  # 24 KB; as an array of text: 330 MB
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match="no array of numbers"):
+            reader.read(message)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_reader_that_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as server, OpenPi(server.port) as client:
+        server._reader.read = lambda message: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+        with pytest.raises(RuntimeError, match="internal error"):
+            client.infer(see())
+    assert "ZeroDivisionError" in caplog.text
 
 
 def test_a_missing_sensor_is_absent_and_comes_back() -> None:

@@ -145,7 +145,7 @@ def _wrong(step: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """A request with one sensor of another name, shape, type or size."""
     name = str(rng.choice(list(step)))
     value = step.pop(name)
-    choice = int(rng.integers(7))
+    choice = int(rng.integers(8))
     if choice == 0:
         step[name[::-1]] = value
     elif choice == 1:
@@ -158,6 +158,8 @@ def _wrong(step: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         step[name] = np.zeros((1 << 22,), np.uint8)  # larger than any message may be
     elif choice == 5:
         step[name] = [[1.0], [2.0, 3.0]]
+    elif choice == 6:
+        step[name] = ["a" * 200_000, *[""] * 4095]  # as an array of text: 3 GB
     else:
         step[name] = {"a": 1}
     return step

@@ -345,7 +345,13 @@ class PolicyServer:
     async def _answer(self, session: Session, frame: str | bytes, start: float, previous: float | None) -> bytes:
         if isinstance(frame, str):
             raise wire.WireError("this is text: requests are binary msgpack frames")
-        request = self._reader.read(wire.unpack(frame))
+        try:
+            request = self._reader.read(wire.unpack(frame))
+        except PrismError:
+            raise
+        except Exception:
+            logger.exception("%s: a request could not be read", session.who)
+            raise
         assert self._batcher is not None
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._batcher.submit(Job(session, request, future, start, previous))

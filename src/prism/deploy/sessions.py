@@ -93,11 +93,13 @@ class Reader:
         if isinstance(value, Mapping | bytes) or (isinstance(value, str) and spec.kind != "text"):
             raise RequestError(f"sensor '{spec.name}': send an array, not {type(value).__name__}")
         try:
+            if isinstance(value, list):  # as numbers: each text of a list would get the room of the longest
+                value = np.array(value, dtype=np.float64)
             with np.errstate(over="ignore", invalid="ignore"):  # too large for float32: infinite, so absent
                 return as_spec(spec, value)
         except PrismError as error:
             raise RequestError(str(error)) from None
-        except (ValueError, TypeError, OverflowError):  # ragged lists
+        except (ValueError, TypeError, OverflowError, MemoryError):  # ragged lists, text in them
             raise RequestError(f"sensor '{spec.name}': this is no array of numbers") from None
 
     def _ages(self, message: Mapping[str, Any]) -> dict[str, float] | None:
