@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from PIL import Image
 from websockets.sync.client import connect
 
 from prism.deploy.live import encode_picture, jerks, latency_histogram
+from prism.deploy.server import PolicyServer
 from prism.evaluation.metrics import jerk
 from prism.sensors import SensorSpec
 from tests.browser import CHROMIUM, Browser
 from tests.policy_fakes import small_policy
-from tests.server_fakes import OpenPi, see, serving
+from tests.server_fakes import OpenPi, serving
 
 KINDS = (
     SensorSpec("proprio", "vector", (3,)),
@@ -116,21 +118,49 @@ def test_snapshots_show_the_robot() -> None:
             assert "clients" in json.loads(viewer.recv(timeout=10))
 
 
-def test_a_viewer_that_does_not_read_costs_nothing_and_gets_no_more() -> None:
-    with serving() as server, OpenPi(server.port) as client:
-        with connect(f"ws://127.0.0.1:{server.port}/live", max_queue=1, close_timeout=0.1) as viewer:
-            viewer.recv(timeout=10)
-            for t in range(30):
-                client.infer(see(t))
-                time.sleep(0.02)
-            deadline = time.monotonic() + 5
-            while server.metrics.viewers != 1 and time.monotonic() < deadline:
-                time.sleep(0.01)
-        assert client.infer(see())["actions"].shape == (4, 3)
-        deadline = time.monotonic() + 5
+CAMERAS = tuple(SensorSpec(name, "rgb", (240, 320, 3)) for name in ("rgb_left", "rgb_right"))
+
+
+@contextmanager
+def stuck_viewer(server: PolicyServer) -> Iterator[OpenPi]:
+    """Somebody opened the page and reads nothing, until a snapshot does not leave any more; the robot beside it."""
+    rng = np.random.default_rng(0)
+    step = {spec.name: rng.integers(0, 256, spec.shape, dtype=np.uint8) for spec in CAMERAS}  # 250 KB a snapshot
+    with socket.socket() as raw, OpenPi(server.port) as client:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", server.port))
+        raw.sendall(
+            b"GET /live HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        client.infer(step)
+        deadline, stuck, last = time.monotonic() + 60, time.monotonic(), None
+        while time.monotonic() - stuck < 0.5:  # the same snapshot is on its way
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+            sending = next((viewer.sending for viewer in server._live._viewers), None)
+            if sending is None or sending.done() or sending is not last:
+                last, stuck = sending, time.monotonic()
+        assert client.infer(step)["actions"].shape == (4, 3)
+        yield client
+
+
+def test_a_viewer_that_does_not_read_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(small_policy(sensors=CAMERAS), write_timeout=2.0) as server, stuck_viewer(server):
+        deadline = time.monotonic() + 20
         while server.metrics.viewers and time.monotonic() < deadline:
             time.sleep(0.01)
         assert server.metrics.viewers == 0
+    assert server.metrics.errors["slow_reader"] == 1
+    assert "a viewer that did not read" in caplog.text
+
+
+def test_a_viewer_that_does_not_read_does_not_keep_the_server_from_ending() -> None:
+    with ExitStack() as stack:
+        with serving(small_policy(sensors=CAMERAS), write_timeout=2.0) as server:
+            stack.enter_context(stuck_viewer(server))
+            start = time.monotonic()
+        assert time.monotonic() - start < 10  # not when the viewer leaves, or a ping finds out
 
 
 def test_pictures() -> None:

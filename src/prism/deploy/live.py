@@ -1,7 +1,8 @@
 """Snapshots for the live page: ten a second, made away from the control path, dropped where a viewer is slow.
 
 The worker leaves an immutable `View` behind after each request; a snapshot reads the latest one. It is made on a
-thread of its own, only while somebody looks, and a viewer whose last snapshot is still on its way gets no new one.
+thread of its own, only while somebody looks, and a viewer whose last snapshot is still on its way gets no new one, and
+after `write_timeout` seconds none at all.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import concurrent.futures
-import contextlib
 import io
 import json
 import logging
@@ -61,7 +61,7 @@ class Live:
         metrics.viewers += 1
         viewer = Viewer(connection)
         try:
-            await connection.send(json.dumps({"hello": self._server.metadata(), "locked": self._locked}))
+            await self._send(connection, json.dumps({"hello": self._server.metadata(), "locked": self._locked}))
             if self._locked and not await self._unlock(connection):
                 return
             self._viewers.add(viewer)
@@ -116,13 +116,26 @@ class Live:
                     }
                     for viewer in self._viewers:
                         if (text := made.get(viewer.number)) and (viewer.sending is None or viewer.sending.done()):
-                            viewer.sending = asyncio.create_task(_send(viewer.connection, text))
+                            viewer.sending = asyncio.create_task(self._send(viewer.connection, text))
                     await asyncio.sleep(max(0.01, PERIOD - (loop.time() - start)))
             except Exception:
                 logger.exception("the live page failed")
             finally:
                 self._task = None
                 self._pictures.clear()
+
+    async def _send(self, connection: ServerConnection, text: str) -> None:
+        """A viewer that does not read (a phone that was put away) is dropped: it would hold up the server's end."""
+        try:
+            async with asyncio.timeout(self._server.config.write_timeout):
+                await connection.send(text)
+        except ConnectionClosed:
+            pass
+        except TimeoutError:
+            self._server.metrics.errors["slow_reader"] += 1
+            logger.warning("%s left: a viewer that did not read", address_of(connection))
+            if not connection.transport.is_closing():
+                connection.transport.abort()
 
     def _choose(self, number: int | None) -> Session | None:
         """The session with this number; else the one that has been here longest: it does not jump about."""
@@ -221,11 +234,6 @@ class Live:
 def address_of(connection: ServerConnection) -> str:
     address = connection.remote_address
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unknown"
-
-
-async def _send(connection: ServerConnection, text: str) -> None:
-    with contextlib.suppress(ConnectionClosed):
-        await connection.send(text)
 
 
 def _client_number(message: str | bytes) -> int | None:
