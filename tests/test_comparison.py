@@ -239,6 +239,23 @@ def test_a_folder_has_one_budget_and_one_evaluation(tmp_path: Path) -> None:
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()
 
 
+def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
+    plain, first, again = config(PRISM, seeds=(0,)), tmp_path / "first", tmp_path / "again"
+    compare(first, plain, 1, QUIET)
+    plan = EvaluationPlan(episodes=2, first_seed=300_000, curve=())
+    executed = replace(plain, evaluation=plan, settings=(*plain.settings, "controller.selection.rule=first"))
+    with pytest.raises(PrismError, match="train.batch_size = "):
+        prepare(again, replace(executed, settings=(*executed.settings, "train.batch_size=7")), QUIET, first)
+    with pytest.raises(PrismError, match="seed-1 is not finished"):
+        prepare(again, replace(executed, seeds=(1,)), QUIET, first)
+    (id,) = prepare(again, executed, QUIET, first)
+    run_cell(id.folder(again), QUIET)
+    old, new = (json.loads((id.folder(out) / RESULT).read_text()) for out in (first, again))
+    assert (new["steps"], new["train_seconds"]) == (4, old["train_seconds"])
+    assert [row["seed"] for row in new["per_episode"]] == [300_000, 300_001]
+    assert new["controller"]["selection"] == "first"
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -25,6 +25,7 @@ class Compare:
         prism bench compare metaworld-reach --methods prism mse --steps 2000 --seeds 0 1 --out compare/reach
         prism bench compare pusht --methods prism "k16=prism:policy.objective.candidates=16" --minutes 5 --out compare/k
         prism bench compare pusht-human --minutes 30 --out compare/pusht --status     what is there so far
+        prism bench compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
 
     Killed at any moment, the same command goes on where it was. Writes comparison.html and comparison.json into
     FOLDER; docs/comparison.md explains the figures.
@@ -60,6 +61,9 @@ class Compare:
     """Episodes of each look."""
     jobs: Annotated[int | None, option("N")] = None
     """Runs at the same time, one thread each; as many as there are cores unless told."""
+    trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
+    (--first-seed) or executed in another way (--set controller...)."""
     ray: bool = False
     """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
@@ -76,6 +80,8 @@ class Compare:
             raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
         if self.steps is not None and self.steps < 1:
             raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
+        if self.trained is not None and self.trained.resolve() == self.out.resolve():
+            raise PrismError(f"--trained {self.trained} is --out itself: name another folder for what is new")
 
     def run(self) -> None:
         from rich.console import Console
@@ -95,7 +101,9 @@ class Compare:
             clock=self.clock,
             preset=self.preset,
             settings=self.set,
-            evaluation=EvaluationPlan(self.episodes, self.first_seed, self.curve, self.curve_episodes),
+            evaluation=EvaluationPlan(
+                self.episodes, self.first_seed, self.curve if self.trained is None else (), self.curve_episodes
+            ),
         )
         console = Console(stderr=True)
         if self.status:
@@ -106,9 +114,9 @@ class Compare:
         elif self.ray:
             from prism.comparison.ray_cells import run_on_ray
 
-            comparison = compare(self.out, config, self.jobs or 0, console, run_on_ray)
+            comparison = compare(self.out, config, self.jobs or 0, console, run_on_ray, self.trained)
         else:
-            comparison = compare(self.out, config, self.jobs or os.cpu_count() or 1, console)
+            comparison = compare(self.out, config, self.jobs or os.cpu_count() or 1, console, trained=self.trained)
         if self.json is not None:
             write_json(self.json, comparison.to_json(), self.overwrite)
         print_comparison(comparison)

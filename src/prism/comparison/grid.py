@@ -12,6 +12,7 @@ OUT/cells/RECIPE/CONTESTANT/seed-S/
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from prism.experiments import FILE, Experiment, recipe, with_budget, with_method
 from prism.jsonconfig import from_json, to_json, with_settings
 from prism.presets import TEACHERS, student_config
 from prism.training import files
+from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock
 
 _OWN_OPTION = {  # settings that an option of the comparison decides
@@ -253,8 +255,11 @@ def check_equal(out: Path, config: CompareConfig) -> None:
         )
 
 
-def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
-    """Write what each cell is; PrismError where a cell of another definition is in the way."""
+def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
+    """Write what each cell is; PrismError where a cell of another definition is in the way.
+
+    `trained`: another comparison's folder, whose finished trainings are taken.
+    """
     check_equal(out, config)
     methods = {contestant.name: contestant.method for contestant in config.contestants}
     experiments = experiments_of(out, config, console)
@@ -268,9 +273,25 @@ def prepare(out: Path, config: CompareConfig, console: Console) -> list[CellId]:
             continue
         with files.explain_write_errors(folder, "Nothing was trained"):
             folder.mkdir(parents=True, exist_ok=True)
+            if trained is not None:
+                _take(id.folder(trained), folder, experiment)
             experiment.save(folder)
             spec.save(folder)
     return ids
+
+
+def _take(source: Path, folder: Path, experiment: Experiment) -> None:
+    """A copy of what was trained there; it may be executed in another way, but not have been trained in another."""
+    if state_of(source)[0] != "done":
+        raise PrismError(f"{source} is not finished: finish that comparison, or name only methods and seeds it has")
+
+    def learned(one: Experiment) -> dict[str, Any]:
+        return {k: v for k, v in to_json(one).items() if k not in ("controller", "teacher")}
+
+    _refuse(source, learned(Experiment.load(source)), learned(experiment))
+    newest = list_checkpoints(source)[-1]
+    shutil.copytree(newest, folder / newest.relative_to(source), dirs_exist_ok=True)
+    shutil.copy2(source / "log.jsonl", folder)
 
 
 def _refuse_other(folder: Path, asked: dict[str, Any]) -> None:

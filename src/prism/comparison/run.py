@@ -21,14 +21,22 @@ JSON, PAGE = "comparison.json", "comparison.html"
 Runner = Callable[[Path, Sequence[CellId], int, Console, Callable[[CellId], object]], dict[CellId, str]]
 
 
-def compare(out: Path, config: CompareConfig, jobs: int, console: Console, runner: Runner = run_local) -> Comparison:
+def compare(
+    out: Path,
+    config: CompareConfig,
+    jobs: int,
+    console: Console,
+    runner: Runner = run_local,
+    trained: Path | None = None,
+) -> Comparison:
     """Run what is missing in `out`, `jobs` cells at a time; comparison.json and .html are renewed after each cell.
 
-    Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it.
+    Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
+    another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
     """
     out.mkdir(parents=True, exist_ok=True)
     with exclusive(out):
-        ids = prepare(out, config, console)
+        ids = prepare(out, config, console, trained)
         todo = [id for id in ids if state_of(id.folder(out))[0] != "done"]
         kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
         at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
