@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -180,11 +181,17 @@ def test_the_first_plan_is_waited_for_and_its_absence_said() -> None:
     assert clock.now == 2.0
     with pytest.raises(PrismError, match="no first plan within 5 s"):
         _make(Script(Clock(), [None]), first_timeout=5.0).step(OBSERVATION)
-    failing = Script(Clock(), [0.0])
+
+
+def test_a_first_plan_that_fails_again_and_again_is_given_up_soon(caplog: pytest.LogCaptureFixture) -> None:
+    failing = Script(Clock(), [0.0])  # fails at once: there is no pause between attempts
     failing.errors = dict.fromkeys(range(10**3), "ValueError: x")
-    failing.wait = lambda timeout: (setattr(failing.clock, "now", failing.clock.now + 1), failing.poll())[1]  # type: ignore[method-assign,func-returns-value]
-    with pytest.raises(PrismError, match="ValueError: x"):
-        _make(failing, first_timeout=3.0).step(OBSERVATION)
+    control = _make(failing)
+    with pytest.raises(PrismError, match="no first plan in 3 attempts: ValueError: x"):
+        control.step(OBSERVATION)
+    assert len(failing.requests) == caplog.text.count("no plan: ValueError: x") == 3
+    failing.errors = {3: "ValueError: x"}  # may be tried again; a single failure is no reason to end
+    assert control.step(OBSERVATION).action[0] == 1.0
 
 
 @given(
@@ -287,6 +294,25 @@ def test_an_observation_that_cannot_be_used_does_not_stop_a_moving_robot() -> No
     assert len(planner.requests) == 2  # none while it is blind
 
 
+@pytest.mark.parametrize("blind", [1, 2, 9])
+def test_observations_that_could_not_be_used_are_filled_in(blind: int) -> None:
+    """The planner's window is of consecutive steps, and that of the controller."""
+    planner = Script(Clock(), [0.0, 0.1])
+    policy = small_policy(small_config(pred_horizon=TP, obs_horizon=4))
+    control = AsyncController(Controller(policy, CONFIG), planner, AsyncConfig(), planner.clock)
+    seen: list[float] = []
+    planner.observe = lambda streams, present: seen.append(float(streams["proprio"][0]))  # type: ignore[method-assign]
+    for step in range(3 + blind):
+        planner.clock.now = step / FPS
+        value = np.nan if 2 <= step < 2 + blind else step
+        control.step({"proprio": np.full(3, value, np.float32)})
+    expected = [0, 1, *range(2, 3 + blind)][-4:]
+    assert seen[-4:] == pytest.approx(expected)
+    assert len(seen) == 2 + min(blind + 1, 4)
+    window = control.controller.observation().streams["proprio"][0, :, 0]
+    assert window.tolist() == pytest.approx(expected)
+
+
 def test_a_first_plan_that_was_given_up_may_still_come() -> None:
     clock = Clock()
     planner = Script(clock, [7.0])
@@ -362,3 +388,10 @@ def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
         _make(Script(Clock(), [0.0]), **change)
     with pytest.raises(PrismError, match=r"uncertainty\.then"):
         UncertaintyConfig(then="hope")  # type: ignore[arg-type]
+
+
+def test_a_warm_start_that_nobody_would_do_is_refused() -> None:
+    controller = Controller(POLICY, CONFIG)
+    controller.config = dataclasses.replace(CONFIG, warm_start=True)
+    with pytest.raises(PrismError, match=r"controller\.warm_start"):
+        AsyncController(controller, Script(Clock(), [0.0]))

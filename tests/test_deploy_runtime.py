@@ -209,9 +209,10 @@ class Slow(EagerBackend):
 
 def test_what_cannot_be_encoded_in_time_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
     backend = Slow(_policy())
+    frames = _stream(8)
     with LanePlanner(backend, 1, max_backlog=3) as planner:
         start = time.perf_counter()
-        for frame in _stream(8):
+        for frame in frames:
             planner.observe(*_split(frame))
         assert time.perf_counter() - start < 5.0  # never waits
         assert planner.statistics.steps_dropped == 5
@@ -223,6 +224,10 @@ def test_what_cannot_be_encoded_in_time_is_dropped_and_told(caplog: pytest.LogCa
         assert result is not None
         assert result.error is None
         assert planner.unfinished == 0
+    runtime = Runtime(EagerBackend(_policy()))
+    for frame in (*frames[:3], *[frames[2]] * 5):  # a window is of consecutive steps: the last one that was taken
+        runtime.observe(*_split(frame))
+    np.testing.assert_allclose(result.candidates, runtime.plan(K, _rng()), rtol=1e-5, atol=1e-5)
 
 
 def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:

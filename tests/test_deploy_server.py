@@ -451,6 +451,8 @@ def test_bad_configurations_and_a_port_in_use_are_one_line() -> None:
         again = PolicyServer(small_policy(), CONTROLLER, ServerConfig(port=server.port))
         with pytest.raises(PrismError, match="in use"):
             asyncio.run(again.run(asyncio.Event()))
+    with pytest.raises(PrismError, match=r"controller\.warm_start is not served: use --set warm_start=false"):
+        PolicyServer(small_policy(), ControllerConfig(exec_horizon=2, warm_start=True), ServerConfig())
     with pytest.raises(PrismError, match="exceeds"):
         PolicyServer(small_policy(), ControllerConfig(exec_horizon=99), ServerConfig())
     assert message_limit((SensorSpec("c", "rgb", (480, 640, 3)),)) > 4 * 480 * 640 * 3

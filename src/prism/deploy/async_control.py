@@ -12,8 +12,9 @@ parts over `blend` steps, at most `max_step` each,
 
 so no step is larger than that of the plans themselves plus min(|d| / (blend + 1), max_step). A plan that does not come:
 the old one is executed to its end, then the robot holds; and so it does when an observation cannot be used (every
-sensor at fault, a wrong shape): no plan is asked for until one can. Everything here runs in the caller's thread and
-asks a clock that can be a test's; the planner (runtime_lanes.LanePlanner) has the threads.
+sensor at fault, a wrong shape): no plan is asked for until one can, whose window is then filled in as where
+nobody sent any. Everything here runs in the caller's thread and asks a clock that can be a test's; the planner
+(runtime_lanes.LanePlanner) has the threads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -36,6 +37,7 @@ from prism.errors import PrismError
 Array = NDArray[np.generic]
 Hold = Literal["last", "zero"]
 Source = Literal["plan", "hold"]
+_ATTEMPTS = 3  # at a first plan
 _KEPT = 50_000  # latest values of a statistic: a robot may run for days
 logger = logging.getLogger("prism.control")
 
@@ -148,6 +150,8 @@ class AsyncController:
         clock: Callable[[], float] = time.perf_counter,
         hook: Hook | None = None,
     ) -> None:
+        if controller.config.warm_start:  # planners sample each plan from noise
+            raise PrismError("controller.warm_start is not for asynchronous control: use warm_start=False")
         self.controller = controller
         self.planner = planner
         self.config = config or AsyncConfig()
@@ -173,7 +177,7 @@ class AsyncController:
         self._flying: tuple[int, float] | None = None  # ticket and time of the request that is under way
         self._executed = 0  # actions of plans since that request
         self._again = False  # the last request came to nothing
-        self._blind = False  # the last observation could not be used
+        self._blind = 0  # the latest observations that could not be used
         self._missed = False  # the flying request is beyond its budget, and counted
         self._cursor = 0  # next action of the plan
         self._phase = 0.0  # how much of it is done, when slow
@@ -201,18 +205,30 @@ class AsyncController:
     def _observe(self, observation: Mapping[str, Array | str], ages: Mapping[str, float] | None) -> str | None:
         """What is wrong with the observation, if anything is; that is fatal only before the first action."""
         try:
-            self.controller.observe(observation, ages)
+            self.controller.observe(observation, ages, self._blind)
         except PrismError as error:
             if self._last is None:
                 raise
             if not self._blind:
                 logger.error("%s; the old plan is executed to its end", error)
-            self._blind = True
+            self._blind += 1
             self.statistics.refused += 1
             return str(error)
-        self._blind = False
+        for step in self._filled():
+            self.planner.observe(*step)
+        self._blind = 0
         self.planner.observe(*self.controller.latest())
         return None
+
+    def _filled(self) -> Iterator[tuple[dict[str, Array], dict[str, bool]]]:
+        """What the controller put in place of observations that could not be used: a window is of consecutive steps."""
+        if not self._blind:
+            return
+        window = self.controller.observation()
+        horizon = self.controller.policy.spec.obs_horizon
+        for t in range(max(0, horizon - 1 - self._blind), horizon - 1):
+            streams: dict[str, Array] = {name: value[0, t].cpu().numpy() for name, value in window.streams.items()}
+            yield streams, {name: bool(value[0, t]) for name, value in window.present.items()}
 
     # ------------------------------------------------------------------ plans
 
@@ -220,12 +236,16 @@ class AsyncController:
         """Before the first action nothing moves and there is nothing to hold: wait for a plan that may be executed."""
         until = self._clock() + self.config.first_timeout
         reason: str | None = None
+        failures = 0
         while True:
             if self._flying is None:  # not after a first plan that was given up: it may still come
                 self._request()
             replan, error = self._collect(self.planner.wait(max(0.0, until - self._clock())))
             if replan is not None and self.decision != "stop":
                 return replan, error
+            failures += error is not None
+            if failures == _ATTEMPTS:
+                raise PrismError(f"no first plan in {_ATTEMPTS} attempts: {error}")
             reason = error or ("the candidates disagree too much" if replan is not None else reason)
             if self._clock() >= until:
                 raise PrismError(

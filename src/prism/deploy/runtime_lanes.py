@@ -128,7 +128,8 @@ class LanePlanner:
     """The planner of an AsyncController: takes every observation at once, gives plans when they are ready.
 
     `max_backlog`: observations that may wait; beyond it a new one is dropped, counted and told, because a queue that
-    grows for ever ends with plans from the past. Close it, or use it as a context manager.
+    grows for ever ends with plans from the past; the one before stands in for it. Close it, or use it as a context
+    manager.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class LanePlanner:
                 if not self.statistics.steps_dropped:
                     logger.warning("encoding cannot keep up: %d observations wait, one is dropped", self._unfinished)
                 self.statistics.steps_dropped += 1
+                self._window.append(self._window[-1])  # it is of consecutive steps: the one before stands in
                 return
             pending = _Pending(
                 next(self._numbers), self._clock(), streams, present, [None] * len(self._specs), max(1, len(images))

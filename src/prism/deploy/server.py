@@ -123,6 +123,8 @@ class PolicyServer:
     """Serves one policy to many robots. `run` inside an event loop; `port` once it has started."""
 
     def __init__(self, policy: Policy, controller: ControllerConfig, config: ServerConfig, name: str = "") -> None:
+        if controller.warm_start:  # plans are sampled in batches, each from noise
+            raise PrismError("controller.warm_start is not served: use --set warm_start=false")
         self.policy = policy.eval()
         self.config = config
         self.controller = controller
