@@ -78,6 +78,8 @@ def run_local(
                 one.process.stdin.close()
         for one in running:
             one.process.wait()
+            if one.process.stdout is not None:
+                one.process.stdout.close()
     return failed
 
 
