@@ -115,5 +115,9 @@ class Browser:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

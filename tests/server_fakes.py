@@ -67,7 +67,11 @@ class OpenPi:
         self.socket: ClientConnection = self._stack.enter_context(
             connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, additional_headers=headers)
         )
-        self.metadata = self._unpack(self.socket.recv(timeout=20))
+        try:
+            self.metadata = self._unpack(self.socket.recv(timeout=20))
+        except BaseException:
+            self.close()
+            raise
 
     def infer(self, observation: dict[str, Any]) -> dict[str, Any]:
         self.socket.send(msgpack.packb(observation, default=_encode))

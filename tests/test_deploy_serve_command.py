@@ -44,9 +44,11 @@ def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
             assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
             with pytest.raises(RuntimeError):
                 client.infer({"proprio": np.zeros(9)})
-    finally:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # does nothing to one that has ended
+        process.communicate()
     assert process.returncode == 0, err
     assert "stopped after 1 requests of 1 clients" in out
     assert "sensor 'proprio': the policy was trained with shape (3,)" in err

@@ -92,13 +92,18 @@ def test_ctrl_c_leaves_no_process_and_no_traceback(tmp_path: Path, repository: P
     parent = subprocess.Popen(
         [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, env=environment, start_new_session=True
     )
-    deadline = time.monotonic() + 60
-    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    children = [int(path.name) for path in folder.iterdir()]
-    assert len(children) == 2
-    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
-    _, errors = parent.communicate(timeout=30)
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        children = [int(path.name) for path in folder.iterdir()]
+        assert len(children) == 2
+        os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: to all of them
+        _, errors = parent.communicate(timeout=30)
+    finally:
+        if parent.poll() is None:
+            os.killpg(parent.pid, signal.SIGKILL)
+        parent.communicate()
     assert parent.returncode == 130
     assert errors == b""
     for child in children:
