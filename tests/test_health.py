@@ -60,6 +60,17 @@ def test_frozen_beyond_the_spec(caplog: pytest.LogCaptureFixture) -> None:
     assert all(_monitor(free).read(free, frame)[1] for _ in range(50))
 
 
+def test_a_frozen_depth_camera_with_holes() -> None:
+    spec = SensorSpec("depth", "depth", (4, 4), max_repeats=1)
+    monitor = _monitor(spec)
+    frame = np.full((4, 4), 0.7, np.float32)
+    frame[0, 0] = np.nan
+    assert [monitor.read(spec, frame)[1] for _ in range(4)] == [True, True, False, False]
+    assert monitor.faults == {"depth": "frozen"}
+    frame[0, 0] = 0.7  # the hole is gone: another reading
+    assert monitor.read(spec, frame)[1]
+
+
 def test_out_of_range() -> None:
     monitor = _monitor(FORCE, RGB, DEPTH)
     assert monitor.read(FORCE, np.array([0, 50, -50]))[1]
@@ -136,3 +147,15 @@ def test_controller_acts_on_every_kind_and_through_faults() -> None:
     assert controller.observation().streams["text"].dtype == torch.uint8
     controller.act({**observation, "rgb": frame + 1, "force": np.full(3, 9.0)})
     assert controller.health.faults == {}
+
+
+@pytest.mark.parametrize("spec", [SensorSpec("rgb", "rgb", (24, 24, 3)), SensorSpec("state", "vector", (3,))])
+def test_a_driver_with_one_buffer_does_not_rewrite_the_window(spec: SensorSpec) -> None:
+    controller = Controller(small_policy(small_config(), (spec,)), ControllerConfig(exec_horizon=1, candidates=2))
+    buffer = np.zeros(spec.shape, spec.dtype)
+    for value in (10, 20):
+        buffer[...] = value
+        controller.observe({spec.name: buffer})
+    buffer[...] = 30
+    window = controller.observation().streams[spec.name][0]
+    assert [float(step.float().mean()) for step in window] == [10, 20]

@@ -91,9 +91,10 @@ class SensorMonitor:
     def _stands_still(self, spec: SensorSpec, reading: Array) -> bool:
         if not spec.max_repeats:
             return False
-        same = spec.name in self._previous and np.array_equal(self._previous[spec.name], reading)
+        holes = reading.dtype.kind == "f"  # NaN in depth: a pixel that was not measured, the same twice
+        same = spec.name in self._previous and np.array_equal(self._previous[spec.name], reading, equal_nan=holes)
         self._repeats[spec.name] = self._repeats[spec.name] + 1 if same else 0
-        self._previous[spec.name] = reading.copy()  # a driver may hand out the same buffer again
+        self._previous[spec.name] = reading
         return self._repeats[spec.name] > spec.max_repeats
 
     def _max_age(self, spec: SensorSpec) -> float:
@@ -123,7 +124,10 @@ class SensorMonitor:
 
 
 def as_spec(spec: SensorSpec, value: object) -> Array:
-    """A reading with the shape and type of its spec; a text sensor also takes a str."""
+    """A reading with the shape and type of its spec; a text sensor also takes a str.
+
+    Always a copy: a driver may fill the same buffer again, while the window still holds the reading before.
+    """
     if spec.kind == "text" and isinstance(value, str):
         return encode_text(value, spec.shape[0])
     reading = np.asarray(value)
@@ -136,7 +140,7 @@ def as_spec(spec: SensorSpec, value: object) -> Array:
         if reading.dtype != np.uint8:
             what = "text is UTF-8 in" if spec.kind == "text" else "images are"
             raise PrismError(f"sensor '{spec.name}': {what} uint8, this observation has {reading.dtype}")
-        return reading
+        return reading.copy()
     if reading.dtype.kind not in "fiub":
         raise PrismError(f"sensor '{spec.name}': a {spec.kind} is numbers, this observation has {reading.dtype}")
     return reading.astype(np.float32)
