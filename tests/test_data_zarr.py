@@ -150,6 +150,24 @@ def test_a_table_of_sensors(tmp_path: Path) -> None:
     assert any("left out: action" in note for note in source.notes)
 
 
+def test_key_points_that_the_table_calls_a_vector_are_no_pixels(tmp_path: Path) -> None:
+    hands = np.random.default_rng(0).uniform(0, 1, (ROWS, 2, 21, 3)).astype(np.float32)
+    path = write(tmp_path / "set.zarr", {**arrays(), "hands": hands})
+    for sources, offset in (("hands=proprio:vector", 0), ("state+hands=proprio", 5)):
+        source = open_dataset(path, entries=parse_map([sources]))
+        np.testing.assert_array_equal(source.read(2).streams["proprio"][:, offset:], hands[8:].reshape(15, 126))
+        assert not any("pixels" in note for note in source.notes)
+    moves = open_dataset(path, entries=parse_map(["state=proprio", "hands=action"]))
+    np.testing.assert_array_equal(moves.read(2).actions, hands[8:].reshape(15, 126))
+
+
+def test_a_lost_chunk_of_actions_of_another_name(tmp_path: Path) -> None:
+    path = write(tmp_path / "set.zarr", {**arrays(), "rel_action": arrays()["action"]})
+    (path / "data/rel_action/1.0").unlink()
+    with pytest.raises(PrismError, match="'data/rel_action' lacks 1 of its 6 chunks"):
+        open_dataset(path, entries=parse_map(["rel_action=action", "state=proprio"]))
+
+
 def test_trailing_steps_are_said(tmp_path: Path) -> None:
     source = open_dataset(write(tmp_path / "set.zarr", arrays(), ends=(7, 20)))
     assert source.lengths.tolist() == [7, 13]

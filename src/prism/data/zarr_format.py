@@ -19,7 +19,7 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, FiniteCheck, IntArray
 from prism.data.mapping import Column, Entry
-from prism.data.table import Raw, TableSource, make_table
+from prism.data.table import Raw, Stream, TableSource, make_table
 from prism.data.zarr_store import AGAIN, ENDS, open_arrays
 from prism.errors import PrismError, reason
 
@@ -62,17 +62,24 @@ class ZarrSource(TableSource):
         self.lengths: IntArray = ends - self._starts
         action = next((entry.sources[0] for entry in entries if entry.name == "action"), "action")
         self._check_lengths(arrays, action, int(ends[-1]), notes)
+        # Float pixels are kept as uint8. Key points of two hands may have their shape: then the table says so.
+        numbers = {
+            key
+            for entry in entries
+            if entry.kind == "vector" or entry.name == "action" or len(entry.sources) > 1
+            for key in entry.sources
+        }
+        self._float_pixels = {key for key in arrays if _float_pixels(arrays[key])} - numbers - {action}
         columns = [
-            Column(key, tuple(map(int, array.shape[1:])), np.dtype(np.uint8 if _float_pixels(array) else array.dtype))
-            for key, array in sorted(arrays.items())
+            Column(key, tuple(map(int, a.shape[1:])), np.dtype(np.uint8 if key in self._float_pixels else a.dtype))
+            for key, a in sorted(arrays.items())
         ]
         self._use(make_table(path, columns, "action", entries, self.fps, notes))
         scales = {key: entry.scale for entry in entries for key in entry.sources}
         self._arrays: dict[str, _Stream] = {}
         for stream in (*self.table.streams, self.table.action):
             for key in (column.key for column in stream.columns):
-                image = stream.spec.is_image
-                self._arrays[key] = self._stream(key, arrays[key], image, scales.get(key, 0.0), notes)
+                self._arrays[key] = self._stream(key, arrays[key], stream, scales.get(key, 0.0), notes)
         self.notes = tuple(notes)
         for stream in (*self.table.streams, self.table.action):
             if stream.spec.kind == "vector":
@@ -110,22 +117,23 @@ class ZarrSource(TableSource):
         first = int(self._starts[episode])
         return {key: self._rows(self._arrays[key], first + start, first + stop) for key in columns}, {}
 
-    def _stream(self, key: str, array: Any, image: bool, scale: float, notes: list[str]) -> _Stream:
+    def _stream(self, key: str, array: Any, stream: Stream, scale: float, notes: list[str]) -> _Stream:
+        image = stream.spec.is_image
         chunk = max(int(array.chunks[0]), 1)
         block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
         try:
             missing = int(array.nchunks) - int(array.nchunks_initialized)
         except Exception as error:  # names in the archive that make no sense
             raise PrismError(f"{self.path}: 'data/{key}' cannot be listed ({reason(error)}); {AGAIN}") from None
-        if missing and (image or key == "action"):
+        if missing and (image or stream is self.table.action):
             raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {AGAIN}")
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
             notes.append(f"'{key}' lacks {missing} of its chunks: they read as {array.fill_value}")
-        if _float_pixels(array) and not scale:
+        if (pixels := key in self._float_pixels) and not scale:
             top = float(np.max(self._decode(key, array, 0, min(8, int(array.shape[0])))))
             scale = 255.0 if 0 < top <= 1 else 1.0
             notes.append(f"'{key}' holds floats, read as pixels from 0 to {255 / scale:g}")
-        return _Stream(key, array, block, _float_pixels(array), scale or 1.0)
+        return _Stream(key, array, block, pixels, scale or 1.0)
 
     def _decode(self, key: str, array: Any, start: int, stop: int) -> Array:
         try:
