@@ -100,8 +100,19 @@ def test_signs_of_quaternions_do_not_jump() -> None:
     smooth = continuous_quaternions(poses, (3,))[:, 3:]
     assert (np.sum(smooth[1:] * smooth[:-1], axis=1) > 0).all()
     np.testing.assert_allclose(np.abs(np.sum(smooth * path, axis=1)), 1)
-    with pytest.raises(PrismError, match="length 0"):
+    with pytest.raises(PrismError, match="quaternion at step 0 has length 0"):
         interpolate(np.array([0.0, 1.0]), np.zeros((2, 4)), np.array([0.5]), 1.0, (0,))
+
+
+@given(st.floats(-6, 6), st.sampled_from([None, 0, 3]), st.integers(0, 100))
+def test_episodes_begin_with_the_same_sign_of_a_quaternion(angle: float, scalar: int | None, seed: int) -> None:
+    axis = np.random.default_rng(seed).normal(size=3)
+    path = np.stack([rotation(axis, angle + turn) for turn in np.linspace(0, 4, 9)])
+    one, other = (continuous_quaternions(sign * path, (0,), scalar) for sign in (1, -1))
+    np.testing.assert_array_equal(one, other)
+    first = one[0] if scalar is None else one[0, [scalar]]
+    assert first[np.argmax(np.abs(first))] >= 0
+    np.testing.assert_array_equal(continuous_quaternions(-np.eye(4)[:1], (0,), 3), np.eye(4)[:1])  # w = 0
 
 
 @given(stamps(least=2), st.integers(1, 60))
@@ -132,6 +143,36 @@ def test_audio_windows_end_at_the_step_and_never_span_a_gap() -> None:
     np.testing.assert_array_equal(again[here & present][:3], out[here & present][:3])
     assert present[2]
     assert present[4]
+
+
+def test_audio_of_another_rate_than_it_is_said_to_have() -> None:
+    chunks, samples = np.full(40, 20), np.zeros(800, np.float32)
+    clock = np.arange(1.0, 3.0, 0.1)
+    stereo = np.arange(40) * 0.1  # 20 values are 10 samples of two channels
+    with pytest.raises(PrismError, match=r"chunk \d+ of the audio begins .* is it one channel of 100 samples"):
+        audio_windows(stereo, chunks, samples, 100, clock, 8, 0.1)
+    late = np.arange(40) * 0.2 - np.linspace(0, 0.25, 40)  # less than a chunk and the tolerance: jitter
+    assert audio_windows(late, chunks, samples, 100, clock, 8, 0.1)[1].all()
+
+
+def test_a_clock_that_was_set_while_it_recorded_is_refused_before_memory_is_taken() -> None:
+    times = np.arange(300) / 30
+    times[200:] += 30 * 86400
+    with pytest.raises(PrismError, match="time stamps jump by 2592000 s after stamp 199; cut the recording"):
+        camera_clock(times, 30)
+    with pytest.raises(PrismError, match="time stamps jump by 2592000 s after stamp 199; cut the recording"):
+        audio_windows(times, np.full(300, 100), np.zeros(30_000), 3000, np.array([1.0]), 8, 0.1)
+    assert len(camera_clock(np.array([0.0, 90.0]), 100)) == 9001  # a pause is none
+
+
+def test_errors_name_the_stream() -> None:
+    turn = SensorSpec("turn", "vector", (4,))
+    camera = Timed(SensorSpec("cam", "rgb", (1, 1, 3)), np.arange(3) / 10, np.zeros((3, 1, 1, 3), np.uint8))
+    with pytest.raises(PrismError, match="'turn': the quaternion at step 0 has length 0"):
+        align({"cam": camera, "turn": Timed(turn, camera.times, np.zeros((3, 4)), (0,))}, "cam", AlignConfig(10))
+    jumped = Timed(camera.spec, np.array([0.0, 0.1, 1e6]), camera.values)
+    with pytest.raises(PrismError, match="'cam': time stamps jump"):
+        align({"cam": jumped}, "cam", AlignConfig(10))
 
 
 def test_all_streams_together() -> None:

@@ -78,6 +78,30 @@ def write_bag(path: Path, mcap: bool = False, backwards: bool = False, seconds: 
     return path
 
 
+def write_messages(
+    path: Path, topics: dict[str, tuple[str, list[Any]]], store: Any = STORE, seconds: float = 2
+) -> Path:
+    """A bag of a camera and commands, and of topics that each are a type and its messages, over that time."""
+    count = round(10 * seconds)
+    ours = {
+        "/camera": ("sensor_msgs/msg/Image", [image(START + i / 10, i) for i in range(count)]),
+        "/arm_command": ("std_msgs/msg/Float64MultiArray", [command(i / 10) for i in range(count)]),
+    }
+    with Writer(path, version=9, storage_plugin=StoragePlugin.SQLITE3) as writer:
+        for topic, (kind, messages) in {**ours, **topics}.items():
+            connection = writer.add_connection(topic, kind, typestore=store)
+            for i, message in enumerate(messages):
+                content = message if isinstance(message, bytes) else bytes(store.serialize_cdr(message, kind))
+                writer.write(connection, int((START + i * seconds / len(messages)) * 1e9), content)
+    return path
+
+
+def joint_state(position: list[float]) -> Any:
+    numbers = np.array(position)
+    none = np.array([])
+    return T["sensor_msgs/msg/JointState"](header=header(0), name=[], position=numbers, velocity=none, effort=none)
+
+
 @pytest.mark.parametrize("mcap", [False, True])
 def test_bags_become_episodes(tmp_path: Path, mcap: bool) -> None:
     for number in range(2):
@@ -187,3 +211,98 @@ def test_sound_in_a_bag(tmp_path: Path) -> None:
         last = step * rate // 10
         expected = np.arange(last - rate // 10, last)
         np.testing.assert_allclose(heard[step] * 32768, expected, atol=1e-2, err_msg=f"step {step}")
+
+
+def test_topics_that_are_not_read_are_left_out_and_said(tmp_path: Path) -> None:
+    """One topic of a type nobody knows, or a picture in an encoding that is not read, is no reason to read nothing."""
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    store.register(get_types_from_msg("float64[] data", "control_msgs/msg/State"))
+    bayer = image(START, 1)
+    bayer.encoding = "bayer_rggb8"
+    packed = T["sensor_msgs/msg/CompressedImage"](
+        header=header(START), format="16UC1; compressedDepth png", data=np.arange(40, dtype=np.uint8)
+    )
+    clock = T["rosgraph_msgs/msg/Clock"](clock=T["builtin_interfaces/msg/Time"](sec=1, nanosec=0))
+    topics: dict[str, tuple[str, list[Any]]] = {
+        "/bayer": ("sensor_msgs/msg/Image", [bayer]),
+        "/clock": ("rosgraph_msgs/msg/Clock", [clock]),
+        "/controller": ("control_msgs/msg/State", [store.types["control_msgs/msg/State"](data=np.ones(3))]),
+        "/depth": ("sensor_msgs/msg/CompressedImage", [packed]),
+        "/joints": ("sensor_msgs/msg/JointState", [joint_state([])]),
+        "/robot_description": ("std_msgs/msg/String", [T["std_msgs/msg/String"](data="<robot/>" * 2300)]),
+        "/silent": ("std_msgs/msg/String", []),
+    }
+    source = open_dataset(write_messages(tmp_path / "take", topics, store), fps=10)
+    assert [sensor.name for sensor in source.sensors] == ["camera"]
+    assert source.read(0).streams["camera"].shape == (20, 4, 6, 3)
+    said = [note for note in source.notes if "left out" in note]
+    assert len(said) == len(topics)
+    for (topic, (kind, _)), note, why in zip(
+        topics.items(),
+        said,
+        ("'bayer_rggb8'", "type", "type", "compressedDepth", "no numbers", "18400 bytes", "no messages"),
+        strict=True,
+    ):
+        assert note.startswith(f"'{topic}' ({kind}) is left out: ")
+        assert why in note
+    for topic in topics:
+        table = parse_map([f"{topic}=proprio", "/arm_command=action"])
+        with pytest.raises(PrismError, match=rf"take: --map {topic}: '{topic}' \(.* is left out: ") as error:
+            open_dataset(tmp_path / "take", fps=10, entries=table)
+        assert "\n" not in str(error.value)
+
+
+def test_a_damaged_topic_is_refused_unless_it_is_not_wanted(tmp_path: Path) -> None:
+    path = write_messages(tmp_path / "take", {"/ee_pose": ("geometry_msgs/msg/PoseStamped", [b"\0\1\0\0cut"])})
+    with pytest.raises(PrismError, match=r"take: episode 0, '/ee_pose': not readable \(.* --map") as error:
+        open_dataset(path, fps=10)
+    assert "\n" not in str(error.value)
+    source = open_dataset(path, fps=10, entries=parse_map(["/camera=rgb", "/arm_command=action"]))
+    assert [sensor.name for sensor in source.sensors] == ["rgb"]
+    with pytest.raises(PrismError, match=r"'/ee_pose' .* is left out"):
+        open_dataset(path, fps=10, entries=parse_map(["/ee_pose=proprio", "/arm_command=action"]))
+
+
+def test_joint_states_in_a_namespace(tmp_path: Path) -> None:
+    topics = {"/arm/joint_states": ("sensor_msgs/msg/JointState", [joint_state([1.0, 2.0])] * 20)}
+    source = open_dataset(write_messages(tmp_path / "take", topics), fps=10)
+    assert [(s.name, s.shape) for s in source.sensors] == [("arm_joint_states", (2,)), ("camera", (4, 6, 3))]
+
+
+def test_texts_have_the_size_of_the_longest_and_errors_name_the_topic(tmp_path: Path) -> None:
+    def say(name: str, text: str) -> Path:
+        return write_messages(tmp_path / name, {"/say": ("std_msgs/msg/String", [T["std_msgs/msg/String"](data=text)])})
+
+    long = "put it there " * 20
+    source = open_dataset(say("long/0", long), fps=10)
+    assert next(s.shape for s in source.sensors if s.name == "say") == (len(long),)
+    assert decode_text(source.read(0).streams["say"][5]) == long
+    say("mixed/0", "here")
+    say("mixed/1", long)
+    with pytest.raises(PrismError, match="1: episode 1, '/say': text of 260 bytes does not fit the 128"):
+        open_dataset(tmp_path / "mixed", fps=10)
+
+
+def test_a_rotation_of_length_0_is_named(tmp_path: Path) -> None:
+    turn = T["geometry_msgs/msg/Quaternion"](x=0.0, y=0.0, z=0.0, w=0.0)
+    path = write_messages(tmp_path / "take", {"/imu": ("geometry_msgs/msg/Quaternion", [turn] * 20)})
+    with pytest.raises(PrismError, match="take: episode 0, '/imu': the quaternion at step 0 has length 0"):
+        open_dataset(path, fps=10)
+
+
+def test_rotations_begin_with_a_positive_scalar(tmp_path: Path) -> None:
+    turn = T["geometry_msgs/msg/Quaternion"](x=0.0, y=0.0, z=0.8, w=-0.6)
+    path = write_messages(tmp_path / "take", {"/turn": ("geometry_msgs/msg/Quaternion", [turn] * 20)})
+    np.testing.assert_allclose(open_dataset(path, fps=10).read(0).streams["turn"], [[0, 0, -0.8, 0.6]] * 20, atol=1e-6)
+
+
+def test_stereo_is_left_out(tmp_path: Path) -> None:
+    kind = "audio_common_msgs/msg/AudioData"
+    store = get_typestore(Stores.ROS2_HUMBLE)
+    store.register(get_types_from_msg("uint8[] data", kind))
+    chunk = store.types[kind](data=np.zeros(2 * 9600, np.uint8))  # 96,000 values a second: 48 kHz of two channels
+    path = write_messages(tmp_path / "take", {"/microphone": (kind, [chunk] * 20)}, store)
+    notes = open_dataset(path, fps=10).notes
+    assert any("'/microphone'" in note and "96000 values a second" in note and "stereo?" in note for note in notes)
+    with pytest.raises(PrismError, match="96000 values a second"):
+        open_dataset(path, fps=10, entries=parse_map(["/microphone=audio:audio", "/arm_command=action"]))

@@ -15,7 +15,8 @@ interpolated across. How much is absent is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,9 @@ from numpy.typing import NDArray
 from prism.data.episodes import Array, BoolArray, FloatArray, IntArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
+
+_FRAMES = (100, 10_000)  # steps of the clock: at most so many a frame, and so many more; beyond it was a clock's jump
+_SAMPLES = (10, 50_000_000)  # of audio's time line, the same
 
 Times = NDArray[np.float64]  # seconds
 Method = Literal["nearest", "hold", "linear"]
@@ -90,6 +94,15 @@ class Aligned:
     gaps: tuple[Gaps, ...]
 
 
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Whatever is wrong with a stream is said with its name."""
+    try:
+        yield
+    except PrismError as error:
+        raise PrismError(f"{where}: {error}") from None
+
+
 def check_times(times: Times, where: str) -> Times:
     """Finite and not decreasing, at least one; PrismError says where they go backwards."""
     stamps = np.asarray(times, np.float64)
@@ -109,9 +122,19 @@ def check_times(times: Times, where: str) -> Times:
     return stamps
 
 
+def _check_jump(times: Times, count: int, samples: int, most: tuple[int, int]) -> None:
+    """A clock that was set while it recorded (NTP) would need memory for the years between."""
+    if count > most[0] * samples + most[1]:
+        steps = np.diff(times)
+        i = int(np.argmax(steps))
+        raise PrismError(f"time stamps jump by {steps[i]:.0f} s after stamp {i}; cut the recording there")
+
+
 def camera_clock(times: Times, rate: float) -> Times:
     """Ticks at `rate` from the camera's first frame to its last, each moved to the nearest frame's own time."""
-    ticks = times[0] + np.arange(int((times[-1] - times[0]) * rate + 1e-6) + 1) / rate
+    count = int((times[-1] - times[0]) * rate + 1e-6) + 1
+    _check_jump(times, count, len(times), _FRAMES)
+    ticks = times[0] + np.arange(count) / rate
     frames = times[nearest(times, ticks)]
     clock = np.where(np.abs(frames - ticks) < 0.5 / rate, frames, ticks)
     same = np.flatnonzero(np.diff(clock) <= 0) + 1  # a camera slower than the rate: the frame is used twice
@@ -171,8 +194,11 @@ def interpolate(
 def _slerp(a: Times, b: Times, weight: Times) -> Times:
     """Shortest arc: q(w) = (sin((1-w) h) a + sin(w h) b) / sin(h), cos(h) = a.b, with b negated where a.b < 0."""
     lengths = [np.linalg.norm(q, axis=1, keepdims=True) for q in (a, b)]
-    if any((length < 1e-6).any() for length in lengths):
-        raise PrismError("a quaternion of length 0 cannot be a rotation; mend the recording")
+    if (short := np.minimum(*lengths) < 1e-6).any():
+        raise PrismError(
+            f"the quaternion at step {int(np.argmax(short))} has length 0 and is no rotation; mend the recording, or "
+            "leave the stream out"
+        )
     a, b = a / lengths[0], b / lengths[1]
     dot = np.sum(a * b, axis=1, keepdims=True)
     b = np.where(dot < 0, -b, b)
@@ -187,13 +213,17 @@ def _slerp(a: Times, b: Times, weight: Times) -> Times:
     return unit
 
 
-def continuous_quaternions(values: Array, quaternions: Sequence[int]) -> Array:
-    """q and -q are one rotation: signs chosen so that no sample jumps away from the one before."""
+def continuous_quaternions(values: Array, quaternions: Sequence[int], scalar: int | None = None) -> Array:
+    """q and -q are one rotation: signs chosen so that no sample jumps away from the one before, and so that episodes
+    begin with the same one. Of the first sample part `scalar` (w) is positive; None, or w = 0: its largest part is.
+    """
     out = np.array(values, np.float64)
     for first in quaternions:
         part = out[:, first : first + 4]
         flips = np.sum(part[1:] * part[:-1], axis=1) < 0
         part *= np.where(np.concatenate([[0], np.cumsum(flips)]) % 2 == 1, -1.0, 1.0)[:, None]
+        leading = part[0, scalar] if scalar is not None and part[0, scalar] else part[0, np.argmax(np.abs(part[0]))]
+        part *= np.copysign(1.0, leading)
     return out
 
 
@@ -203,15 +233,21 @@ def audio_windows(
     """(T, size): the samples that end at each step; absent where some of them were not recorded.
 
     Chunks whose stamps agree with the samples before them (within `tolerance`) are one recording; a chunk that
-    comes later than that begins after a gap.
+    comes later than that begins after a gap. One that comes earlier, by a chunk more, says that the rate is wrong.
     """
     begins = np.concatenate([[0], np.cumsum(chunks)[:-1]])
     position = np.zeros(len(times), np.int64)  # of each chunk's first sample on the common time line
     for i in range(1, len(times)):
         expected = position[i - 1] + int(chunks[i - 1])
         stamped = round((times[i] - times[0]) * sample_rate)
+        if expected - stamped > tolerance * sample_rate + int(chunks[i - 1]):
+            raise PrismError(
+                f"chunk {i} of the audio begins {(expected - stamped) / sample_rate:.3g} s before the one before it "
+                f"ends: is it one channel of {sample_rate} samples a second? If it is, raise the tolerance"
+            )
         position[i] = stamped if stamped - expected > tolerance * sample_rate else expected
     total = int(position[-1] + chunks[-1])
+    _check_jump(times, total, len(samples), _SAMPLES)
     line, known = np.zeros(total, np.float32), np.zeros(total + 1, np.int64)
     for at, begin, count in zip(position.tolist(), begins.tolist(), chunks.tolist(), strict=True):
         line[at : at + count] = samples[begin : begin + count]
@@ -230,7 +266,8 @@ def align(streams: Mapping[str, Timed], camera: str, config: AlignConfig) -> Ali
     if camera not in streams:
         raise PrismError(f"there is no stream '{camera}' to give the clock; there are {', '.join(streams)}")
     stamps = {name: check_times(stream.times, f"'{name}'") for name, stream in streams.items()}
-    clock = camera_clock(stamps[camera], config.rate)
+    with named(f"'{camera}'"):
+        clock = camera_clock(stamps[camera], config.rate)
     values: dict[str, Array] = {}
     present: dict[str, BoolArray] = {}
     gaps = []
@@ -238,12 +275,14 @@ def align(streams: Mapping[str, Timed], camera: str, config: AlignConfig) -> Ali
         times, reach, spec = stamps[name], config.reach, stream.spec
         if spec.kind == "audio":
             chunks = stream.chunks if stream.chunks is not None else np.array([len(stream.values)])
-            values[name], present[name] = audio_windows(
-                times, chunks, stream.values, spec.sample_rate, clock, spec.shape[0], reach
-            )
+            with named(f"'{name}'"):
+                values[name], present[name] = audio_windows(
+                    times, chunks, stream.values, spec.sample_rate, clock, spec.shape[0], reach
+                )
         elif spec.kind == "vector":
             data = continuous_quaternions(stream.values, stream.quaternions)
-            values[name], present[name] = interpolate(times, data, clock, reach, stream.quaternions)
+            with named(f"'{name}'"):
+                values[name], present[name] = interpolate(times, data, clock, reach, stream.quaternions)
         else:
             chosen, here = pick(times, clock, reach if spec.kind != "text" else np.inf, method_of(spec, config))
             values[name], present[name] = stream.values[chosen], here

@@ -12,8 +12,10 @@ import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from prism.data.align import (
     continuous_quaternions,
     count_gaps,
     interpolate,
+    named,
     pick,
 )
 from prism.data.episodes import Array, BoolArray, IntArray
@@ -36,11 +39,16 @@ from prism.data.extras import need
 from prism.data.mapping import Column, Entry
 from prism.data.table import Raw, Stream, TableSource, make_table
 from prism.errors import PrismError, reason
+from prism.sensors import encode_text
 
 AGAIN = "copy or record it again"
 _ACTION_WORDS = ("action", "command", "cmd", "target")
 _KEPT = 4  # bags whose alignment is kept in memory
-_TEXT_BYTES = 128
+_TEXT_BYTES = 128  # at least; more where the first bag has longer texts
+_MOST_TEXT = 1024  # longer ones are no instructions: a robot's description
+
+
+_Message = tuple[Any, int, bytes]  # connection, when it was received (nanoseconds), content
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,13 @@ class RosbagSource(TableSource):
         self._known: OrderedDict[int, _Bag] = OrderedDict()
         self._reader: tuple[int, Any] | None = None
         notes: list[str] = []
-        self._keys: dict[str, _Key] = self._guarded(0, "the topics", self._survey, fps or 10.0)
+        self._left_out: dict[str, str] = {}  # by topic, in words
+        guess = all(entry.name == "action" for entry in entries)
+        self._keys: dict[str, _Key] = self._guarded(0, "the topics", self._survey, fps or 10.0, guess)
+        notes += self._left_out.values()
+        for source in (source for entry in entries for source in entry.sources):
+            if source not in self._keys and (why := self._left_out.get(source.partition(".")[0])):
+                raise PrismError(f"{path}: --map {source}: {why}; map another topic")
         action = self._find_action(entries, notes)
         columns = [key.column for key in self._keys.values()]
         table = make_table(path, columns, action, entries, fps or 10.0, notes)
@@ -141,53 +155,73 @@ class RosbagSource(TableSource):
         if getattr(self, "_reader", None) is not None and not sys.is_finalizing():  # else it cannot import any more
             self._close()
 
-    def _connections(self, reader: Any, topic: str, number: int) -> list[Any]:
+    def _messages(
+        self, reader: Any, topic: str, number: int, start: int | None = None, stop: int | None = None
+    ) -> closing[Generator[_Message]]:
+        """Closed by a `with`, also where a message cannot be read: a bag that is still being read does not close."""
         found = [c for c in reader.connections if c.topic == topic]
         if not found:
             raise PrismError(f"{self._where(number)}: has no topic '{topic}', the first bag has; leave one of them out")
-        return found
+        return closing(reader.messages(found, start, stop))
 
-    def _survey(self, number: int, fps: float) -> dict[str, _Key]:
-        """The columns, by the first message of every topic of the first bag."""
+    def _survey(self, number: int, fps: float, guess: bool) -> dict[str, _Key]:
+        """The columns, by the first message of every topic of the first bag. What is not read is left out, with a note;
+        what is damaged as well, but only where a table says what is wanted."""
         reader = self._open(number)
         keys: dict[str, _Key] = {}
         for topic, msgtype in sorted({(c.topic, c.msgtype) for c in reader.connections}):
-            message = None
-            for connection, _, content in reader.messages(self._connections(reader, topic, number)):
-                message = reader.deserialize(content, connection.msgtype)
-                break
-            if message is None:
-                continue
-            header = getattr(message, "header", None)
-            stamped = header is not None and (header.stamp.sec, header.stamp.nanosec) != (0, 0)
-            for key, field, column in self._topic_columns(reader, topic, msgtype, message, number, fps):
-                keys[key] = _Key(topic, msgtype, field, stamped, column)
+            all_count = msgtype == rosmsg.TEXT or rosmsg.is_audio(msgtype)  # for their sizes
+            with self._messages(reader, topic, number) as messages:
+                recorded = list(messages if all_count else islice(messages, 1))
+            try:
+                keys |= {key.column.key: key for key in self._topic_keys(reader, topic, msgtype, recorded, fps)}
+            except Exception as error:
+                if guess and not isinstance(error, rosmsg.NotReadError):
+                    raise PrismError(
+                        f"{self._where(number)}, '{topic}': not readable ({reason(error)}); {AGAIN}, or say with --map "
+                        "which topics to read"
+                    ) from None
+                self._left_out[topic] = f"'{topic}' ({msgtype}) is left out: {reason(error)}"
         if not keys:
-            raise PrismError(f"{self._where(number)}: holds no message that could be a sensor; {AGAIN}")
+            why = next(iter(self._left_out.values()), "it has no topics")
+            raise PrismError(f"{self._where(number)}: holds no message that could be a sensor ({why}); {AGAIN}")
         return keys
 
-    def _topic_columns(
-        self, reader: Any, topic: str, msgtype: str, message: Any, number: int, fps: float
-    ) -> list[tuple[str, rosmsg.Field | None, Column]]:
+    def _topic_keys(
+        self, reader: Any, topic: str, msgtype: str, recorded: Sequence[_Message], fps: float
+    ) -> list[_Key]:
+        """`recorded`: the first message, or all of them. NotReadError says why there are no keys."""
+        if not rosmsg.is_read(msgtype):
+            raise rosmsg.NotReadError("messages of this type are not read")
+        if not recorded:
+            raise rosmsg.NotReadError("it has no messages")
+        if msgtype not in reader.typestore.fielddefs:
+            raise rosmsg.NotReadError("the bag lacks the definition of this type")
+        messages = [reader.deserialize(content, connection.msgtype) for connection, _, content in recorded]
+        header = getattr(messages[0], "header", None)
+        stamped = header is not None and (header.stamp.sec, header.stamp.nanosec) != (0, 0)
         if msgtype in rosmsg.IMAGES:
-            image = rosmsg.decode_image(message)
-            return [(topic, None, Column(topic, image.shape, image.dtype))]
+            image = rosmsg.decode_image(messages[0])
+            return [_Key(topic, msgtype, None, stamped, Column(topic, image.shape, image.dtype))]
         if msgtype == rosmsg.TEXT:
-            return [(topic, None, Column(topic, (_TEXT_BYTES,), np.dtype(np.str_)))]
+            size = max(_TEXT_BYTES, *(len(str(message.data).encode()) for message in messages))
+            if size > _MOST_TEXT:
+                raise rosmsg.NotReadError(f"a text of {size} bytes is no instruction, which have at most {_MOST_TEXT}")
+            return [_Key(topic, msgtype, None, stamped, Column(topic, (size,), np.dtype(np.str_)))]
         if rosmsg.is_audio(msgtype):
-            sizes, times = [], []
-            for connection, time, content in reader.messages(self._connections(reader, topic, number)):
-                sizes.append(len(rosmsg.audio_samples(reader.deserialize(content, connection.msgtype))))
-                times.append(time * 1e-9)
-            rate = rosmsg.audio_rate(sum(sizes[:-1]), times[-1] - times[0])
+            sizes = [len(rosmsg.audio_samples(message)) for message in messages]
+            rate = rosmsg.audio_rate(sum(sizes[:-1]), (recorded[-1][1] - recorded[0][1]) * 1e-9)
             column = Column(topic, (max(round(rate / fps), 1),), np.dtype(np.float32), sample_rate=rate)
-            return [(topic, None, column)]
-        found: list[tuple[str, rosmsg.Field | None, Column]] = []
-        for field in rosmsg.FIELDS.get(msgtype, ()):
-            key = f"{topic}.{field.name}" if field.name else topic
-            if size := len(field.get(message)):
-                name = "" if field.name != "position" else topic
-                found.append((key, field, Column(key, (size,), np.dtype(np.float32), name.strip("/"), field.skip)))
+            return [_Key(topic, msgtype, None, stamped, column)]
+        found = []
+        for field in rosmsg.FIELDS[msgtype]:
+            if size := len(field.get(messages[0])):
+                key = f"{topic}.{field.name}" if field.name else topic
+                name = topic.strip("/") if field.name == "position" else ""
+                column = Column(key, (size,), np.dtype(np.float32), name, field.skip)
+                found.append(_Key(topic, msgtype, field, stamped, column))
+        if not found:
+            raise rosmsg.NotReadError("its first message holds no numbers")
         return found
 
     def _find_action(self, entries: Sequence[Entry], notes: list[str]) -> str:
@@ -220,27 +254,29 @@ class RosbagSource(TableSource):
         """The messages' own times in seconds, and when they were received in nanoseconds."""
         reader = self._open(number)
         stamps, received = [], []
-        for _, time, content in reader.messages(self._connections(reader, key.topic, number)):
-            stamps.append(_stamp(content) if key.stamped else time * 1e-9)
-            received.append(time)
+        with self._messages(reader, key.topic, number) as messages:
+            for _, time, content in messages:
+                stamps.append(_stamp(content) if key.stamped else time * 1e-9)
+                received.append(time)
         return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), np.array(received, np.int64)
 
     def _samples(self, number: int, key: _Key) -> tuple[Times, list[Any]]:
         reader = self._open(number)
         stamps: list[float] = []
         values: list[Any] = []
-        for connection, time, content in reader.messages(self._connections(reader, key.topic, number)):
-            message = reader.deserialize(content, connection.msgtype)
-            if key.field is not None:
-                sample: Any = key.field.get(message)
-                if sample.shape != key.column.shape:
-                    raise ValueError(
-                        f"message {len(values)} has {len(sample)} numbers, the first {key.column.shape[0]}"
-                    )
-            else:
-                sample = str(message.data) if key.column.is_text else rosmsg.audio_samples(message)
-            stamps.append(_stamp(content) if key.stamped else time * 1e-9)
-            values.append(sample)
+        with self._messages(reader, key.topic, number) as messages:
+            for connection, time, content in messages:
+                message = reader.deserialize(content, connection.msgtype)
+                if key.field is not None:
+                    sample: Any = key.field.get(message)
+                    if sample.shape != key.column.shape:
+                        raise ValueError(
+                            f"message {len(values)} has {len(sample)} numbers, the first {key.column.shape[0]}"
+                        )
+                else:
+                    sample = str(message.data) if key.column.is_text else rosmsg.audio_samples(message)
+                stamps.append(_stamp(content) if key.stamped else time * 1e-9)
+                values.append(sample)
         return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), values
 
     def _bag(self, number: int) -> _Bag:
@@ -256,7 +292,9 @@ class RosbagSource(TableSource):
         pictures: dict[str, tuple[IntArray, Times]] = {}
         present: dict[str, BoolArray] = {}
         reach = self._config.reach
-        clock = camera_clock(self._stamps(number, self._keys[self._clock])[0], self.fps)
+        stamps = self._stamps(number, self._keys[self._clock])[0]
+        with named(f"{self._where(number)}, '{self._clock}'"):
+            clock = camera_clock(stamps, self.fps)
         gaps = []
         streams = (*self.table.streams, self.table.action)
         for name in dict.fromkeys(column.key for stream in streams for column in stream.columns):
@@ -268,16 +306,22 @@ class RosbagSource(TableSource):
             else:
                 times, samples = self._samples(number, key)
                 if key.field is not None:
-                    data = continuous_quaternions(np.stack(samples), key.field.quaternions)
-                    values[name], present[name] = interpolate(times, data, clock, reach, key.field.quaternions)
+                    turns = key.field.quaternions
+                    data = continuous_quaternions(np.stack(samples), turns, scalar=3)  # x, y, z, w
+                    with named(f"{self._where(number)}, '{name}'"):
+                        values[name], present[name] = interpolate(times, data, clock, reach, turns)
                 elif key.column.is_text:
+                    with named(f"{self._where(number)}, '{name}'"):
+                        for text in set(samples):  # refused now, and not in the middle of a training
+                            encode_text(text, key.column.shape[0])
                     chosen, present[name] = pick(times, clock, np.inf, "hold")
                     values[name] = np.array([samples[i] for i in chosen.tolist()], dtype=object)
                 else:
                     counts = np.array([len(sample) for sample in samples])
                     joined = np.concatenate(samples).astype(np.float32) / 32768
                     size, rate = key.column.shape[0], key.column.sample_rate
-                    values[name], present[name] = audio_windows(times, counts, joined, rate, clock, size, reach)
+                    with named(f"{self._where(number)}, '{name}'"):
+                        values[name], present[name] = audio_windows(times, counts, joined, rate, clock, size, reach)
             if number == 0:
                 self._rates[name] = _rate(times)
             gap = count_gaps(name, times, clock, present[name])
@@ -331,14 +375,14 @@ class RosbagSource(TableSource):
         for row in np.flatnonzero(here).tolist():
             wanted.setdefault((int(received[row]), float(stamps[row])), []).append(row)
         times = [time for time, _ in wanted]
-        connections = self._connections(reader, key.topic, number)
-        for connection, time, content in reader.messages(connections, min(times), max(times) + 1):
-            rows = wanted.pop((time, _stamp(content) if key.stamped else time * 1e-9), None)
-            if rows is not None:
-                image = rosmsg.decode_image(reader.deserialize(content, connection.msgtype))
-                if image.shape != column.shape or image.dtype != column.dtype:
-                    raise ValueError(f"an image is {image.dtype} {image.shape}, the first {column}")
-                out[rows] = image
+        with self._messages(reader, key.topic, number, min(times), max(times) + 1) as messages:
+            for connection, time, content in messages:
+                rows = wanted.pop((time, _stamp(content) if key.stamped else time * 1e-9), None)
+                if rows is not None:
+                    image = rosmsg.decode_image(reader.deserialize(content, connection.msgtype))
+                    if image.shape != column.shape or image.dtype != column.dtype:
+                        raise ValueError(f"an image is {image.dtype} {image.shape}, the first {column}")
+                    out[rows] = image
         if wanted:
             raise ValueError("a message that was there is gone")
         return out

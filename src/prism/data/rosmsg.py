@@ -17,6 +17,10 @@ _RGB = {"rgb8": (3, (0, 1, 2)), "bgr8": (3, (2, 1, 0)), "rgba8": (4, (0, 1, 2)),
 _DEPTH: dict[str, np.dtype[Any]] = {"16UC1": np.dtype("<u2"), "mono16": np.dtype("<u2"), "32FC1": np.dtype("<f4")}
 
 
+class NotReadError(ValueError):
+    """Not damaged, but of a type, an encoding or a rate that is not read here."""
+
+
 @dataclass(frozen=True)
 class Field:
     """What of a message is one sample, and where quaternions are in it."""
@@ -83,6 +87,10 @@ IMAGES = ("sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage")
 TEXT = "std_msgs/msg/String"
 
 
+def is_read(msgtype: str) -> bool:
+    return msgtype in FIELDS or msgtype in IMAGES or msgtype == TEXT or is_audio(msgtype)
+
+
 def is_audio(msgtype: str) -> bool:
     return msgtype.endswith(("/AudioData", "/AudioDataStamped"))
 
@@ -94,18 +102,26 @@ def audio_samples(message: Any) -> Array:
 
 
 def audio_rate(samples: int, seconds: float) -> int:
-    """The usual sample rate nearest to what was recorded."""
-    return int(_RATES[np.argmin(np.abs(np.log(_RATES / max(samples / max(seconds, 1e-3), 1.0))))])
+    """The usual sample rate nearest to what was recorded, which must be near it: messages do not say theirs."""
+    measured = max(samples / max(seconds, 1e-3), 1.0)
+    rate = int(_RATES[np.argmin(np.abs(np.log(_RATES / measured)))])
+    if not 0.9 <= measured / rate <= 1.1:
+        raise NotReadError(f"{measured:.0f} values a second is no usual sample rate of one channel (stereo? gaps?)")
+    return rate
 
 
 def decode_image(message: Any) -> Array:
     """(H, W, 3) uint8, or (H, W) depth as stored (uint16 or float32). ValueError for what is no such image."""
     if hasattr(message, "encoding"):
         return _raw_image(message)
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     content = np.asarray(message.data, np.uint8).tobytes()
-    with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+    try:
+        opened = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+    except UnidentifiedImageError:  # compressedDepth among them: a PNG behind a header of its own
+        raise NotReadError(f"the format '{message.format:.40}' is not read; known are PNG and JPEG") from None
+    with opened as image:
         if image.width * image.height > 1 << 26:
             raise ValueError(f"an image of {image.width} x {image.height}")
         if image.mode.startswith("I"):
@@ -123,7 +139,7 @@ def _raw_image(message: Any) -> Array:
     elif encoding in _RGB:
         dtype, item = np.dtype(np.uint8), _RGB[encoding][0]
     else:
-        raise ValueError(f"the encoding '{encoding:.20}' is not read; known are {', '.join((*_RGB, *_DEPTH))}")
+        raise NotReadError(f"the encoding '{encoding:.20}' is not read; known are {', '.join((*_RGB, *_DEPTH))}")
     if not 0 < width * item <= step or len(content) != height * step or height <= 0:
         raise ValueError(f"{len(content)} bytes for {height} rows of {step}, {width} pixels of {item}")
     rows = np.ascontiguousarray(content.reshape(height, step)[:, : width * item])

@@ -42,8 +42,10 @@ class Stream:
         value = raw[self.columns[0].key]
         if kind == "text":
             size = self.spec.shape[0]
-            # few texts, many steps: each is encoded once
-            known = {text: encode_text(text, size) for text in set(value.tolist())}
+            try:  # few texts, many steps: each is encoded once
+                known = {text: encode_text(text, size) for text in set(value.tolist())}
+            except PrismError as error:
+                raise PrismError(f"{where}, '{self._keys}': {error}; mend it or leave the key out") from None
             return np.stack([known[text] for text in value.tolist()]) if len(value) else np.empty((0, size), np.uint8)
         if kind in ("rgb", "tactile"):
             return self._pixels(value, where)
@@ -137,7 +139,7 @@ def _guess(columns: Sequence[Column], notes: list[str]) -> list[Entry]:
         elif kind is None:
             notes.append(f"'{column.key}' is left out: it {problem}")
         else:
-            found.append(Entry((column.key,), column.name or sensor_name(column.key), kind))
+            found.append(Entry((column.key,), sensor_name(column.name or column.key), kind))
             taken.append(f"{found[-1].name} is {kind}")
     if taken:
         notes.append(f"sensors were guessed by type, shape and name (--map changes it): {', '.join(taken)}")
