@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import pytest
 
 pytest.importorskip("rosbags")
 
+from rich.console import Console
 from rosbags.rosbag2 import StoragePlugin, Writer
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
+from prism.commands.train import Train
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
+from prism.demonstrations import Demonstrations, open_demonstrations
 from prism.errors import PrismError
+from prism.experiments import Experiment
 from prism.sensors import decode_text
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
@@ -306,3 +311,28 @@ def test_stereo_is_left_out(tmp_path: Path) -> None:
     assert any("'/microphone'" in note and "96000 values a second" in note and "stereo?" in note for note in notes)
     with pytest.raises(PrismError, match="96000 values a second"):
         open_dataset(path, fps=10, entries=parse_map(["/microphone=audio:audio", "/arm_command=action"]))
+
+
+def test_training_takes_the_rate_and_the_tolerance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_bag(tmp_path / "take")
+    config = Demonstrations("path", path=str(path), map=("/ee_pose=proprio", "/camera=rgb", "/arm_command=action"))
+    patient = replace(config, fps=5.0, tolerance=0.4)
+    assert open_demonstrations(config, None, Console(quiet=True))[1].fps == 15
+    source = open_demonstrations(patient, None, Console(quiet=True))[1]
+    assert source.fps == 5
+    assert "proprio" not in source.read(0).present
+    asked: list[Experiment] = []
+
+    def train(experiment: Experiment, *_: object, **__: object) -> None:
+        asked.append(experiment)
+        raise PrismError("enough")
+
+    monkeypatch.setattr("prism.workflow.train_experiment", train)
+    with pytest.raises(PrismError, match="enough"):
+        Train(str(path), fps=5.0, tolerance=0.4, out=tmp_path / "run").run()
+    assert (asked[0].demonstrations.fps, asked[0].demonstrations.tolerance) == (5.0, 0.4)
+    for name, bad in (("fps", 0.0), ("tolerance", -1.0)):
+        with pytest.raises(PrismError, match=f"--{name} {bad:g} is out of range"):
+            Train("pusht", **{name: bad})  # type: ignore[arg-type]
+        with pytest.raises(PrismError, match=rf"demonstrations\.{name} is {bad:g}"):
+            replace(config, **{name: bad})  # type: ignore[arg-type]

@@ -43,6 +43,8 @@ class Demonstrations:
     # train on less, drawn by the seed of the training (data/portion.py): of the steps, or so many demonstrations
     fraction: float | None = field(default=None, metadata=ADDED_LATER)
     count: int | None = field(default=None, metadata=ADDED_LATER)
+    # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step
+    tolerance: float | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -51,6 +53,9 @@ class Demonstrations:
             raise PrismError(f"demonstrations.episodes is {self.episodes}; it must be at least 1")
         if self.noise < 0:
             raise PrismError(f"demonstrations.noise is {self.noise}; it must be 0 or more")
+        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
+            if value is not None and not value > 0:
+                raise PrismError(f"demonstrations.{name} is {value:g}; it must be a positive number")
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise PrismError(f"demonstrations.fraction is {self.fraction}; it must be in (0, 1]")
         if self.count is not None and (self.count < 1 or self.fraction is not None):
@@ -65,7 +70,7 @@ def open_demonstrations(
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
     path = _locate(config, task, console)
-    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors)
+    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance)
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:

@@ -49,6 +49,10 @@ class Train:
     """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
     """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76 (docs/sensors.md lists the keys)."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second of that dataset, for formats that do not store it."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     fraction: Annotated[float | None, option("F")] = None
     """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
     demonstrations: Annotated[int | None, option("N")] = None
@@ -89,6 +93,9 @@ class Train:
             raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
         if self.episodes is not None and self.episodes < 1:
             raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
+            if value is not None and not value > 0:
+                raise PrismError(f"--{name} {value:g} is out of range: use a positive number")
         if self.seed is not None and self.seed < 0:
             raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
 
@@ -147,6 +154,10 @@ class Train:
             demonstrations = replace(demonstrations, map=self.map)
         if self.sensor:
             demonstrations = replace(demonstrations, sensors=self.sensor)
+        if self.fps is not None:
+            demonstrations = replace(demonstrations, fps=self.fps)
+        if self.tolerance is not None:
+            demonstrations = replace(demonstrations, tolerance=self.tolerance)
         if self.fraction is not None or self.demonstrations is not None:
             demonstrations = replace(demonstrations, fraction=self.fraction, count=self.demonstrations)
         return with_settings(replace(experiment, demonstrations=demonstrations), self.set), run
