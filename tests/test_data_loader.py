@@ -66,8 +66,11 @@ def test_orders_out_of_range(bad: tuple[int, ...]) -> None:
 
 
 def equal(a: Batch, b: Batch) -> bool:
+    assert list(a.observation.streams) == list(b.observation.streams) == list(a.observation.present)
     streams = [(a.observation.streams[k], b.observation.streams[k]) for k in a.observation.streams]
-    return all(torch.equal(x, y) for x, y in [*streams, (a.actions, b.actions), (a.action_valid, b.action_valid)])
+    present = [(a.observation.present[k], b.observation.present[k]) for k in a.observation.streams]
+    pairs = [*streams, *present, (a.actions, b.actions), (a.action_valid, b.action_valid)]
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.parametrize("images", [False, True])
@@ -80,13 +83,27 @@ def test_loader_gives_the_steps_in_order_from_any_start(images: bool) -> None:
 
 
 def test_worker_processes_give_the_same(tmp_path: Path) -> None:
-    """Of a format that is read in blocks: each process has its own."""
-    windows = Windows(open_dataset(write_calvin(tmp_path / "set", annotated=False)), 2, 4)
+    """Of a format that is read in blocks: each process has its own. Instructions are there at some steps only."""
+    windows = Windows(open_dataset(write_calvin(tmp_path / "set")), 2, 4)
     assert windows.blocks is not None
     order = BatchOrder(len(windows), 4, seed=5, blocks=windows.blocks)
+    instructed = set()
     with Loader(windows, order, start_step=2, workers=2) as loader:
         for step, batch in zip(range(2, 12), loader, strict=False):
             assert equal(batch, windows.batch(order.indices(step)))
+            instructed |= set(batch.observation.present["text"].flatten().tolist())
+    assert instructed == {True, False}
+
+
+def test_a_worker_that_is_killed_is_one_line(tmp_path: Path) -> None:
+    windows = Windows(open_dataset(write_calvin(tmp_path / "set")), 2, 4)
+    with Loader(windows, BatchOrder(len(windows), 4, seed=5), workers=2) as loader:
+        next(loader)
+        for process in loader._pools[0]._processes.values():
+            process.kill()
+        with pytest.raises(PrismError, match=r"set: a process .* was killed .*train\.workers=1") as error:
+            list(islice(loader, 100))
+    assert "\n" not in str(error.value)
 
 
 def test_an_error_in_the_background_reaches_the_caller_and_threads_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -102,15 +103,25 @@ def test_pixels_are_read_as_one_slice_a_window_and_vectors_not_again() -> None:
     assert source.reads == [(0, 2, 5, ("cam",)), (1, 0, 2, ("cam",))]
 
 
-def test_a_batch_of_vectors_takes_less_than_half_a_millisecond() -> None:
-    windows = Windows(counting_source([130] * 200), 2, 16)
+def test_a_batch_of_vectors_is_cut_much_faster_than_a_window_at_a_time() -> None:
+    source = counting_source([130] * 200)
+    windows = Windows(source, 2, 16)
     indices = np.random.default_rng(0).integers(0, len(windows), 128)
-    best = 1.0
-    for _ in range(50):
-        start = time.perf_counter()
-        windows.batch(indices)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.5e-3
+
+    def one_by_one() -> None:
+        for index in indices.tolist():
+            whole = source.episodes[index // 130]
+            window(whole.streams["where"], whole.actions, index % 130, 2, 16)
+
+    def best(work: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(20):
+            start = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    assert best(lambda: windows.batch(indices)) < best(one_by_one) / 2  # a tenth, on a machine with nothing else to do
 
 
 def test_bad_requests() -> None:

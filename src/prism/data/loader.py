@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -198,9 +199,15 @@ class Loader:
         return item
 
     def _from_pools(self) -> Batch:
-        while len(self._pending) < self._ahead:
-            self._pending.append(self._submit(self._step + len(self._pending)))
-        parts = [(rows, future.result()) for rows, future in self._pending.popleft()]
+        try:
+            while len(self._pending) < self._ahead:
+                self._pending.append(self._submit(self._step + len(self._pending)))
+            parts = [(rows, future.result()) for rows, future in self._pending.popleft()]
+        except BrokenProcessPool:
+            raise PrismError(
+                f"{self._windows.source.path}: a process that reads the dataset was killed (out of memory?); use "
+                f"fewer: --set train.workers={len(self._pools) - 1}"
+            ) from None
         indices = self._order.indices(self._step)
         return self._windows.batch(indices, _joined(parts, len(indices)))
 
