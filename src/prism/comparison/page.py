@@ -13,15 +13,15 @@ from prism.evaluation.charts import Series, line_chart, log_ticks, number
 from prism.evaluation.page import page
 from prism.evaluation.results import write_atomic
 
-# Colours beyond the report's four, for up to eight contestants; the same in every picture.
-_COLOURS = ("m0", "m1", "m2", "m3", "good", "bad", "soft", "ink")
+# For up to eight contestants, the same in every picture; apart for the colour-blind, on light and on dark (Okabe, Ito).
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
 _STYLE = "".join(
-    f".curve.c{i}{{stroke:var(--{name})}}.end.c{i}{{fill:var(--{name})}}.key.c{i}::before{{background:var(--{name})}}"
-    for i, name in enumerate(_COLOURS)
+    f".curve.c{i}{{stroke:{colour}}}.end.c{i}{{fill:{colour}}}.key.c{i}::before{{background:{colour}}}"
+    for i, colour in enumerate(_COLOURS)
 ) + (
     ".charts{align-items:start}.wide{overflow:auto}.frontier{fill:none;stroke:var(--object);stroke-dasharray:3 3}"
     ".whisker{stroke:var(--ink);stroke-width:1.1;opacity:.5}.best{font-weight:650}.sub{color:var(--soft)}"
-    "td.name,th.name{text-align:left}.missing li{overflow-wrap:anywhere}"
+    "td.name,th.name{text-align:left}.missing li{overflow-wrap:anywhere}.scroll td,.scroll th{padding-inline:9px}"
 )
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 240, 46, 14, 14, 36
