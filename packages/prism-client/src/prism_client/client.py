@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -37,8 +40,8 @@ class Client:
     tells, and RecedingHorizon sends the latest observations again.
 
     `retry_for`: seconds for which a lost connection is sought again, with growing pauses and a little chance in them,
-    so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take. `trouble` says
-    meanwhile why there is no connection.
+    so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take, and that sending
+    may stand still. `trouble` says meanwhile why there is no connection.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Client:
         self._retry_for = retry_for
         self._pauses = (first_pause, longest_pause)
         self._socket: websockets.sync.client.ClientConnection | None = None
+        self._sending = False
         self._stack = contextlib.ExitStack()  # holds the connection
         self._metadata: dict[str, Any] = {}
         self._reset: dict[str, Any] = {}
@@ -126,9 +130,11 @@ class Client:
                 self._open()
                 self.trouble = ""
                 return
+            except InvalidURI as error:
+                raise ServerError(f"{self.uri} is no address of a server ({error.msg}): use ws://HOST:PORT") from error
             except (ConnectionClosed, InvalidHandshake, OSError) as error:  # TimeoutError is an OSError
                 status = error.response.status_code if isinstance(error, InvalidStatus) else 503
-                if isinstance(error, InvalidURI) or 400 <= status < 500:
+                if 400 <= status < 500:
                     raise ServerError(f"{self.uri}: {_words(error)}") from error
                 wait = pause * random.uniform(0.5, 1.5)
                 if time.monotonic() + wait > end:
@@ -146,13 +152,16 @@ class Client:
             raise ConnectionLostError(f"{self.uri}: this client is closed")
 
     def _drop(self) -> None:
-        self._socket = None
+        connection, self._socket = self._socket, None
+        if self._sending and connection is not None:  # by another thread; a good-bye would wait behind it
+            with contextlib.suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_RDWR)
         self._stack.close()
 
     def _open(self) -> None:
         headers = {"Authorization": f"Api-Key {self._api_key}"} if self._api_key else None
         with contextlib.ExitStack() as stack:
-            socket = stack.enter_context(
+            connection = stack.enter_context(
                 websockets.sync.client.connect(
                     self.uri,
                     compression=None,
@@ -162,12 +171,13 @@ class Client:
                     close_timeout=1.0,
                 )
             )
-            first = socket.recv(timeout=self._timeout)
+            _limit_sending(connection.socket, self._timeout)
+            first = connection.recv(timeout=self._timeout)
             if isinstance(first, str):
                 raise ServerError(first)
             self._metadata = wire.unpack(first)
             self._stack = stack.pop_all()  # stays open
-        self._socket = socket
+        self._socket = connection
         self.connections += 1
         self._check_open()  # closed meanwhile
 
@@ -175,12 +185,16 @@ class Client:
         """One reply. A request that the network lost is sent once more on a new connection."""
         for last in (False, True):
             self._reach()
-            socket = self._socket
+            connection = self._socket
             try:
-                if socket is None:  # closed by another thread
+                if connection is None:  # closed by another thread
                     raise OSError("closed")
-                socket.send(frame)
-                reply = socket.recv(timeout=self._timeout)
+                self._sending = True
+                try:
+                    connection.send(frame)
+                finally:
+                    self._sending = False
+                reply = connection.recv(timeout=self._timeout)
             except (ConnectionClosed, OSError) as error:
                 self._drop()
                 self._check_open()
@@ -197,10 +211,22 @@ class Client:
         raise AssertionError  # the loop returns or raises
 
 
+def _limit_sending(connected: socket.socket, seconds: float) -> None:
+    """A network that takes no more data is an OSError after so long; the library itself would wait for ever."""
+    if sys.platform == "win32":
+        limit = struct.pack("L", max(1, int(1e3 * seconds)))
+    else:
+        limit = struct.pack("ll", int(seconds), int(1e6 * (seconds % 1.0)))
+    with contextlib.suppress(OSError):  # a system that does not know it
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, InvalidStatus):
         body = (error.response.body or b"").decode("utf-8", "replace").strip()
         return f"the server answered {error.response.status_code} {body}".strip()
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error.__cause__, BlockingIOError):
+        return "the network took no more data in time"
     return " ".join(str(error).split()) or type(error).__name__

@@ -13,6 +13,7 @@ them goes on where the robot stands.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import threading
@@ -24,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from prism_client.client import Client, ConnectionLostError
+from prism_client.client import Client, ConnectionLostError, ServerError
 
 logger = logging.getLogger("prism_client")
 
@@ -153,7 +154,9 @@ class RecedingHorizon:
     def act(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> Array:
         """The action (D,) for this step. Waits for the first plan of an episode, afterwards for none."""
         with self._wake:
-            item = _Item(self._step, self._done, observation, ages, time.monotonic())
+            # Copies: they are sent later, and a driver may fill the same buffer again.
+            own = {name: copy.copy(value) for name, value in observation.items()}
+            item = _Item(self._step, self._done, own, None if ages is None else dict(ages), time.monotonic())
             self._recent.append(item)
             if self._wanted is None and self._due():
                 self._wanted = item.step
@@ -284,7 +287,10 @@ class RecedingHorizon:
                     self._sent = self._recent[0].step - 1
                 elif plan:
                     self._wanted = None
-                    self._take(item, reply, decision)
+                    try:
+                        self._take(item, reply, decision)
+                    except Exception as problem:  # a reply that is no plan for this robot
+                        self._fail(item, problem)
                 self._wake.notify_all()
 
     def _next(self) -> _Item | None:
@@ -306,7 +312,15 @@ class RecedingHorizon:
 
     def _take(self, item: _Item, reply: Mapping[str, Any], decision: str) -> None:
         seconds = time.monotonic() - item.time
-        actions = np.array(reply["actions"])
+        actions = np.array(reply.get("actions"))
+        if actions.ndim != 2 or not len(actions) or actions.dtype.kind not in "iuf":
+            raise ServerError("the server's reply holds no plan: 'actions' must be numbers (T, D)")
+        if self._plan is not None and actions.shape[1:] != self._plan.actions.shape[1:]:
+            old, new = self._plan.actions.shape[1], actions.shape[1]
+            raise ServerError(
+                f"the server's plan has {new} numbers an action, the one before {old}: "
+                "it serves another policy; reset() to go on with that"
+            )
         self.stats.late += int(self._plan is not None and self._step - self._plan.start > self.exec_horizon)
         self.stats.spread, self.stats.modes = float(reply.get("spread", 0.0)), int(reply.get("modes", 0))
         self.stats.plans += 1
