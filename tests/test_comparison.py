@@ -243,7 +243,8 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
     plain, first, again = config(PRISM, seeds=(0,)), tmp_path / "first", tmp_path / "again"
     compare(first, plain, 1, QUIET)
     plan = EvaluationPlan(episodes=2, first_seed=300_000, curve=())
-    executed = replace(plain, evaluation=plan, settings=(*plain.settings, "controller.selection.rule=first"))
+    other = Contestant("other", "prism", ("controller.selection.rule=first",))
+    executed = replace(plain, contestants=(other,), evaluation=plan)
     with pytest.raises(PrismError, match="train.batch_size = "):
         prepare(again, replace(executed, settings=(*executed.settings, "train.batch_size=7")), QUIET, first)
     with pytest.raises(PrismError, match="seed-1 is not finished"):

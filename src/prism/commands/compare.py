@@ -63,7 +63,7 @@ class Compare:
     """Runs at the same time, one thread each; as many as there are cores unless told."""
     trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
-    (--first-seed) or executed in another way (--set controller...)."""
+    (--first-seed) or executed in another way (variations of controller...)."""
     ray: bool = False
     """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False

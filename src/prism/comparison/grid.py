@@ -258,7 +258,8 @@ def check_equal(out: Path, config: CompareConfig) -> None:
 def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
     """Write what each cell is; PrismError where a cell of another definition is in the way.
 
-    `trained`: another comparison's folder, whose finished trainings are taken.
+    `trained`: another comparison's folder, whose finished trainings are taken: the one of the same name, or the plain
+    one of the method for a variation that differs in how it is executed.
     """
     check_equal(out, config)
     methods = {contestant.name: contestant.method for contestant in config.contestants}
@@ -274,7 +275,8 @@ def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | 
         with files.explain_write_errors(folder, "Nothing was trained"):
             folder.mkdir(parents=True, exist_ok=True)
             if trained is not None:
-                _take(id.folder(trained), folder, experiment)
+                own, plain = id.folder(trained), replace(id, contestant=spec.method).folder(trained)
+                _take(own if own.exists() else plain, folder, experiment)
             experiment.save(folder)
             spec.save(folder)
     return ids
