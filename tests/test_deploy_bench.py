@@ -1,4 +1,4 @@
-"""`prism bench server`, small: the keys, robots that are served, frames that are refused."""
+"""`prism bench server`, small: the keys, robots that are served, frames that are refused. `bench realtime` on a run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism.bench import realtime
+from prism.bench.realtime import RealtimeBenchConfig
 from prism.bench.server import Load, ServerBenchConfig, load_keys
 from prism.cli import main
+from prism.deploy.backends import EagerBackend
 from prism.deploy.metrics import Histogram
 from prism.errors import PrismError
+from prism.sensors import SensorSpec, decode_text
+from tests.policy_fakes import VECTORS, save_run, small_config, small_policy
 
 
 def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +41,26 @@ def test_configurations_are_checked() -> None:
     for bad in ({"clients": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"fuzz": -1}, {"sensors": "radar"}):
         with pytest.raises(PrismError):
             ServerBenchConfig(**bad)
+
+
+def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sensors = (*VECTORS, SensorSpec("text", "text", (6,)))
+    run = save_run(tmp_path / "run", small_policy(small_config(pred_horizon=64), sensors))
+    monkeypatch.setattr(realtime, "_FRAMES", 16)
+    config = RealtimeBenchConfig(checkpoint=run, backend="eager", lanes=1, candidates=2)
+    policy = realtime._policy(config)
+    assert realtime.slot_rate(config, policy) == policy.spec.fps == 10.0
+    assert realtime.slot_rate(RealtimeBenchConfig(checkpoint=run, rate=7.0), policy) == 7.0
+    assert realtime.slot_rate(RealtimeBenchConfig(), policy) == pytest.approx(50.5)
+    frames = realtime.synthetic_frames(policy.spec.sensors, 16, np.random.default_rng(0))
+    assert decode_text(frames[0]["text"]) == "push t"
+    found = realtime.measure(EagerBackend(policy), policy, frames, 10, 100.0, config, saturated=0.0)
+    assert found["plan_budget_ms"] == pytest.approx(80.0)  # exec_horizon 8 at the rate that is run, not the policy's
+    assert found["plan_errors"] == 0
+    with pytest.raises(PrismError, match=r"--compare .* without --checkpoint"):
+        RealtimeBenchConfig(checkpoint=run, compare=True)
 
 
 def test_percentiles_count_from_when_a_request_was_due() -> None:

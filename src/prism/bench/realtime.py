@@ -10,7 +10,7 @@ late_actions     given after the end of their slot
 p50_ms, p99_ms, max_ms   from the beginning of the slot, when its frames arrive, to its action
 frames, frames_encoded, observations_dropped, encode_p50_ms, encode_p99_ms (arrival -> token)
 plan_*           request -> plan, encoding of the newest frames included; plan_age: of the observation behind an action;
-                 plan_misses: plans that took longer than plan_budget_ms
+                 plan_misses: plans that took longer than plan_budget_ms, which is T_a / rate
 holds            actions without a plan (the old one was used up): 0 when planning keeps up
 cpu_share        of the cores, by this process; stolen_s: what a virtual machine's host withheld of them in that time
 max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
@@ -42,7 +42,7 @@ from prism.deploy.backends import Backend, Frame, load_backend
 from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.errors import PrismError
 from prism.presets import build_policy, preset
-from prism.sensors import SensorSpec
+from prism.sensors import SensorSpec, encode_text
 
 SensorSet = Literal["wrist", "calvin"]
 WRIST = (SensorSpec("rgb_wrist", "rgb", (84, 84, 3)), SensorSpec("proprio", "vector", (15,)))
@@ -58,6 +58,7 @@ SENSORS: dict[str, tuple[SensorSpec, ...]] = {"wrist": WRIST, "calvin": CALVIN}
 RATES = {"wrist": 50.0, "calvin": 30.0}  # the bars, in actions a second
 BACKENDS = {"wrist": "onnx", "calvin": "onnx-int8"}  # the most exact that holds the rate with room to spare
 ACTION_DIM = 7
+_INSTRUCTION = "push the block"
 _FRAMES = 48  # different ones; then they come again
 _SPARE = 1.01  # the clock runs so much faster than the bar, so that the rate is above it and not beside it
 
@@ -66,7 +67,7 @@ _SPARE = 1.01  # the clock runs so much faster than the bar, so that the rate is
 class RealtimeBenchConfig:
     sensors: SensorSet = "wrist"
     seconds: float = 60.0
-    rate: float | None = None  # slots a second; None: 1 % above the bar of these sensors
+    rate: float | None = None  # slots a second; None: 1 % above the bar of these sensors, or the checkpoint's own
     backend: str | None = None  # None: BACKENDS
     checkpoint: Path | None = None  # a run or checkpoint with its own sensors, instead of random weights
     lanes: int | None = None  # None: one a core
@@ -85,6 +86,8 @@ class RealtimeBenchConfig:
             raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
         if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
             raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
+        if self.compare and self.checkpoint is not None:
+            raise PrismError("--compare builds the other methods for --sensors: use it without --checkpoint")
 
 
 def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random.Generator) -> list[Frame]:
@@ -93,6 +96,9 @@ def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random
     for t in range(count):
         frame: Frame = {}
         for spec in sensors:
+            if spec.kind == "text":
+                frame[spec.name] = encode_text(_INSTRUCTION[: spec.shape[0]], spec.shape[0]).copy()
+                continue
             if not spec.is_image:
                 frame[spec.name] = rng.normal(size=spec.shape).astype(np.float32)
                 continue
@@ -169,7 +175,7 @@ def main(config: RealtimeBenchConfig) -> None:
 
 def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
     policy = _policy(config)
-    rate = config.rate or _SPARE * RATES[config.sensors]
+    rate = slot_rate(config, policy)
     name = config.backend or BACKENDS[config.sensors]
     frames = synthetic_frames(policy.spec.sensors, _FRAMES, np.random.default_rng(config.seed))
     threads = torch.get_num_threads()
@@ -177,7 +183,9 @@ def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
         bar = progress.add_task(f"back end {name}", total=None)
         backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
         slots = max(1, round(config.seconds * rate))
-        result: dict[str, Any] = {"sensors": config.sensors, "backend": name, "rate": rate}
+        own = ", ".join(spec.name for spec in policy.spec.sensors)
+        sensors = config.sensors if config.checkpoint is None else own
+        result: dict[str, Any] = {"sensors": sensors, "backend": name, "rate": rate}
         with steady(realtime=True):
             progress.update(bar, description=f"{rate:g} actions/s", total=slots)
             result |= measure(
@@ -209,6 +217,14 @@ def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
     }
 
 
+def slot_rate(config: RealtimeBenchConfig, policy: ContextPolicy) -> float:
+    if config.rate is not None:
+        return config.rate
+    if config.checkpoint is not None and policy.spec.fps > 0:
+        return policy.spec.fps
+    return _SPARE * RATES[config.sensors]
+
+
 def measure(
     backend: Backend,
     policy: ContextPolicy,
@@ -223,10 +239,12 @@ def measure(
     lanes = config.lanes or os.cpu_count() or 1
     with LanePlanner(backend, lanes) as planner:
         planner.warm_up(config.candidates)
-        control = AsyncController(controller_for(policy, config.candidates, config.seed), planner, AsyncConfig())
+        controller = controller_for(policy, config.candidates, config.seed)
+        budget = 1e3 * controller.config.exec_horizon / rate
+        control = AsyncController(controller, planner, AsyncConfig(budget_ms=budget))
         control.reset(config.seed)
         for slot in range(policy.spec.pred_horizon):  # the first plans, and every code path once
-            control.step(frames[slot])
+            control.step(frames[slot % len(frames)])
             time.sleep(1.0 / rate)
         while planner.unfinished:
             time.sleep(1e-3)
