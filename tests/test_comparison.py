@@ -245,13 +245,14 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
     plan = EvaluationPlan(episodes=2, first_seed=300_000, curve=())
     other = Contestant("other", "prism", ("controller.selection.rule=first",))
     executed = replace(plain, contestants=(other,), evaluation=plan)
-    with pytest.raises(PrismError, match="train.batch_size = "):
+    with pytest.raises(PrismError, match=r"train\.batch_size = "):
         prepare(again, replace(executed, settings=(*executed.settings, "train.batch_size=7")), QUIET, first)
     with pytest.raises(PrismError, match="seed-1 is not finished"):
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)
     run_cell(id.folder(again), QUIET)
-    old, new = (json.loads((id.folder(out) / RESULT).read_text()) for out in (first, again))
+    source = replace(id, contestant="prism").folder(first)
+    old, new = (json.loads((folder / RESULT).read_text()) for folder in (source, id.folder(again)))
     assert (new["steps"], new["train_seconds"]) == (4, old["train_seconds"])
     assert [row["seed"] for row in new["per_episode"]] == [300_000, 300_001]
     assert new["controller"]["selection"] == "first"
