@@ -25,7 +25,7 @@ class Realtime:
     seconds: float = 60.0
     """How long."""
     rate: Annotated[float | None, option("HZ")] = None
-    """Actions a second; 1 % above 50 (wrist) or 30 (calvin) unless told."""
+    """Actions a second; 1 % above 50 (wrist) or 30 (calvin), or the rate of a --checkpoint, unless told."""
     backend: Annotated[str | None, option("NAME")] = None
     """eager, compile, onnx, onnx-int8; onnx for wrist and onnx-int8 for calvin unless told."""
     checkpoint: Annotated[Path | None, option("RUN")] = None
