@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from prism import demo
+from prism.data.store import DatasetWriter
 from prism.demo import DemoConfig
+from prism.demonstrations import Demonstrations
 from prism.errors import PrismError
-from prism.experiments import metaworld
+from prism.experiments import Experiment, metaworld
+from prism.sensors import SensorSpec
+from prism.training.checkpoint import list_checkpoints
+from prism.training.config import TrainConfig
 from prism.workflow import write_run_report
+from tests.policy_fakes import small_config
 
 
 def miniature(name: str = "metaworld-reach", steps: int = 3) -> DemoConfig:
@@ -60,6 +70,65 @@ def test_a_task_that_fails_says_why_in_one_line(tmp_path: Path, console: Console
     (broken / "dataset.json").write_text("{")
     with pytest.raises(PrismError, match=r"metaworld-reach: .*dataset\.json.*output\.txt"):
         demo.run_demo(out, config, console)
+
+
+class Process:
+    """What the demo asks of a task's process; `at_last` is its exit status once it is told to stop."""
+
+    pid = None
+
+    def __init__(self, exitcode: int | None, at_last: int) -> None:
+        self.exitcode, self.at_last = exitcode, at_last
+
+    def start(self) -> None: ...
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self) -> None:
+        self.exitcode = self.at_last
+
+
+def train_with(processes: list[Process], out: Path, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = iter(processes)
+    context = SimpleNamespace(Process=lambda **_: next(waiting))
+    monkeypatch.setattr(demo.multiprocessing, "get_context", lambda _: context)
+    demo._train_all(out, [metaworld("metaworld-reach"), metaworld("metaworld-push")], console)
+
+
+def test_the_task_that_failed_is_blamed_and_not_the_one_that_was_stopped_for_it(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "metaworld-push").mkdir()
+    (tmp_path / "metaworld-push" / "output.txt").write_text("error: the disk is full\n")
+    with pytest.raises(PrismError, match=r"^metaworld-push: the disk is full"):
+        train_with([Process(None, -signal.SIGTERM), Process(2, 2)], tmp_path, console, monkeypatch)
+    with pytest.raises(PrismError, match=r"^metaworld-reach: its process ended with -9"):
+        train_with([Process(-9, -9), Process(None, -signal.SIGTERM)], tmp_path, console, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        train_with([Process(None, -signal.SIGTERM), Process(130, 130)], tmp_path, console, monkeypatch)
+
+
+def test_a_task_that_was_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with DatasetWriter(tmp_path / "data", (SensorSpec("proprio", "vector", (4,)),), 2, 10.0, "walk") as writer:
+        for _ in range(2):
+            states = rng.normal(size=(20, 4)).astype(np.float32)
+            writer.add({"proprio": states}, np.sin(states[:, :2]))
+    walk = Experiment(
+        name="walk",
+        task=None,
+        demonstrations=Demonstrations("path", path=str(tmp_path / "data")),
+        policy=small_config(),
+        train=TrainConfig(steps=2, batch_size=4, val_fraction=0.0, threads=1),
+    )
+    run = tmp_path / "run"
+    for _ in range(2):  # the second time in the folder that a kill before the first checkpoint leaves
+        with pytest.raises(SystemExit) as end:
+            demo._record_and_train(walk, run)
+        assert end.value.code == 0, (run / "output.txt").read_text()
+        assert len(list_checkpoints(run)) == 1
+        shutil.rmtree(run / "checkpoints")
 
 
 @pytest.mark.slow

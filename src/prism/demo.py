@@ -132,12 +132,14 @@ def _train_all(out: Path, experiments: Sequence[Experiment], console: Console) -
                 time.sleep(_POLL_SECONDS)
                 watch.update(workers)
     finally:  # Ctrl-C, or one has failed: the others save what they have learnt and end
-        for one in workers:
-            if one.exitcode is None and one.pid is not None:
+        running = [one for one in workers if one.exitcode is None]
+        for one in running:
+            if one.pid is not None:
                 os.kill(one.pid, signal.SIGTERM)
             one.join()
     for experiment, one in zip(experiments, workers, strict=True):
-        if one.exitcode not in (0, _STOPPED):
+        stopped = one in running and one.exitcode == -signal.SIGTERM  # by us, before its training had begun
+        if one.exitcode not in (0, _STOPPED) and not stopped:
             log = out / experiment.name / _LOG
             last = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
             reason = last[0].removeprefix("error: ") if last else f"its process ended with {one.exitcode}"
@@ -158,8 +160,7 @@ def _record_and_train(experiment: Experiment, run: Path) -> None:
         console = Console(file=file, width=200)
         try:
             record_if_missing(experiment.demonstrations, experiment.name, console, workers=1)
-            resume = (run / "checkpoints").exists()
-            result = train_experiment(experiment, run, resume, console, title=experiment.name)
+            result = train_experiment(experiment, run, "auto", console, title=experiment.name)
         except PrismError as error:
             console.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
             sys.exit(2)
