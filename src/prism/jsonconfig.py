@@ -99,10 +99,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return _value(options[0], value, where) if len(options) == 1 else value
     if origin is tuple:
         args = get_args(hint)
-        inner = args[0] if args else Any
         if not isinstance(value, list):
             raise PrismError(f"{where}: expected a list, found {value!r}")
-        return tuple(_value(inner, v, f"{where}[{i}]") for i, v in enumerate(value))
+        if args[-1:] == (...,):
+            args = args[:1] * len(value)
+        if len(args) != len(value):
+            raise PrismError(f"{where}: expected {len(args)} values, found {len(value)}")
+        return tuple(_value(inner, v, f"{where}[{i}]") for i, (inner, v) in enumerate(zip(args, value, strict=True)))
     if origin is dict:
         if not isinstance(value, dict):
             raise PrismError(f"{where}: expected an object of names and values, found {value!r}")
