@@ -110,7 +110,10 @@ def train_policy(config: ModalityDropoutConfig, source: EpisodeSource, seed: int
     policy = build_policy(policy_config.spec(source.sensors, source.action_dim, source.fps), seed, normalizer)
     windows = Windows(source, policy_config.obs_horizon, policy_config.pred_horizon, None)
     training = TrainConfig(steps=config.steps, seed=seed, threads=1, val_fraction=0.0, checkpoint_minutes=0.0)
-    return train(policy, windows, None, training, run, console=Console(quiet=True)).policy
+    result = train(policy, windows, None, training, run, console=Console(quiet=True))
+    if result.stopped_by:
+        raise KeyboardInterrupt
+    return result.policy
 
 
 def successes(config: ModalityDropoutConfig, policy: Policy, env: Env, dropped: tuple[str, ...]) -> list[bool]:

@@ -52,7 +52,7 @@ class TrainResult:
     val_loss: float | None  # the last one measured
     best_val_loss: float | None
     skipped_steps: int
-    stopped_by: str  # the signal's name; "" when the budget was used up
+    stopped_by: str  # the signal's name, also of one that came after the last step; "" when none did
 
 
 def train(
@@ -192,9 +192,12 @@ def train(
             monitor.show(step, seconds, last=done)
 
         assert saved is not None  # the last step is always saved
-        if stopped_by:
-            monitor.say(f"stopped by {stopped_by} at step {step}, all saved in {saved}; continue with --resume")
         learner.synchronise_buffers()
+    with collective.explain_loss():  # also a signal that came after the last step, in the validation or the save
+        (signalled,) = collective.max_over_ranks([float(stop.number)])
+    if signalled:
+        stopped_by = signal.Signals(int(signalled)).name
+        monitor.say(f"stopped by {stopped_by} at step {step}, all saved in {saved}; continue with --resume")
     return TrainResult(
         policy=learner.average,
         checkpoint=saved,
