@@ -21,6 +21,7 @@ from prism.data.blocks import Blocks
 from prism.data.episodes import IntArray
 from prism.data.windows import LazyStreams, Windows
 from prism.errors import PrismError
+from prism.processes import end_with_parent, leave_signals_to_parent
 from prism.types import Batch, Share
 
 
@@ -102,6 +103,8 @@ _worker_windows: Windows | None = None  # in a worker process: what it reads fro
 
 def _start_worker(windows: Windows) -> None:
     global _worker_windows
+    leave_signals_to_parent()  # the training stops politely, and needs its batches until then
+    end_with_parent()
     _worker_windows = windows
 
 

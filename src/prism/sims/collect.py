@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -25,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prism.data.store import DatasetWriter
 from prism.errors import PrismError
+from prism.processes import end_with_parent
 from prism.sensors import SensorSpec
 from prism.sims.base import Array, Env, Expert
 from prism.sims.tasks import make_env, make_expert
@@ -115,19 +115,6 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
 
 
 _worker: tuple[Env, Expert, float, bool] | None = None  # in a worker process: what it plays with
-
-
-def end_with_parent() -> None:
-    """In a worker: stops it when the process that started it is gone, killed perhaps. It would go on recording, and
-    get in the way of the same command started again."""
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _start_worker(task: str, noise: float, failures: bool) -> None:

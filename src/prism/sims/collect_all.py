@@ -19,8 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from prism.data.store import StoreSource, is_store
 from prism.errors import PrismError
+from prism.processes import end_with_parent
 from prism.sims import metaworld
-from prism.sims.collect import TooFewError, collect, cores, end_with_parent, settings
+from prism.sims.collect import TooFewError, collect, cores, settings
 from prism.sims.tasks import make_env, task_names
 
 VARIANTS = ("-pixels", "-rgbd", "-keypoints", "-edge")  # other sensors or starts: only where they are asked for
