@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from prism import cli
 from prism.commands import serve
 from prism.data.store import DatasetWriter
 from prism.errors import PrismError
+from prism.evaluation.recording import load_result, recording_path
+from prism.evaluation.results import EvaluationResult
+from prism.evaluation.rollout import IncompleteError
 from prism.experiments import Experiment
 from prism.sensors import SensorSpec
 from prism.types import Observation
@@ -44,7 +49,9 @@ def last_step(run: Path) -> int:
     return max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
 
 
-def test_train_resume_and_evaluate(pushes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_train_resume_and_evaluate(
+    pushes: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = Path("runs/pusht")
     train = ["train", "pusht", "--data", str(pushes), "--seed", "3"]
     assert cli.main([*train, "--steps", "3"]) == 0
@@ -91,6 +98,42 @@ def test_train_resume_and_evaluate(pushes: Path, capfd: pytest.CaptureFixture[st
     )
     assert cli.main(["eval", str(run), "--selection", "best"]) == cli.EXIT_USER
     assert "selection.rule = 'best' is unknown" in capfd.readouterr().err
+    check_lost_episodes_behind_a_backend(run, monkeypatch, capfd)
+
+
+def check_lost_episodes_behind_a_backend(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They are an error there too; the recording of the run stays eager's."""
+    path = recording_path(run, "pusht")
+    before = path.read_bytes()
+    result = replace(load_result(path), lost=("a worker died 3 times at seed 100001",))
+
+    def lose(*arguments: object, **options: object) -> EvaluationResult:
+        raise IncompleteError(result)
+
+    monkeypatch.setattr("prism.workflow.evaluate", lose)
+    monkeypatch.setattr("prism.workflow.first_observations", lambda *_: [])
+    assert cli.main(["eval", str(run), "--backend", "compile"]) == cli.EXIT_USER
+    shown = capfd.readouterr()
+    assert "1 of 2 episodes are kept" in shown.err
+    assert "pusht" in shown.out
+    assert path.read_bytes() == before
+    assert cli.main(["eval", str(run), "--backend", "compile", "--report"]) == cli.EXIT_USER
+    shown = capfd.readouterr()
+    assert "--report shows what is recorded in the run" in shown.err
+    assert shown.out == ""
+
+
+def test_the_command_to_go_on_names_the_method(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stopped = SimpleNamespace(val_loss=None, step=3, seconds=1.0, stopped_by="SIGINT")
+    monkeypatch.setattr("prism.workflow.train_experiment", lambda *_, **__: stopped)
+    assert cli.main(["train", "pusht", "--method", "diffusion"]) == 0
+    assert "next: prism train pusht --method diffusion --resume\n" in capfd.readouterr().out
+    assert cli.main(["train", "pusht", "--out", "mine"]) == 0
+    assert "next: prism train pusht --out mine --resume\n" in capfd.readouterr().out
 
 
 def test_human_data_that_is_not_there(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:

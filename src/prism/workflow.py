@@ -199,11 +199,12 @@ def evaluate_run(path: Path, options: EvalOptions, progress: bool = True) -> Eva
         result, lost = error.result, error
     result = replace(result, info={**result.info, "checkpoint": checkpoint_id(path)})
     if options.backend != "eager":  # the recording and metrics.json of the run stay those of the policy itself
-        return replace(result, policy=str(path), info={**result.info, "backend": options.backend})
-    save_result(recording_path(run, result.task), result, overwrite=True)
-    write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
+        result = replace(result, policy=str(path), info={**result.info, "backend": options.backend})
+    else:
+        save_result(recording_path(run, result.task), result, overwrite=True)
+        write_json(run / "metrics.json", metrics_json([result]), overwrite=True)
     if lost is not None:
-        raise lost
+        raise IncompleteError(result) from lost
     return result
 
 

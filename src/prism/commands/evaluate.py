@@ -104,6 +104,11 @@ class Eval:
         if self.benchmark is None:
             if len(self.runs) > 1 or self.resume or self.expert is not None:
                 raise PrismError("several runs, --resume and --expert go with --benchmark NAME")
+            if self.report and self.backend != "eager":
+                raise PrismError(
+                    f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
+                    "drop one of the two, or write the numbers with --json"
+                )
             self._evaluate(options)
         elif self.first_seed != TEST_SEED:
             raise PrismError(f"--first-seed goes without --benchmark: benchmarks are played on seeds from {TEST_SEED}")
@@ -112,9 +117,14 @@ class Eval:
 
     def _evaluate(self, options: EvalOptions) -> None:
         from prism.evaluation.results import flat_json, write_json
+        from prism.evaluation.rollout import IncompleteError
         from prism.workflow import evaluate_run, run_folder, write_run_report
 
-        result = evaluate_run(self.runs[0], options)
+        try:
+            result = evaluate_run(self.runs[0], options)
+        except IncompleteError as error:
+            print_summary([error.result])  # what there is; only eager's is in the run too
+            raise
         if self.json is not None:
             write_json(self.json, flat_json(result), self.overwrite)
         print_summary([result])
