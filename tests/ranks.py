@@ -14,7 +14,10 @@ from torch.distributed import TCPStore
 from prism import collective
 
 # Imported once, for all ranks: what they need, and what torch imports with its first optimiser (seconds, each).
-PRELOAD = ["torch._dynamo", "prism.training.loop", "prism.presets", "tests.test_training", "tests.test_distributed"]
+PRELOAD = [
+    *("torch._dynamo", "prism.training.loop", "prism.workflow"),
+    *("tests.test_training", "tests.test_distributed", "tests.test_distributed_training"),
+]
 
 
 def run_ranks(

@@ -53,7 +53,10 @@ def local_rank() -> int:
 @contextmanager
 def session() -> Iterator[None]:
     """Join the other ranks when torchrun started us (RANK, WORLD_SIZE, ... in the environment), and leave them at the
-    end. gloo between CPUs, nccl between GPUs. Alone, or inside another session: nothing happens."""
+    end. gloo between CPUs, nccl between GPUs. Alone, or inside another session: nothing happens.
+
+    The sockets of the group stay open until the process ends (_LEFT): a program of yours that works on after an error
+    keeps the other ranks waiting, up to PRISM_TIMEOUT."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or world_size() > 1:
         yield
         return
