@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,10 +30,10 @@ from prism.evaluation.report import write_report
 from prism.evaluation.results import EvaluationResult, metrics_json, write_json
 from prism.evaluation.rollout import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
 from prism.experiments import FILE, Experiment
-from prism.jsonconfig import with_settings
+from prism.jsonconfig import from_json, to_json, with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.presets import build_policy
+from prism.presets import CONFIGS, build_policy
 from prism.sims.tasks import make_env
 from prism.training.checkpoint import list_checkpoints, load_policy, resolve
 from prism.training.files import read_sums
@@ -56,12 +57,14 @@ def train_experiment(
     """
     leader = collective.is_leader()
     console = (console or Console(stderr=True)) if leader else Console(quiet=True)
-    opened = None
+    opened, begun = None, False
     with collective.together():
         if leader:
             resume = _check_run(run, resume)
+            begun = resume and bool(list_checkpoints(run))
             opened = open_demonstrations(experiment.demonstrations, experiment.task, console)
-    resume = collective.max_over_ranks([float(leader and bool(resume))]) == [1.0]
+    told = collective.max_over_ranks([float(leader and bool(resume)), float(begun)])
+    resume, begun = (value > 0 for value in told)
     with collective.together():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console)
         demonstrations, source, copies = opened
@@ -83,7 +86,7 @@ def train_experiment(
             normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
         spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
         policy = build_policy(spec, config.seed, normalizer)
-        if not (resume and list_checkpoints(run)):
+        if not begun:
             load_pretrained(policy)
         _teach(policy, experiment.teacher)
         policy.to(_device())
@@ -104,6 +107,18 @@ def train_experiment(
             if not (run / FILE).exists():
                 experiment.save(run)
     return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title, until=until)
+
+
+def tell_experiment(experiment: Experiment | None) -> Experiment | None:
+    """Rank 0's, on every rank: the others need not see the run that it goes on with."""
+    if collective.world_size() == 1:
+        return experiment
+    text = "" if experiment is None else json.dumps([experiment.method, to_json(experiment)])
+    told = collective.from_leader(text.encode() if collective.is_leader() else b"")
+    if collective.is_leader() or not told:
+        return experiment
+    method, data = json.loads(told)
+    return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": CONFIGS[method]})
 
 
 def _check_run(run: Path, resume: bool | Literal["auto"]) -> bool:

@@ -112,10 +112,14 @@ class Train:
         from rich.console import Console
 
         from prism import collective
-        from prism.workflow import train_experiment
+        from prism.workflow import tell_experiment, train_experiment
 
         with collective.together():  # what one rank does not find, all learn
-            experiment, run = self._experiment()
+            asked, run = self._recipe()
+            stored = self._stored(run) if collective.is_leader() else None
+        stored = tell_experiment(stored)
+        with collective.together():
+            experiment = self._experiment(stored or asked)
         console = Console(stderr=True)
         resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
         result = train_experiment(experiment, run, resume, console, title=experiment.name)
@@ -128,16 +132,26 @@ class Train:
         task = "" if experiment.task is not None else " --task TASK (or prism serve, on a robot)"
         print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}{task}")
 
-    def _experiment(self) -> tuple[Experiment, Path]:
-        """What is asked for, and the folder of the run."""
-        from prism.experiments import FILE, Experiment, recipe, with_budget, with_method, with_preset, with_teacher
-        from prism.jsonconfig import with_settings
+    def _recipe(self) -> tuple[Experiment, Path]:
+        """The recipe as it is, and the folder of the run."""
+        from prism.experiments import recipe
 
         experiment = recipe(self.recipe)
         other = "" if self.method in (None, experiment.method) else f"-{self.method}"
-        run = self.out or Path("runs") / f"{experiment.name}{other}"
-        if (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists()):
-            experiment = Experiment.load(run)  # options that were given the first time need not be given again
+        return experiment, self.out or Path("runs") / f"{experiment.name}{other}"
+
+    def _stored(self, run: Path) -> Experiment | None:
+        """The run to go on with: options that were given the first time need not be given again."""
+        from prism.experiments import FILE, Experiment
+
+        there = (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists())
+        return Experiment.load(run) if there else None
+
+    def _experiment(self, experiment: Experiment) -> Experiment:
+        """That experiment with the options of this call."""
+        from prism.experiments import with_budget, with_method, with_preset, with_teacher
+        from prism.jsonconfig import with_settings
+
         experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
         if self.preset is not None:
             experiment = with_preset(experiment, self.preset)
@@ -161,4 +175,4 @@ class Train:
             demonstrations = replace(demonstrations, tolerance=self.tolerance)
         if self.fraction is not None or self.demonstrations is not None:
             demonstrations = replace(demonstrations, fraction=self.fraction, count=self.demonstrations)
-        return with_settings(replace(experiment, demonstrations=demonstrations), self.set), run
+        return with_settings(replace(experiment, demonstrations=demonstrations), self.set)
