@@ -156,7 +156,7 @@ class Train:
         if self.preset is not None:
             experiment = with_preset(experiment, self.preset)
         if self.method is not None and self.method != experiment.method:
-            experiment = with_method(experiment, self.method, self.preset or "tiny")
+            experiment = with_method(experiment, self.method, self.preset)
         if self.teacher is not None and str(self.teacher) != experiment.teacher:
             experiment = with_teacher(experiment, self.teacher)
         demonstrations = experiment.demonstrations
