@@ -121,7 +121,7 @@ def test_a_batch_of_vectors_is_cut_much_faster_than_a_window_at_a_time() -> None
             seconds.append(time.perf_counter() - start)
         return min(seconds)
 
-    assert best(lambda: windows.batch(indices)) < best(one_by_one) / 2  # a tenth, on a machine with nothing else to do
+    assert best(lambda: windows.batch(indices)) < best(one_by_one) / 5  # about a fiftieth
 
 
 def test_bad_requests() -> None:
