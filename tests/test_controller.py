@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, action_scale
+from prism.controller import Controller, ControllerConfig, Rest, action_scale
 from prism.errors import PrismError
 from prism.selection import SelectionConfig
 from prism.types import Observation
@@ -42,6 +42,37 @@ def test_executes_the_first_actions_of_each_plan_and_then_replans() -> None:
     np.testing.assert_allclose(
         controller.last_plan.remainder, np.repeat([[2.03], [2.04], [2.05], [2.06], [2.07]], 2, axis=1), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("kind", ["absolute", "delta"])
+@pytest.mark.parametrize(("restless", "moves_at"), [(0, None), (2, 2), (3, 3)])
+def test_a_robot_that_waits_takes_a_draw_as_it_comes(kind: str, restless: int, moves_at: int | None) -> None:
+    class Waiting(PointPolicy):
+        """All candidates wait but the first."""
+
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Tensor:
+            plans = torch.zeros(1, candidates, self.spec.pred_horizon, 2)
+            plans[0, 0] = 1.0
+            return plans
+
+    selection = SelectionConfig(rule="medoid", action_kind=kind, restless=restless)  # type: ignore[arg-type]
+    controller = Controller(Waiting(pred_horizon=8), ControllerConfig(exec_horizon=4, selection=selection))
+    actions = [float(controller.act(see(0.0))[0]) for _ in range(20)]
+    moved = [at for at in range(5) if actions[4 * at] > 0.5]
+    assert moved[:1] == ([] if moves_at is None else [moves_at])
+    if moves_at is not None:
+        assert actions[4 * moves_at + 4] < 0.5, "having moved, it is patient again"
+        controller.reset()
+        assert controller.act(see(0.0))[0] < 0.5
+
+
+def test_a_plan_that_moves_on_is_no_rest() -> None:
+    rest = Rest(SelectionConfig(mode_radius=0.2), np.ones(2))
+    counts = []
+    for place in (0.0, 0.09, 0.18, 0.27, 0.27):  # slow, but on its way; then it stays
+        rest.executed(np.full((4, 2), place))
+        counts.append(rest.replans)
+    assert counts == [1, 2, 0, 1, 2]
 
 
 def test_window_is_edge_padded_and_then_slides() -> None:

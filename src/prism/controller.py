@@ -26,6 +26,7 @@ from prism.selection import (
     SelectionState,
     find_modes,
     overlap,
+    plan_distance,
     select,
 )
 from prism.types import Observation
@@ -133,6 +134,7 @@ class Controller:
         self._present: deque[dict[str, bool]] = deque(maxlen=horizon)
         self._last_action: FloatArray | None = None
         self._doubt = 0.0
+        self._rest = Rest(self.config.selection, self.scale)
         self._step = 0
         self._next = 0  # position in the current plan
         self._chosen: list[tuple[int, FloatArray]] = []  # ensemble only: first step and actions, oldest first
@@ -251,6 +253,8 @@ class Controller:
                 f"step {self._step}: the policy returned an action that is not finite; retrain or reload it"
             )
         remainder = self._remainder()
+        if self.last_plan is not None:
+            self._rest.executed(self.last_plan.actions[: self._next].astype(np.float64))
         pose_name = self.config.selection.pose_sensor
         pose = self._window[-1][pose_name] if self._present[-1].get(pose_name, False) else None
         state = SelectionState(
@@ -258,6 +262,7 @@ class Controller:
             last_action=self._last_action,
             pose=None if pose is None else pose.astype(np.float64).ravel(),
             doubt=self._doubt,
+            rested=self._rest.replans,
         )
         radius = self.config.selection.mode_radius
         modes = find_modes(plans, self.scale, radius)
@@ -309,6 +314,30 @@ class Controller:
     def observation(self) -> Observation:
         """The window as a batch of one, on the policy's device."""
         return observations([self])
+
+
+class Rest:
+    """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
+
+    def __init__(self, config: SelectionConfig, scale: FloatArray) -> None:
+        self.replans = 0
+        self._config, self._scale = config, scale
+        self._at: FloatArray | None = None  # where it began
+        self._last = np.zeros(len(scale))  # of poses that are sums of changes
+
+    def executed(self, actions: FloatArray) -> None:
+        """(n, Da), the executed part of the plan that a new one replaces."""
+        if len(actions) == 0:
+            return
+        if self._config.action_kind == "delta":
+            actions = self._last + np.cumsum(actions, axis=0)
+            self._last = actions[-1]
+        self._at = actions[0] if self._at is None else self._at
+        moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)
+        if moved.max() <= self._config.mode_radius / 2:
+            self.replans += 1
+        else:
+            self.replans, self._at = 0, actions[-1]
 
 
 def observations(controllers: Sequence[Controller]) -> Observation:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.jsonconfig import ADDED_LATER
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -40,9 +41,12 @@ class SelectionConfig:
     patience: float = 3.0  # commit: how much doubt (see `commit`) it takes to give up a mode
     min_share: float = 0.1  # commit: a rival mode with a smaller share of the candidates is noise
     centrality: float = 0.75  # commit: in the kept mode, 0 = nearest the old plan, 1 = most typical; docs/metrics.md
-    action_kind: ActionKind = "absolute"  # proxy_score: does an action name a pose, or a change of pose?
+    action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score: how many; None: as many as the action has
+    # After so many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes, until
+    # one moves: where most candidates wait, the most typical one waits for ever. 0: never.
+    restless: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         for name, value, options in (
@@ -62,6 +66,8 @@ class SelectionConfig:
         for name, number in (("min_share", self.min_share), ("centrality", self.centrality)):
             if not (0.0 <= number <= 1.0):
                 raise PrismError(f"selection.{name} = {number} is out of range; use a value in [0, 1]")
+        if self.restless < 0:
+            raise PrismError(f"selection.restless = {self.restless} is out of range; use 0 or more")
         if self.pose_dims is not None and self.pose_dims < 1:
             raise PrismError(f"selection.pose_dims = {self.pose_dims} is out of range; use None or at least 1")
 
@@ -78,6 +84,7 @@ class SelectionState:
     last_action: FloatArray | None = None  # (Da,) last executed action
     pose: FloatArray | None = None  # (>= pose_dims,) observed pose, None where the sensor is absent
     doubt: float = 0.0  # commit only
+    rested: int = 0  # replans in a row that stayed in one place
 
 
 @dataclass(frozen=True)
@@ -256,9 +263,13 @@ def select(
     as Sec. 4.5 has it. `modes`: of these candidates at config.mode_radius, where they are known already.
     """
     rule: Rule = config.rule
+    if config.restless and state.rested >= config.restless:
+        rule = "first"
     if rule == "proxy_score" and state.pose is None:
         rule = "last_action"
-    if (rule == "last_action" and state.last_action is None) or (config.needs_overlap and state.remainder is None):
+    if (rule == "last_action" and state.last_action is None) or (
+        rule in ("overlap", "commit") and state.remainder is None
+    ):
         rule = config.initial
     if rule == "commit":
         assert state.remainder is not None
