@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism import cli
-from prism.benchmark_runs import find_runs, make_plan, run_plan
+from prism.benchmark_runs import find_runs, make_plan, run_plan, stored
 from prism.controller import ControllerConfig
 from prism.data.store import DatasetWriter
 from prism.errors import PrismError
@@ -216,6 +217,9 @@ def test_from_the_command_line_and_on_with_resume(
     again = run_plan(plan, resume=True, say=said.append)
     assert again.reused == ("pusht",)
     assert said[0].startswith("pusht: stored result of ")
+    behind = make_plan("pusht", [trained], EvalOptions(workers=1, backend="onnx"), episodes=1)
+    assert stored(plan.cells[0], replace(plan.options, task="pusht", episodes=1)) is not None
+    assert stored(behind.cells[0], replace(behind.options, task="pusht", episodes=1)) is None  # another back end
     other = make_plan("pusht", [trained], EvalOptions(candidates=2, workers=1), episodes=1)
     assert run_plan(other, resume=True, say=said.append).reused == ()  # another controller: not the same result
     assert Experiment.load(trained).task == "pusht"

@@ -225,7 +225,12 @@ def _options(plan: Plan, cell: Cell) -> EvalOptions:
 
 
 def stored(cell: Cell, options: EvalOptions) -> EvaluationResult | None:
-    """The result in the run, if it is of this very checkpoint, controller, task and seeds, whole, and readable."""
+    """The result in the run, if it is of this very checkpoint, controller, task and seeds, whole, and readable.
+
+    A run stores what its policy itself did, never what another back end made of it.
+    """
+    if options.backend != "eager":
+        return None
     try:
         result = load_result(recording_path(run_folder(cell.path), cell.task))
     except PrismError:
@@ -243,7 +248,9 @@ def stored(cell: Cell, options: EvalOptions) -> EvaluationResult | None:
 
 
 def _write_metrics(plan: Plan, results: Mapping[str, tuple[EvaluationResult, ...]]) -> None:
-    """metrics.json of runs that played several tasks: all of them, not the last."""
+    """metrics.json of runs that played several tasks: all of them, not the last. None of another back end."""
+    if plan.options.backend != "eager":
+        return
     by_run: dict[Path, list[EvaluationResult]] = {}
     for cell in plan.cells:
         for result in results.get(cell.base, ()):
