@@ -247,6 +247,10 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
     executed = replace(plain, contestants=(other,), evaluation=plan)
     with pytest.raises(PrismError, match=r"train\.batch_size = "):
         prepare(again, replace(executed, settings=(*executed.settings, "train.batch_size=7")), QUIET, first)
+    finish(tmp_path / "bare", CellId("pusht", "prism", 0), [0.5])
+    prepare(tmp_path / "bare", plain, QUIET)
+    with pytest.raises(PrismError, match="not its checkpoint and log any more"):
+        prepare(tmp_path / "other", executed, QUIET, tmp_path / "bare")
     with pytest.raises(PrismError, match="seed-1 is not finished"):
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)

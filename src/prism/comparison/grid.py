@@ -291,8 +291,10 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
         return {k: v for k, v in to_json(one).items() if k not in ("controller", "teacher")}
 
     _refuse(source, learned(Experiment.load(source)), learned(experiment))
-    newest = list_checkpoints(source)[-1]
-    shutil.copytree(newest, folder / newest.relative_to(source), dirs_exist_ok=True)
+    kept = list_checkpoints(source)
+    if not kept or not (source / "log.jsonl").is_file():
+        raise PrismError(f"{source} has its result, but not its checkpoint and log any more: train it again")
+    shutil.copytree(kept[-1], folder / kept[-1].relative_to(source), dirs_exist_ok=True)
     shutil.copy2(source / "log.jsonl", folder)
 
 
