@@ -84,6 +84,27 @@ def test_kept_tokens_give_the_plans_of_the_whole_window(anchor: str | None, abse
         np.testing.assert_allclose(runtime.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_an_anchor_that_comes_and_goes_is_the_policys() -> None:
+    policy = _policy(anchor="proprio")
+    runtime = Runtime(EagerBackend(policy))
+    frames = _stream(10)
+    for t, frame in enumerate(frames):
+        if t in (1, 3, 4, 5, 6, 7):  # one reading missed, then more than a window of them
+            del frame["proprio"]
+    anchors = []
+    for t, frame in enumerate(frames):
+        runtime.observe(*_split(frame))
+        window = _window([frames[0]] * max(0, 3 - t) + frames[max(0, t - 3) : t + 1])
+        whole = policy.sample(window, K, _rng(t))[0]
+        np.testing.assert_allclose(runtime.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
+        anchor = policy.anchor(window)
+        assert anchor is not None
+        anchors.append(anchor.flatten().numpy())
+    np.testing.assert_array_equal(anchors[1], frames[0]["proprio"])
+    np.testing.assert_array_equal(anchors[5], frames[2]["proprio"])
+    assert not anchors[6].any()  # none in the window
+
+
 def test_every_observation_is_encoded_once() -> None:
     policy = _policy()
     backend = EagerBackend(policy)

@@ -177,6 +177,19 @@ def test_anchor_makes_plans_follow_the_sensor() -> None:
         small_policy(small_config(anchor="rgb_wrist"), (*VECTORS, CAMERA))
 
 
+def test_anchor_is_the_newest_reading_that_is_there() -> None:
+    config = small_config(anchor="proprio", obs_horizon=3)
+    policy, batch = small_policy(config), random_batch(4, config)
+    there = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    streams, present = dict(batch.observation.streams), dict(batch.observation.present)
+    streams["proprio"] = streams["proprio"].masked_fill(~there[..., None], torch.nan)
+    anchor = policy.anchor(Observation(streams, {**present, "proprio": there}))
+    readings = batch.observation.streams["proprio"]
+    newest = torch.stack([readings[0, 2], readings[1, 1], readings[2, 0], torch.zeros(3)])
+    assert anchor is not None
+    assert torch.equal(anchor[:, 0, 0], newest)  # the normaliser is the identity here
+
+
 def test_policy_learns_two_modes() -> None:
     """One context, two equally likely answers: a regressor gives their mean, PRISM gives both."""
     config = small_config(objective=ObjectiveConfig(candidates=12))

@@ -36,7 +36,7 @@ class ContextConfig:
     obs_horizon: int = 8  # To; paper, Sec. 5
     pred_horizon: int = 16  # Tp; paper, Sec. 5
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    anchor: str | None = None  # a vector sensor in the action's units: plans are offsets from its latest value
+    anchor: str | None = None  # a vector sensor in the action's units: plans are offsets from its newest reading
     observation_noise: float = field(default=0.0, metadata=ADDED_LATER)  # training: on vectors, in standard deviations
 
     def __post_init__(self) -> None:
@@ -101,13 +101,19 @@ class ContextPolicy(Policy):
         return self.normalizer.unnormalize_actions(plans.float())
 
     def anchor(self, observation: Observation) -> Float[Tensor, "B 1 1 Da"] | None:
-        """The latest anchor in normalised action space: what a plan is added to."""
+        """What a plan is added to, in normalised action space: the newest reading in the window that is present.
+
+        0, the middle of the actions' range, where the window has none.
+        """
         if self.config.anchor is None:
             return None
-        latest = observation.streams[self.config.anchor][:, -1, : self.spec.action_dim].float()
-        present = observation.present[self.config.anchor][:, -1:]
+        stream, present = observation.streams[self.config.anchor], observation.present[self.config.anchor]
+        steps = torch.arange(1, present.shape[1] + 1, device=present.device)
+        newest = (present * steps).argmax(1)  # (B,)
+        latest = stream[torch.arange(len(stream), device=stream.device), newest, : self.spec.action_dim].float()
         normalised = self.normalizer.normalize_actions(latest)
-        return torch.where(present, normalised, torch.zeros_like(normalised))[:, None, None, :]
+        known = present.any(1, keepdim=True)
+        return torch.where(known, normalised, torch.zeros_like(normalised))[:, None, None, :]
 
     def example(self, batch: Batch, rng: torch.Generator) -> Example:
         """Normalise, disturb (in training) and encode. `rng` belongs to the rows already (draws.for_rows)."""

@@ -146,7 +146,7 @@ def export_onnx(
         "latent": _latent(policy),
         "latents": "(B, K, latent) independent standard normal numbers; one draw a candidate",
         "actions": "(plans + anchor) * action_scale + action_center; anchor: 0 without one, else "
-        "((the latest reading of it)[:action_dim] - action_center) / action_scale, 0 where it is absent",
+        "((the newest reading of it in the window)[:action_dim] - action_center) / action_scale, 0 where there is none",
         "anchor": policy.config.anchor,
         "action_scale": policy.normalizer.action_scale.tolist(),
         "action_center": policy.normalizer.action_center.tolist(),

@@ -32,7 +32,7 @@ class Step:
     """One observation, encoded: all that plans will ever need of it."""
 
     token: Float[Tensor, " W"]
-    anchor: Float[Tensor, "1 1 1 Da"] | None
+    anchor: Float[Tensor, "1 1 1 Da"] | None  # None also where its sensor was absent
 
 
 class StepEncoder:
@@ -61,11 +61,10 @@ class StepEncoder:
         token = self.backend.fuse(torch.cat(list(features), dim=-1))[0]
         policy = self.backend.policy
         name = policy.config.anchor
-        if name is None:
+        if name is None or not present[name]:
             return Step(token, None)
         latest = Observation(
-            {name: torch.from_numpy(np.asarray(streams[name]))[None, None]},
-            {name: torch.tensor([[present[name]]])},
+            {name: torch.from_numpy(np.asarray(streams[name]))[None, None]}, {name: torch.tensor([[True]])}
         )
         return Step(token, policy.anchor(latest))
 
@@ -117,6 +116,7 @@ def plan(backend: Backend, window: Sequence[Step], candidates: int, rng: torch.G
     if not window:
         raise PrismError("there is no observation to plan from: call observe first")
     plans = backend.plan(torch.stack([step.token for step in window])[None], candidates, rng)
-    finished = backend.policy.finish(plans, window[-1].anchor)
+    anchor = next((step.anchor for step in reversed(window) if step.anchor is not None), None)  # the newest there is
+    finished = backend.policy.finish(plans, anchor)
     found: NDArray[np.float32] = finished[0].float().cpu().numpy()
     return found
