@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, Rest, action_scale
+from prism import draws
+from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble
 from prism.errors import PrismError
 from prism.selection import SelectionConfig
 from prism.types import Observation
@@ -55,7 +58,7 @@ def test_a_robot_that_waits_takes_a_draw_as_it_comes(kind: str, restless: int, m
             plans[0, 0] = 1.0
             return plans
 
-    selection = SelectionConfig(rule="medoid", action_kind=kind, restless=restless)  # type: ignore[arg-type]
+    selection = SelectionConfig(rule="medoid", action_kind=kind, restless=restless, pose_dims=2)  # type: ignore[arg-type]
     controller = Controller(Waiting(pred_horizon=8), ControllerConfig(exec_horizon=4, selection=selection))
     actions = [float(controller.act(see(0.0))[0]) for _ in range(20)]
     moved = [at for at in range(5) if actions[4 * at] > 0.5]
@@ -73,6 +76,32 @@ def test_a_plan_that_moves_on_is_no_rest() -> None:
         rest.executed(np.full((4, 2), place))
         counts.append(rest.replans)
     assert counts == [1, 2, 0, 1, 2]
+
+
+def test_a_gripper_that_is_held_is_no_way_gone() -> None:
+    rest = Rest(SelectionConfig(action_kind="delta", pose_dims=1, restless=2), np.ones(2))
+    counts = []
+    for change, gripper in ((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, -1.0), (0.0, -1.0), (0.2, -1.0)):
+        rest.executed(np.tile([change, gripper], (4, 1)))
+        counts.append(rest.replans)
+    assert counts == [1, 2, 3, 0, 1, 0]  # closing it is something else
+    with pytest.raises(PrismError, match=r"restless = 2.*pose_dims"):
+        SelectionConfig(action_kind="delta", restless=2)
+
+
+def test_random_numbers_are_drawn_on_the_cpu_wherever_the_policy_is() -> None:
+    class Elsewhere(PointPolicy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
+
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Tensor:
+            assert observation.streams["proprio"].device.type == "meta"
+            return draws.randn((1, candidates, self.spec.pred_horizon, 2), rng)
+
+    controller = Controller(Elsewhere(), ControllerConfig(exec_horizon=2, candidates=2))
+    assert controller.rng.device.type == "cpu"
+    assert np.isfinite(controller.act(see(0))).all()
 
 
 def test_window_is_edge_padded_and_then_slides() -> None:
@@ -181,9 +210,23 @@ def test_impossible_configurations_are_refused() -> None:
     with pytest.raises(PrismError, match="exec_horizon < 4"):
         Controller(PointPolicy(pred_horizon=4), ControllerConfig(exec_horizon=4))
     Controller(PointPolicy(pred_horizon=4), ControllerConfig(exec_horizon=4, selection=FIRST))
-    for bad in ({"exec_horizon": 0}, {"candidates": 0}, {"smoothing": -1}):
+    bad_ensembles = [{"ensemble": value} for value in (math.nan, math.inf, -800.0)]
+    for bad in ({"exec_horizon": 0}, {"candidates": 0}, {"smoothing": -1}, *bad_ensembles):
         with pytest.raises(PrismError, match=next(iter(bad))):
-            ControllerConfig(**bad)
+            ControllerConfig(**bad)  # type: ignore[arg-type]
+
+
+def test_the_papers_rule_needs_a_pose_that_the_policy_has() -> None:
+    def make(**settings: object) -> Controller:
+        selection = SelectionConfig(rule="proxy_score", **settings)  # type: ignore[arg-type]
+        return Controller(PointPolicy(), ControllerConfig(exec_horizon=2, selection=selection))
+
+    with pytest.raises(PrismError, match=r"no vector sensor 'robot_obs'.*proprio \(2\), goal \(2\).*pose_sensor"):
+        make(pose_sensor="robot_obs")
+    with pytest.raises(PrismError, match="pose_dims = 3 exceeds"):
+        make(pose_dims=3)
+    controller = make(pose_sensor="goal")
+    controller.act({"proprio": see(0)["proprio"]})  # absent for a step: the last-action rule
 
 
 def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
@@ -193,6 +236,21 @@ def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
 
     with pytest.raises(PrismError, match="not finite"):
         Controller(Broken(), ControllerConfig(exec_horizon=2)).act(see(0))
+
+
+def test_nor_do_blended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism.controller.ensemble", lambda plans, decay: np.full_like(plans[-1][1], np.nan))
+    controller = Controller(PointPolicy(), ControllerConfig(exec_horizon=2, ensemble=0.01))
+    with pytest.raises(PrismError, match="blended plan is not finite"):
+        controller.act(see(0))
+
+
+@pytest.mark.parametrize("decay", [-10.0, 0.0, 10.0])
+def test_plans_blend_at_any_weight(decay: float) -> None:
+    plans = [(at, np.full((100, 2), float(at))) for at in range(100)]
+    blended = ensemble(plans, decay)
+    assert np.isfinite(blended).all()
+    assert blended[0, 0] == pytest.approx({-10.0: 99.0, 0.0: 49.5, 10.0: 0.0}[decay], abs=1e-3)
 
 
 def test_the_steps_of_act_can_be_taken_apart() -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.health import SensorMonitor
 from prism.jsonconfig import ADDED_LATER
-from prism.policy import Policy
+from prism.policy import Policy, PolicySpec
 from prism.selection import (
     FloatArray,
     IntArray,
@@ -50,6 +50,10 @@ class ControllerConfig:
             raise PrismError(f"controller.candidates = {self.candidates} is out of range; use at least 1")
         if self.smoothing < 0:
             raise PrismError(f"controller.smoothing = {self.smoothing} is out of range; use 0 (off) or more")
+        if self.ensemble is not None and not -10 <= self.ensemble <= 10:  # beyond, one plan alone counts
+            raise PrismError(
+                f"controller.ensemble = {self.ensemble} is out of range; use a value in [-10, 10], 0.01 as published"
+            )
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
 
@@ -92,6 +96,31 @@ class WarmStart(Protocol):
         ...
 
 
+def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
+    """PrismError where a policy cannot be controlled so; without its weights, so that it is known before any work."""
+    if config.exec_horizon > spec.pred_horizon:
+        raise PrismError(
+            f"controller.exec_horizon = {config.exec_horizon} exceeds the policy's pred_horizon = "
+            f"{spec.pred_horizon}; use a smaller exec_horizon"
+        )
+    selection = config.selection
+    if selection.needs_overlap and config.exec_horizon >= spec.pred_horizon:
+        raise PrismError(
+            f"selection.rule = '{selection.rule}' compares with the unexecuted remainder of a plan: "
+            f"use exec_horizon < {spec.pred_horizon}, or rule = 'last_action'"
+        )
+    sizes = {sensor.name: sensor.shape[0] for sensor in spec.sensors if sensor.kind == "vector"}
+    wanted = spec.action_dim if selection.pose_dims is None else selection.pose_dims
+    if wanted > spec.action_dim:
+        raise PrismError(f"selection.pose_dims = {wanted} exceeds the {spec.action_dim} entries of an action")
+    if selection.rule == "proxy_score" and sizes.get(selection.pose_sensor, 0) < wanted:
+        vectors = ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "none"
+        raise PrismError(
+            f"selection.rule = 'proxy_score' needs the pose: no vector sensor '{selection.pose_sensor}' of at least "
+            f"{wanted} values here (vectors: {vectors}); set selection.pose_sensor and selection.pose_dims"
+        )
+
+
 class Controller:
     """Turns a policy into actions, one observation at a time.
 
@@ -103,16 +132,7 @@ class Controller:
         self, policy: Policy, config: ControllerConfig, seed: int = 0, scale: NDArray[np.floating] | None = None
     ) -> None:
         spec = policy.spec
-        if config.exec_horizon > spec.pred_horizon:
-            raise PrismError(
-                f"controller.exec_horizon = {config.exec_horizon} exceeds the policy's pred_horizon = "
-                f"{spec.pred_horizon}; use a smaller exec_horizon"
-            )
-        if config.selection.needs_overlap and config.exec_horizon >= spec.pred_horizon:
-            raise PrismError(
-                f"selection.rule = '{config.selection.rule}' compares with the unexecuted remainder of a plan: "
-                f"use exec_horizon < {spec.pred_horizon}, or rule = 'last_action'"
-            )
+        check_controller(config, spec)
         if config.warm_start and not isinstance(policy, WarmStart):
             raise PrismError(f"controller.warm_start: a policy of method '{spec.method}' cannot start from an old plan")
         self.policy = policy.eval()
@@ -120,7 +140,7 @@ class Controller:
         self.scale: FloatArray = action_scale(policy) if scale is None else np.asarray(scale, dtype=np.float64)
         parameter = next(policy.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
-        self.rng = torch.Generator(device=self._device)
+        self.rng = torch.Generator()  # on the CPU, as all draws are: a seed means the same on every device
         self.health = SensorMonitor(spec.sensors, spec.fps)
         self.replans: list[Replan] = []
         self.last_plan: Plan | None = None
@@ -295,13 +315,18 @@ class Controller:
             self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
             self._chosen.append((self._step, chosen))
             chosen = ensemble(self._chosen, self.config.ensemble)
+        actions = chosen.astype(np.float32)
+        if not np.isfinite(actions).all():
+            raise PrismError(
+                f"step {self._step}: the blended plan is not finite; check controller.ensemble and smoothing"
+            )
         self.last_plan = Plan(
             step=self._step,
             candidates=candidates,
             scores=selection.scores,
             modes=modes.labels,
             index=selection.index,
-            actions=chosen.astype(np.float32),
+            actions=actions,
             remainder=None if remainder is None else remainder.astype(np.float32),
         )
         self._next = 0
@@ -329,8 +354,10 @@ class Rest:
         """(n, Da), the executed part of the plan that a new one replaces."""
         if len(actions) == 0:
             return
-        if self._config.action_kind == "delta":
-            actions = self._last + np.cumsum(actions, axis=0)
+        if self._config.action_kind == "delta":  # the first pose_dims are changes; a gripper behind them says where
+            dims = self._config.pose_dims or len(self._scale)
+            summed = self._last[:dims] + np.cumsum(actions[:, :dims], axis=0)
+            actions = np.concatenate([summed, actions[:, dims:]], axis=1)
             self._last = actions[-1]
         self._at = actions[0] if self._at is None else self._at
         moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)
@@ -362,7 +389,8 @@ def ensemble(plans: Sequence[tuple[int, FloatArray]], decay: float) -> FloatArra
     for offset in range(len(newest)):
         step = start + offset
         said = np.stack([plan[step - at] for at, plan in plans if step < at + len(plan)])
-        weight = np.exp(-decay * np.arange(len(said)))
+        exponent = -decay * np.arange(len(said))
+        weight = np.exp(exponent - exponent.max())  # of the heaviest: 1, however large the exponents
         blended[offset] = weight @ said / weight.sum()
     return blended
 

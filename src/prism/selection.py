@@ -43,7 +43,7 @@ class SelectionConfig:
     centrality: float = 0.75  # commit: in the kept mode, 0 = nearest the old plan, 1 = most typical; docs/metrics.md
     action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
-    pose_dims: int | None = None  # proxy_score: how many; None: as many as the action has
+    pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
     # After so many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes, until
     # one moves: where most candidates wait, the most typical one waits for ever. 0: never.
     restless: int = field(default=0, metadata=ADDED_LATER)
@@ -68,6 +68,11 @@ class SelectionConfig:
                 raise PrismError(f"selection.{name} = {number} is out of range; use a value in [0, 1]")
         if self.restless < 0:
             raise PrismError(f"selection.restless = {self.restless} is out of range; use 0 or more")
+        if self.restless and self.action_kind == "delta" and self.pose_dims is None:  # a gripper is no change of pose
+            raise PrismError(
+                f"selection.restless = {self.restless} with action_kind = 'delta' has to know which entries of an "
+                "action are changes of pose: set selection.pose_dims to how many come first, without the gripper"
+            )
         if self.pose_dims is not None and self.pose_dims < 1:
             raise PrismError(f"selection.pose_dims = {self.pose_dims} is out of range; use None or at least 1")
 
