@@ -183,7 +183,21 @@ def test_what_is_wrong_is_said_before_any_work(trained: Path, tmp_path: Path) ->
     (tmp_path / "expert.json").write_text('{"success.metaworld-reach": 1.0}')
     with pytest.raises(PrismError, match=r"expert\.json: no key 'success\.TASK'"):
         make_plan("pusht", [trained], expert=tmp_path / "expert.json")
+    with pytest.raises(PrismError, match=r"pusht: selection\.rule = 'proxy_score' needs the pose.*'hand'"):
+        options = EvalOptions(selection="proxy_score", settings=("selection.pose_sensor=hand",))
+        make_plan("pusht", [trained], options)
     assert [path for path, _ in find_runs([trained.parent])] == [trained]
+
+
+def test_results_count_for_their_run_however_it_was_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = another(trained, "several")
+    monkeypatch.chdir(run.parent)
+    plan = make_plan("pusht", [Path(run.name)], EvalOptions(workers=1), episodes=1)
+    cells = tuple(replace(plan.cells[0], base=base, task=base) for base in ("pusht", "pusht-keypoints"))
+    known = {task: replace(result(task, 1, 1), policy="elsewhere/several") for task in ("pusht", "pusht-keypoints")}
+    monkeypatch.setattr("prism.benchmark_runs.stored", lambda cell, options: known[cell.task])
+    assert run_plan(replace(plan, cells=cells), resume=True, say=lambda line: None).reused == tuple(known)
+    assert set(json.loads((run / "metrics.json").read_text())["tasks"]) == set(known)
 
 
 def test_a_policy_for_other_actions_is_refused(trained: Path) -> None:

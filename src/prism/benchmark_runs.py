@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from prism.controller import ControllerConfig
+from prism.controller import ControllerConfig, check_controller
 from prism.errors import PrismError
 from prism.evaluation.benchmark_page import write_benchmark
 from prism.evaluation.benchmarks import Benchmark, BenchmarkResult, benchmark
@@ -150,6 +150,10 @@ def _check_fits(bench: Benchmark, cells: Sequence[Cell]) -> None:
     """Make one environment for each kind of policy and task: the simulator is there, sensors and actions fit."""
     seen: set[object] = set()
     for cell in cells:
+        try:
+            check_controller(cell.controller, cell.spec)
+        except PrismError as error:
+            raise PrismError(f"{cell.path}: {error}") from None
         kind = (cell.spec.sensors, cell.spec.action_dim, cell.task.removeprefix(cell.base))
         if kind in seen:
             continue
@@ -190,6 +194,7 @@ def run_plan(
 ) -> BenchmarkResult:
     """Evaluate what is not there yet. `on_result` hears of the table after each task: keep it, and Ctrl-C is safe."""
     results: dict[str, tuple[EvaluationResult, ...]] = {}
+    played: list[tuple[Cell, EvaluationResult]] = []
     reused: list[str] = []
     failed: dict[str, str] = {}
 
@@ -214,9 +219,11 @@ def run_plan(
                 say(f"{cell.task}: {error}")
                 continue
         results[cell.base] = (*results.get(cell.base, ()), result)
+        played.append((cell, result))
         if on_result is not None:
             on_result(table())
-    _write_metrics(plan, results)
+    if plan.options.backend == "eager":
+        _write_metrics(played)
     return table()
 
 
@@ -247,15 +254,11 @@ def stored(cell: Cell, options: EvalOptions) -> EvaluationResult | None:
     return result if same else None
 
 
-def _write_metrics(plan: Plan, results: Mapping[str, tuple[EvaluationResult, ...]]) -> None:
-    """metrics.json of runs that played several tasks: all of them, not the last. None of another back end."""
-    if plan.options.backend != "eager":
-        return
+def _write_metrics(played: Sequence[tuple[Cell, EvaluationResult]]) -> None:
+    """metrics.json of runs that played several tasks: all of them, not the last, and the reused ones too."""
     by_run: dict[Path, list[EvaluationResult]] = {}
-    for cell in plan.cells:
-        for result in results.get(cell.base, ()):
-            if result.policy == str(cell.path):
-                by_run.setdefault(run_folder(cell.path), []).append(result)
+    for cell, result in played:
+        by_run.setdefault(run_folder(cell.path).resolve(), []).append(result)
     for run, several in by_run.items():
         if len(several) > 1:
             write_json(run / "metrics.json", metrics_json(several), overwrite=True)
