@@ -15,10 +15,11 @@ import pytest
 from rich.console import Console
 
 from prism.baselines.rectified_flow import RectifiedFlowConfig
-from prism.comparison import local, statistics, worker
+from prism.comparison import cell, local, worker
 from prism.comparison.cell import run_cell
 from prism.comparison.grid import (
     CELL,
+    CURVE,
     FAILED,
     RESULT,
     CellId,
@@ -27,6 +28,7 @@ from prism.comparison.grid import (
     Contestant,
     EvaluationPlan,
     cell_ids,
+    check_cells,
     check_equal,
     next_ready,
     prepare,
@@ -36,6 +38,7 @@ from prism.comparison.page import frontier, render
 from prism.comparison.run import compare
 from prism.comparison.summary import summarise
 from prism.errors import PrismError
+from prism.evaluation import statistics
 from prism.experiments import Experiment
 
 QUIET = Console(quiet=True)
@@ -65,7 +68,7 @@ def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[s
     return {
         **{"method": id.contestant, "seed": id.seed, "steps": 4, "train_seconds": 60.0, "parameters": 7},
         **{"evaluation": evaluation, "per_episode": rows, "curve": curve},
-        **{"controller": {"candidates": 8}, "info": {"commit": "abc"}},
+        **{"controller": {"candidates": 8, "exec_horizon": 4}, "info": {"commit": "abc"}},
     }
 
 
@@ -182,6 +185,7 @@ def test_the_comparison_goes_on_when_cells_do_not(tmp_path: Path, monkeypatch: p
     assert failed[ids[0]] == "loss is not finite"
     assert failed[ids[2]] == "its process died 3 times: its process ended with SIGSEGV"
     assert [len(list(id.folder(tmp_path).glob("try-*"))) for id in ids] == [1, 3, 3, 1]
+    assert state_of(ids[2].folder(tmp_path)) == ("failed", failed[ids[2]]), "also for who looks later"
 
 
 def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Path) -> None:
@@ -206,6 +210,54 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["scores"] == {"prism": [row.score], "burst": [None]}
     assert "burst" in (tmp_path / "comparison.html").read_text()
+
+
+def test_a_cell_that_was_stopped_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after its look on the way and all its training: what is left to do is the evaluation."""
+    (id,) = prepare(tmp_path, config(PRISM, seeds=(0,)), QUIET)
+    folder, real = id.folder(tmp_path), cell.rollouts
+    played: list[int] = []
+
+    def rollouts(policy: Path, experiment: Experiment, episodes: int, *rest: Any) -> Any:
+        played.append(episodes)
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        return real(policy, experiment, episodes, *rest)
+
+    monkeypatch.setattr(cell, "rollouts", rollouts)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(folder, QUIET)
+    assert state_of(folder)[0] == "open"
+    (look,), log = json.loads((folder / CURVE).read_text())["points"], (folder / "log.jsonl").read_text()
+    assert (look["fraction"], look["step"], look["episodes"]) == (0.5, 2, 2)
+    run_cell(folder, QUIET)
+    result = json.loads((folder / RESULT).read_text())
+    assert (played, result["steps"], result["curve"][0]) == ([2, 3, 3], 4, look)
+    assert (folder / "log.jsonl").read_text() == log, "not trained again"
+
+
+def test_looks_on_the_way_are_at_episodes_of_the_evaluation() -> None:
+    assert EvaluationPlan(episodes=10, curve_episodes=20).looked_at == 10
+
+
+def test_a_status_is_of_what_was_run(tmp_path: Path) -> None:
+    prepare(tmp_path, config(), QUIET)
+    check_cells(tmp_path, config())
+    check_cells(tmp_path, config(PRISM, seeds=(0, 5)))
+    with pytest.raises(PrismError, match=r"train\.batch_size = 64 there, 8 now"):
+        check_cells(tmp_path, config(settings=("demonstrations.mirror=false", "train.batch_size=8")))
+    with pytest.raises(PrismError, match=r"demonstrations\.mirror"):
+        check_cells(tmp_path, config(settings=()))
+
+
+def test_a_damaged_result_is_a_missing_cell(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        finish(tmp_path, CellId("pusht", "prism", seed), [0.5, 0.5, 0.5])
+    (CellId("pusht", "prism", 1).folder(tmp_path) / RESULT).write_text('{"met')
+    comparison = summarise(tmp_path, config(PRISM))
+    assert comparison.rows[0].seeds == (0,)
+    assert "result.json is not JSON" in comparison.missing[0].reason
+    assert "run the same command again" in comparison.missing[0].reason
 
 
 def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
@@ -259,7 +311,8 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
     old, new = (json.loads((folder / RESULT).read_text()) for folder in (source, id.folder(again)))
     assert (new["steps"], new["train_seconds"]) == (4, old["train_seconds"])
     assert [row["seed"] for row in new["per_episode"]] == [300_000, 300_001]
-    assert new["controller"]["selection"] == "first"
+    assert new["controller"]["selection"]["rule"] == "first"
+    assert new["trained_by"] == old["trained_by"]
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,10 @@ def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Cons
     out = tmp_path / "demo"
     results = demo.run_demo(out, miniature(), console)
     assert [result.task for result in results] == ["metaworld-reach"]
-    numbers = json.loads((out / "metrics.json").read_text())["tasks"]["metaworld-reach"]
+    told = json.loads((out / "metrics.json").read_text())
+    assert told["minutes"] > 0
+    assert told["training"]["metaworld-reach"]["seed"] == 0
+    numbers = told["tasks"]["metaworld-reach"]
     assert numbers["episodes"] == 1
     assert {"success", "jerk"} <= set(numbers)
     assert set(numbers["latency_ms"]) >= {"p50", "p99"}
@@ -146,4 +149,5 @@ def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Cons
     recording = (out / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns
     again = demo.run_demo(out, miniature(), console)
     assert again[0].summary() == results[0].summary()
+    assert json.loads((out / "metrics.json").read_text()) == told, "the time is that of the call that did the work"
     assert (out / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns == recording

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,17 +107,18 @@ def test_the_object_is_seen_twice(tmp_path: Path) -> None:
 
 
 def test_cost_is_what_a_missing_sensor_takes_away() -> None:
-    full, none = [[True, True], [True, True]], [[False, False], [False, False]]
-    half = [[True, False], [True, True]]
-    kept = {
-        "without": {"nothing": full, "object_world": none, "object_hand": half},
-        "with": {"nothing": full, "object_world": half, "object_hand": full},
-    }
-    result = summarise(ModalityDropoutConfig(seeds=2, episodes=2), kept)
+    full, none, half = [True, True], [False, False], [True, False]
+
+    def seed(hand: list[bool]) -> dict[str, Any]:
+        without = {"nothing": full, "object_world": none, "object_hand": hand}
+        return {"without": without, "with": {"nothing": full, "object_world": hand, "object_hand": full}}
+
+    result = summarise({0: seed(half), 1: seed(full)})
     assert result["cost_without_dropout"] == pytest.approx(0.625)
     assert result["cost_with_dropout"] == pytest.approx(0.125)
     assert result["saved"] == pytest.approx(0.5)
-    assert result["saved_ci"] == [0.5, 0.5]
+    assert result["saved_by_seed"] == pytest.approx([0.5, 0.5])
+    assert result["successes"]["without"]["object_hand"] == [half, full]
     assert result["cost_by_seed"]["without"] == pytest.approx([0.75, 0.5])
     with pytest.raises(PrismError, match="no MetaWorld task"):
         ModalityDropoutConfig(task="pusht")

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from prism.bench.output import Output
 from prism.errors import PrismError
+from prism.evaluation.cells import Cells
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.sims.pusht_edge import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold
-from prism.studies.cells import Cells
 from prism.studies.report import Claim, Study, show_claims
 from prism.studies.threshold_claims import claims_on_rates
 
@@ -98,6 +98,15 @@ def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
     assert cells.get("a", {}, fail) is None
     assert cells.missing == ["a: diverged"]
     assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
+    assert cells.get("b", {}, lambda: {"value": 1 / 0}) is None, "whatever it was, the others go on"
+    assert cells.missing[-1] == "b: ZeroDivisionError: division by zero"
+
+
+def test_a_full_disk_does_not_lose_what_was_computed(tmp_path: Path) -> None:
+    (tmp_path / "cells").write_text("a file where the folder should be")
+    cells = Cells(tmp_path, Console(quiet=True))
+    assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
+    assert cells.missing[0].startswith("a: counted, but not kept")
 
 
 def _line(step: int, rejected: float) -> dict[str, Any]:
@@ -148,6 +157,8 @@ def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
     bad = claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, ("own",), 0.2)
     assert [claim.verdict for claim in (*good, *bad)] == ["confirmed", "not confirmed"]
     assert isinstance(good[0], Claim)
+    own = claims_on_rates({"a": {"own": {**_cell(0.31, 0.01), "quantile": 0.3}}}, ("own",), 0.2)
+    assert own[0].verdict == "confirmed", "a run is held to the quantile that it was trained with"
 
 
 def test_the_symmetric_start_is_its_own_mirror_image_and_sides_are_told_apart() -> None:
@@ -171,12 +182,16 @@ def test_pushing_the_block_straight_away_is_neither_side() -> None:
     states[:, :2] += push
     states[:, 2:4] += push
     assert multimodality.side_of(states) == "neither"
+    assert multimodality.pushed(states)
+    assert not multimodality.pushed(np.repeat(state[None], 30, 0)), "who stands still pushes nothing"
     states[-1, :2] = states[-1, 2:4] - 60 * AXIS + 90 * SIDE  # round it, but far too late
     assert multimodality.side_of(states) == "neither"
 
 
-def _shares(left: float, right: float) -> dict[str, Any]:
-    return {"left": left, "right": right, "neither": 1 - left - right, "rollouts": 40, "jerk": 0.1, "score": 0.5}
+def _shares(left: float, right: float, pushed: float | None = None) -> dict[str, Any]:
+    neither = 1 - left - right
+    shares = {"left": left, "right": right, "neither": neither, "pushed": neither if pushed is None else pushed}
+    return {**shares, "rollouts": 40, "jerk": 0.1, "score": 0.5}
 
 
 def test_verdicts_on_modes() -> None:
@@ -186,6 +201,8 @@ def test_verdicts_on_modes() -> None:
     assert "every rollout is the same path" in found[1].note
     shares = {"prism": {"0": _shares(0.1, 0.9)}, "mse": {"0": _shares(0.0, 1.0)}}
     assert [claim.verdict for claim in multimodality.claims(shares)] == ["not confirmed", "not confirmed"]
+    shares = {"mse": {"0": _shares(0.0, 0.0, pushed=0.0)}}
+    assert multimodality.claims(shares)[0].verdict == "not confirmed", "standing still is no average either"
     shares = {"flow_matching": {"0": _shares(0.8, 0.2)}}
     assert multimodality.claims(shares)[0].verdict == "not confirmed", "one side only is no average of the two"
 
@@ -196,6 +213,11 @@ def test_policies_that_are_there_need_no_training() -> None:
         multimodality.MultimodalityConfig(methods=())
     with pytest.raises(PrismError, match="write NAME=RUN"):
         multimodality.MultimodalityConfig(policies=("runs/mse",))
+    for name in ("prism", "expert"):
+        with pytest.raises(PrismError, match=f"'{name}' is named twice"):
+            multimodality.MultimodalityConfig(policies=(f"{name}=runs/x",))
+    with pytest.raises(PrismError, match="'pusht' is named twice"):
+        threshold.ThresholdConfig(runs=("pusht=runs/x",))
 
 
 def test_a_sweep_without_the_middle_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.bench import modality_dropout
 from prism.comparison.grid import CellId
-from prism.comparison.statistics import Difference
 from prism.comparison.summary import Row
-from prism.controller import Replan
+from prism.controller import ControllerConfig, Replan
 from prism.errors import PrismError
+from prism.evaluation.statistics import Difference
 from prism.experiments import recipe, with_budget
 from prism.jsonconfig import with_settings
 from prism.objective import ObjectiveConfig
+from prism.selection import SelectionConfig
 from prism.studies import (
     ablations,
     arithmetic,
@@ -72,7 +75,7 @@ def test_without_a_training_the_other_figures_are_kept(tmp_path: Path, monkeypat
     def fail(*_: object) -> None:
         raise PrismError("the simulator is not there")
 
-    monkeypatch.setattr(threshold, "train_quietly", fail)
+    monkeypatch.setattr(threshold, "train_run", fail)
     study = threshold.run(threshold.ThresholdConfig(work=tmp_path, tasks=("pusht",), rules=("own",)), QUIET)
     assert study.figures["calibration"] == {}
     assert [line.partition(":")[0] for line in study.missing] == ["pusht-own", "calibration"]
@@ -107,12 +110,12 @@ def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, m
     def measure(config: Any, policy: Path, task: str, controller: Any) -> dict[str, Any]:
         calls.append(controller.selection.rule)
         switches = {"proxy_score": 9.0, "first": 4.0, "commit": 0.5}[controller.selection.rule]
-        episodes = {"success": [1.0, 0.0], "score": [0.7, 0.6], "jerk": [0.1, 0.2]}
-        return {**episodes, "mode_switches": [switches, switches + 1], "avoidable_switches": [switches, switches]}
+        episodes = {"success": [1.0, 0.0] * 4, "score": [0.7, 0.6] * 4, "jerk": [0.1, 0.2] * 4}
+        return {**episodes, "mode_switches": [switches, switches + 1] * 4, "avoidable_switches": [switches] * 8}
 
     monkeypatch.setattr(selection_rules, "measure", measure)
     rules: tuple[Any, ...] = ("proxy_score", "first", "commit")
-    config = selection_rules.SelectionStudyConfig((run,), tmp_path, rules=rules, exec_horizons=(8,), episodes=2)
+    config = selection_rules.SelectionStudyConfig((run,), tmp_path, rules=rules, exec_horizons=(8,), episodes=8)
     for _ in range(2):
         study = selection_rules.run(config, QUIET)
     assert calls == ["proxy_score", "first", "commit"]
@@ -127,8 +130,8 @@ def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, m
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
     def cell(switches: float) -> dict[str, Any]:
-        values = {key: [0.5, 0.5] for key in ("success", "score", "jerk")}
-        return {**values, "mode_switches": [switches, switches + 2], "avoidable_switches": [switches, switches]}
+        values = {key: [0.5] * 8 for key in ("success", "score", "jerk")}
+        return {**values, "mode_switches": [switches, switches + 2] * 4, "avoidable_switches": [switches] * 8}
 
     found = {("first", 8): {0: cell(4), 1: cell(6), 2: cell(5)}, ("proxy_score", 8): {0: cell(1), 2: cell(2)}}
     figures = selection_rules.summarise(found)
@@ -138,6 +141,13 @@ def test_rules_are_judged_over_policies_that_have_both() -> None:
     assert (figures["fewer_switches"]["8"]["proxy_score"]["mean"], proxy["mode_switches"]) == (3.0, 2.5)
     (claim,) = selection_rules.claims(figures)
     assert (claim.verdict, claim.note) == ("confirmed", "Ta = 8, n = 2")
+    assert "2.5 switches" in claim.ours
+    assert "5.5, 50%" in claim.ours, "of the two policies that both have, not of all three"
+
+
+def test_a_rule_is_measured_without_restless() -> None:
+    plain = ControllerConfig(selection=SelectionConfig(restless=2))
+    assert selection_rules.controller_of(plain, "proxy_score", 4).selection.restless == 0
 
 
 def test_failures_of_a_young_policy_are_sorted(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +206,7 @@ def test_jerk_is_measured_against_the_episodes_that_succeeded() -> None:
         (9, 10, "not confirmed"),
         (0, 100, "not confirmed"),
         (12, 100, "confirmed"),
-        (17, 100, "confirmed"),
+        (17, 100, "cannot be tested here"),
         (22, 100, "not confirmed"),
     ],
 )
@@ -204,11 +214,18 @@ def test_a_share_of_few_failures_says_little(count: int, failures_: int, verdict
     assert failures.judged(count, failures_, 0.10, 0.15)[0] == verdict
 
 
+@pytest.mark.parametrize(
+    ("count", "failures_", "low", "high"), [(0, 40, 0.05, 0.1), (1, 30, 0, 0.01), (0, 40, 0.01, 0.02)]
+)
+def test_a_share_that_is_outside_is_never_confirmed(count: int, failures_: int, low: float, high: float) -> None:
+    assert failures.judged(count, failures_, low, high)[0] == "cannot be tested here"
+
+
 def _row(name: str, score: float, low: float | None = None, high: float = 0.0, seeds: int = 3) -> Row:
     difference = None if low is None else Difference((low + high) / 2, low, high, 0.01, seeds, 50)
     return Row(
         *("pusht", name, "prism", tuple(range(seeds)), seeds, score, (score, score), 0.5, (0.4, 0.6), difference),
-        *(0.02, 3.0, 5.0, 100.0, 10.0, 1000, 16, ()),
+        *(0.02, 3.0, 5.0, 100.0, 10.0, 1000, 16, 8, ()),
     )
 
 
@@ -271,11 +288,13 @@ def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> Non
     figures: dict[str, Any] = {
         "success": {"prism": {"2": 0.2, "5": 0.6}},
         "success_ci": {"prism": {"2": [0, 0.4], "5": [0.4, 0.8]}},
+        "seeds_done": {"prism": {"2": 2, "5": 3}},
     }
     for few, many, verdict in ((4, 12, "confirmed"), (12, 4, "not confirmed"), (4, 5, "cannot be tested here")):
         gain = demonstrations.gain(config, cells(few, 2), cells(many, 3))
         (claim,) = demonstrations.claims({**figures, "gain": gain}, config)
         assert (claim.verdict, gain["prism"]["seeds"]) == (verdict, 2)
+        assert "2: 20% [0%, 40%] (2 of 3 seeds)" in claim.ours
     assert demonstrations.gain(config, {}, cells(4, 3)) == {}
 
 
@@ -290,11 +309,32 @@ def test_modality_judges_a_file_of_the_bench(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="does not exist"):
         modality.run(modality.ModalityConfig(tmp_path / "no.json"))
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(PrismError, match="no 'saved'"):
+    with pytest.raises(PrismError, match="no 'cost_with_dropout_ci'"):
         modality.run(modality.ModalityConfig(tmp_path / "bad.json"))
-    given = Path(__file__).parents[1] / "results" / "modality_dropout_30_episodes.json"
-    study = modality.run(modality.ModalityConfig(given))
-    assert study.claims[-1].verdict == "cannot be tested here"
+
+
+@pytest.mark.parametrize(
+    ("hurt", "spared", "verdicts"),
+    [
+        (8, 8, ("confirmed", "confirmed")),  # of 8 episodes without a sensor, won with dropout in training
+        (0, 0, ("not confirmed", "cannot be tested here")),
+        (0, 8, ("cannot be tested here", "cannot be tested here")),  # one training of two
+    ],
+)
+def test_modality_is_judged_over_seeds_and_episodes(
+    tmp_path: Path, hurt: int, spared: int, verdicts: tuple[str, str]
+) -> None:
+    def won(count: int) -> list[bool]:
+        return [i < count for i in range(8)]
+
+    def seed(count: int) -> dict[str, Any]:
+        without = {"nothing": won(8), **dict.fromkeys(modality_dropout.VIEWS, won(0))}
+        return {"without": without, "with": {"nothing": won(8), **dict.fromkeys(modality_dropout.VIEWS, won(count))}}
+
+    figures = modality_dropout.summarise({0: seed(hurt), 1: seed(spared)})
+    (tmp_path / "given.json").write_text(json.dumps({**figures, "settings": {"task": "a", "seeds": 2}}))
+    study = modality.run(modality.ModalityConfig(tmp_path / "given.json"))
+    assert tuple(claim.verdict for claim in study.claims[:2]) == verdicts
     modality.show(study, QUIET)
 
 

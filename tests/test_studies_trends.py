@@ -54,7 +54,8 @@ def test_trends_are_decided_by_paired_intervals() -> None:
         ("evaluations", "flow_matching"): "confirmed",
         ("than", "rectified_flow"): "not confirmed",
     }
-    assert decided(-0.1, 0.1)[0] == "cannot be tested here"
+    assert decided({"low": -0.1, "high": 0.1, "p": 0.5})[0] == "cannot be tested here"
+    assert decided({"low": 0.7, "high": 0.7, "p": 1.0})[0] == "cannot be tested here", "one episode proves nothing"
 
 
 def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
@@ -65,6 +66,8 @@ def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
     assert [value is None for value in figures["scores"]["mse"]["0.05"]["own"]] == [False, True, False]
     assert figures["trends"]["data"]["mse"]["seeds"] == 2
     assert "n = 2" in trends.claims(figures, config)[0].note
+    both = [found["mse", 0.95, seed]["own"]["score"] for seed in (0, 2)]
+    assert figures["trends"]["data"]["mse"]["after"] == pytest.approx(np.mean(both)), "of the seeds that both have"
     del found["mse", 0.05, 0], found["mse", 0.05, 2]
     assert trends.claims(trends.summarise(found, config), config) == []
 
@@ -118,7 +121,7 @@ def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pyte
         asked.append((loaded.spec.method, loaded.config.evaluations))
         return SimpleNamespace(episodes=[SimpleNamespace(score=0.5, success=False)])
 
-    monkeypatch.setattr(trends, "train_quietly", train)
+    monkeypatch.setattr(trends, "train_run", train)
     monkeypatch.setattr(trends, "evaluate", evaluate)
     monkeypatch.setattr(trends, "load_policy", lambda run: build(small_method(Experiment.load(run).method)))
     config = trends.TrendsConfig(work=tmp_path, methods=("rectified_flow", "flow_matching"), shares=(0.05,), seeds=(0,))
@@ -142,14 +145,14 @@ def test_runs_that_are_there_are_asked_more_and_less(tmp_path: Path, monkeypatch
 
     def evaluate(policy: Any, *_: Any, **__: Any) -> Any:
         score = 0.1 * policy().config.evaluations
-        return SimpleNamespace(episodes=[SimpleNamespace(score=score, success=False)] * 3)
+        return SimpleNamespace(episodes=[SimpleNamespace(score=score, success=False)] * 8)
 
     monkeypatch.setattr(trends, "evaluate", evaluate)
     runs = tuple(sorted((tmp_path / "given").iterdir()))
     study = trends.run(trends.TrendsConfig(work=tmp_path / "work", methods=(), runs=runs), QUIET)
     (claim,) = study.claims
     assert (study.seeds, claim.verdict) == ((4, 7), "confirmed")
-    assert "runs trained before, 3 episodes, n = 2" in claim.note
+    assert "runs trained before, 8 episodes, n = 2" in claim.note
     assert str(tmp_path) not in str({**study.to_json(), "command": ""})
     with pytest.raises(PrismError, match="one of the two"):
         trends.TrendsConfig(runs=runs)

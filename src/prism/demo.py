@@ -62,6 +62,7 @@ def default_config(minutes: float | None = None) -> DemoConfig:
 
 def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = False) -> list[EvaluationResult]:
     """All of it; the results, one a task. The report is written by the caller's last step."""
+    started = time.monotonic()
     _prepare(out, config, console, fresh)
     config = replace(config, experiments=tuple(_inside(out, e) for e in config.experiments))
     pending = [e for e in config.experiments if not recording_path(out, e.name).exists()]
@@ -88,7 +89,13 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
             )
             save_result(path, result)
         results.append(load_result(path))
-    write_json(out / "metrics.json", metrics_json(results), overwrite=True)
+    if pending or not (out / "metrics.json").is_file():
+        whole = len(pending) == len(config.experiments)
+        told = {
+            "minutes": (time.monotonic() - started) / 60 if whole else None,  # of the demo, where one call did it all
+            "training": {e.name: {"seed": e.train.seed, "minutes": e.train.minutes} for e in config.experiments},
+        }
+        write_json(out / "metrics.json", {**metrics_json(results), **told}, overwrite=True)
     return results
 
 

@@ -27,8 +27,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.timing import Times, paired_ratio, provenance, ratio_interval
+from prism.bench.timing import Times, paired_ratio, ratio_interval
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 
 SETTINGS = {"system": {"PRISM_ALLOCATOR": "system"}, "default": {}}
 
@@ -129,7 +130,7 @@ def run(config: AllocatorBenchConfig) -> dict[str, Any]:
     if config.base_rounds:
         changes: dict[str, Any] = {"preset": "base", "batch": config.base_batch, "rounds": config.base_rounds}
         result["base"] = measure(dataclasses.replace(config, **changes, warmup=1))
-    return {**result, **provenance(config.seed)}
+    return {**result, **run_info(config.seed)}
 
 
 def serve(settings: dict[str, Any]) -> None:

@@ -36,8 +36,9 @@ from prism.attention import (
     softmax_attention,
 )
 from prism.bench.output import Output
-from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval
+from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,7 +171,7 @@ def run(config: AttentionBenchConfig) -> dict[str, Any]:
         result["auto_worst_ratio_training"] = max(entry["ratio"] for entry in auto["forward_backward"].values())
     names = ("heads", "head_dim", "features", "error_head_dim", "error_scale", "error_seeds", "threads")
     settings = {name: getattr(config, name) for name in names}
-    return {**result, "auto": auto, "time_ms": time_ms, "settings": settings, **provenance(config.seed)}
+    return {**result, "auto": auto, "time_ms": time_ms, "settings": settings, **run_info(config.seed)}
 
 
 def _clock(result: dict[str, Any]) -> tuple[str, str]:

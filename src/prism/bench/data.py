@@ -29,8 +29,8 @@ from rich.table import Table
 
 from prism.bench.data_files import WRITERS
 from prism.bench.output import Output
-from prism.bench.timing import provenance
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def run(config: DataBenchConfig) -> dict[str, Any]:
         "once": once,
         "grown": grown,
         "settings": {name: getattr(config, name) for name in ("seconds", "batch", "obs_horizon", "growth", "scale")},
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

@@ -30,9 +30,10 @@ from torch import Tensor
 
 from prism.bench.memory import peak_bytes
 from prism.bench.output import Output
-from prism.bench.timing import Times, interleave, paired_ratio, provenance
+from prism.bench.timing import Times, interleave, paired_ratio
 from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Crowd, ObjectiveConfig
 from prism.presets import PRESETS, preset
@@ -152,7 +153,7 @@ def run(config: GlobalBatchBenchConfig) -> dict[str, Any]:
         "largest_batch": max(config.sizes),
         "sizes": sizes,
         "settings": {**settings, "threads": 1},
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, Way
 from prism.bench.output import Output
-from prism.bench.timing import Times, interleave, paired_ratio, provenance, ratio_interval
+from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.presets import PRESETS
 
 HORIZONS = ((8, 16), (16, 32))  # (To, Tp); the paper's, and twice that
@@ -77,7 +78,7 @@ def measure(config: LatencyBenchConfig, console: Console) -> dict[str, Any]:
         "note": "ratio: time of a baseline for one plan / time of PRISM for 8, from the encoded context; medians of "
         "ratios within a round, methods interleaved",
         "horizons": each,
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

@@ -6,13 +6,16 @@ demonstrations with the same steps, one without and one with dropout, and each i
 `object_world` and without `object_hand`, on the same episodes.
 
 cost: success with every sensor minus success without one of the two, mean over both. saved: cost without dropout minus
-cost with it, over the same seeds and episodes, with a 95 % bootstrap interval over the pairs (seed, episode).
+cost with it, over the same seeds and episodes. Intervals: 95 %, bootstrap of training seeds and episodes, crossed
+(docs/comparison.md). Every policy is a cell of the folder `work`: killed, the same command goes on; with more seeds it
+adds them.
+    successes.ARM.CONDITION   one row a seed, one entry an episode
 """
 
 from __future__ import annotations
 
 import dataclasses
-import tempfile
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,18 +23,20 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.timing import provenance
 from prism.controller import Controller, ControllerConfig
 from prism.data import open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource, SourceView, wanted_sensors
 from prism.data.windows import Windows
 from prism.errors import PrismError
-from prism.evaluation import metrics
+from prism.evaluation.cells import Cells, Result
 from prism.evaluation.modality import DropSensors
+from prism.evaluation.results import run_info
 from prism.evaluation.rollout import TEST_SEED, run_episode
+from prism.evaluation.statistics import interval
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.presets import build_policy, tiny
@@ -45,6 +50,7 @@ from prism.training.loop import train
 
 # Where they are in MetaWorld's `object_state`: object, goal; object - hand, goal - hand.
 VIEWS: dict[str, list[int]] = {"object_world": [0, 1, 2, 3, 4, 5], "object_hand": [6, 7, 8, 12, 13, 14]}
+NOTHING = "nothing"  # is missing: every sensor is there
 _PROPRIO, _OBJECT = "proprio", "object_state"
 
 
@@ -56,6 +62,7 @@ class ModalityDropoutConfig:
     episodes: int = 10
     dropout: float = 0.3
     demonstrations: int = 20
+    work: Path = Path("runs/bench-modality-dropout")
     json: Path | None = None
     overwrite: bool = False
 
@@ -103,68 +110,83 @@ class SeenTwice(SourceView):
         return Episode({name: v for name, v in _split(part.streams).items() if name in wanted}, part.actions)
 
 
-def train_policy(config: ModalityDropoutConfig, source: EpisodeSource, seed: int, dropout: float, run: Path) -> Policy:
+def train_policy(
+    config: ModalityDropoutConfig, source: EpisodeSource, seed: int, dropout: float, run: Path, console: Console
+) -> Policy:
     normalizer = Normalizer.from_statistics(compute_statistics(source))
     policy_config = tiny()
     policy_config = replace(policy_config, encoder=replace(policy_config.encoder, dropout=dropout))
     policy = build_policy(policy_config.spec(source.sensors, source.action_dim, source.fps), seed, normalizer)
     windows = Windows(source, policy_config.obs_horizon, policy_config.pred_horizon, None)
-    training = TrainConfig(steps=config.steps, seed=seed, threads=1, val_fraction=0.0, checkpoint_minutes=0.0)
-    result = train(policy, windows, None, training, run, console=Console(quiet=True))
+    training = TrainConfig(steps=config.steps, seed=seed, threads=1, val_fraction=0.0)
+    result = train(policy, windows, None, training, run, "auto", console, title=run.name)
     if result.stopped_by:
         raise KeyboardInterrupt
     return result.policy
 
 
-def successes(config: ModalityDropoutConfig, policy: Policy, env: Env, dropped: tuple[str, ...]) -> list[bool]:
+def successes(config: ModalityDropoutConfig, policy: Policy, env: Env, missing: str, console: Console) -> list[bool]:
     controller = Controller(policy, ControllerConfig(selection=SelectionConfig(action_kind="delta")))
-    view = DropSensors(env, dropped)
-    return [run_episode(view, controller, TEST_SEED + i).success for i in range(config.episodes)]
+    view = DropSensors(env, () if missing == NOTHING else (missing,))
+    with Progress(console=console, transient=True) as progress:
+        seeds = progress.track(range(TEST_SEED, TEST_SEED + config.episodes), description=f"without {missing}")
+        return [run_episode(view, controller, seed).success for seed in seeds]
 
 
 def run(config: ModalityDropoutConfig, console: Console) -> dict[str, Any]:
+    cells = Cells(config.work, console)
+    settings = dataclasses.asdict(config)
+    for name in ("seeds", "work", "json", "overwrite"):
+        del settings[name]
+    data = config.work / "demonstrations"
+    if not data.exists():
+        collect(config.task, config.demonstrations, data, console=console, workers=1)
+    source = SeenTwice(open_dataset(data))
     env = SeenTwiceEnv(make_env(config.task))
-    arms = {"without": 0.0, "with": config.dropout}
-    kept: dict[str, dict[str, list[list[bool]]]] = {arm: {} for arm in arms}  # arm, condition, seed, episode
+    kept: dict[int, dict[str, Result]] = {}  # seed, arm, condition
+
+    def cell(name: str, seed: int, dropout: float) -> Result:
+        policy = train_policy(config, source, seed, dropout, cells.run(name), console)
+        return {missing: successes(config, policy, env, missing, console) for missing in (NOTHING, *VIEWS)}
+
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            data = Path(folder) / "demonstrations"
-            collect(config.task, config.demonstrations, data, console=console, workers=1)
-            source = SeenTwice(open_dataset(data))
-            for seed in range(config.seeds):
-                for arm, dropout in arms.items():
-                    policy = train_policy(config, source, seed, dropout, Path(folder) / f"{arm}-{seed}")
-                    said = []
-                    for name in ("nothing", *VIEWS):
-                        won = successes(config, policy, env, () if name == "nothing" else (name,))
-                        kept[arm].setdefault(name, []).append(won)
-                        said.append(f"without {name} {sum(won)}/{len(won)}")
-                    console.print(f"seed {seed}, {arm} dropout: {', '.join(said)}", highlight=False)
+        for seed in range(config.seeds):
+            for arm, dropout in (("without", 0.0), ("with", config.dropout)):
+                name = f"seed-{seed}-{arm}"
+                stamp = {**settings, "seed": seed, "arm": arm}
+                if (won := cells.get(name, stamp, functools.partial(cell, name, seed, dropout))) is not None:
+                    kept.setdefault(seed, {})[arm] = won
+                    said = ", ".join(f"without {missing} {sum(v)}/{len(v)}" for missing, v in won.items())
+                    console.print(f"seed {seed}, {arm} dropout: {said}", highlight=False)
     finally:
         env.close()
-    return summarise(config, kept)
+    pairs = {seed: arms for seed, arms in kept.items() if len(arms) == 2}
+    if not pairs:
+        raise PrismError(f"modality-dropout: no seed has both policies: {cells.missing[0]}")
+    return {**summarise(pairs), "missing": cells.missing, "settings": {**settings, "seeds": len(pairs)}, **run_info(0)}
 
 
-def summarise(config: ModalityDropoutConfig, kept: dict[str, dict[str, list[list[bool]]]]) -> dict[str, Any]:
-    """The figures of the file, from who succeeded in what."""
-    rates = {arm: {name: np.asarray(rows, np.float64) for name, rows in parts.items()} for arm, parts in kept.items()}
-    costs = {arm: parts["nothing"] - np.mean([parts[name] for name in VIEWS], axis=0) for arm, parts in rates.items()}
-    saved = (costs["without"] - costs["with"]).ravel()  # (seeds x episodes,)
-    settings = dataclasses.asdict(config)
-    for name in ("json", "overwrite"):
-        del settings[name]
+def summarise(kept: dict[int, dict[str, Result]]) -> dict[str, Any]:
+    """The figures of the file from who succeeded in what: seed, arm, condition, episode."""
+    arms = ("without", "with")
+    won = {arm: {name: [kept[seed][arm][name] for seed in kept] for name in (NOTHING, *VIEWS)} for arm in arms}
+    rates = {arm: {name: np.asarray(rows, np.float64) for name, rows in parts.items()} for arm, parts in won.items()}
+    costs = {arm: parts[NOTHING] - np.mean([parts[name] for name in VIEWS], axis=0) for arm, parts in rates.items()}
+    saved = costs["without"] - costs["with"]  # (seeds, episodes)
     return {
         "cost_without_dropout": float(costs["without"].mean()),
+        "cost_without_dropout_ci": list(interval(costs["without"])),
         "cost_with_dropout": float(costs["with"].mean()),
+        "cost_with_dropout_ci": list(interval(costs["with"])),
         "saved": float(saved.mean()),
-        "saved_ci": list(metrics.bootstrap_interval(saved.tolist())),
+        "saved_ci": list(interval(saved)),
+        "saved_by_seed": saved.mean(axis=1).tolist(),
         "success": {arm: {name: float(v.mean()) for name, v in parts.items()} for arm, parts in rates.items()},
         "success_by_seed": {
             arm: {name: v.mean(axis=1).tolist() for name, v in parts.items()} for arm, parts in rates.items()
         },
         "cost_by_seed": {arm: cost.mean(axis=1).tolist() for arm, cost in costs.items()},
-        "settings": settings,
-        **provenance(0),
+        "successes": won,
     }
 
 
@@ -174,11 +196,13 @@ def show(result: dict[str, Any], console: Console) -> None:
         table.add_column(column, justify="left" if column == "trained" else "right")
     for arm in ("without", "with"):
         row = result["success"][arm]
-        cells = [f"{row[name]:.0%}" for name in ("nothing", *VIEWS)]
+        cells = [f"{row[name]:.0%}" for name in (NOTHING, *VIEWS)]
         table.add_row(f"{arm} dropout", *cells, f"{result[f'cost_{arm}_dropout']:.0%}")
     console.print(table)
     low, high = result["saved_ci"]
     console.print(f"dropout saves {result['saved']:.0%} [{low:.0%}, {high:.0%}] of success when a sensor is missing")
+    for line in result.get("missing", ()):
+        console.print(f"missing: {line}", highlight=False, markup=False)
 
 
 def main(config: ModalityDropoutConfig) -> None:

@@ -34,13 +34,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.timing import provenance
 from prism.context_policy import ContextPolicy
 from prism.controller import Controller, ControllerConfig
 from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
 from prism.deploy.backends import Backend, Frame, load_backend
 from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.presets import build_policy, preset
 from prism.sensors import SensorSpec, encode_text
 
@@ -213,7 +213,7 @@ def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
         "exec_horizon": min(8, policy.spec.pred_horizon),
         "seconds": config.seconds,
         "cores": os.cpu_count(),
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

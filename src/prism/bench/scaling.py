@@ -26,8 +26,9 @@ from rich.console import Console
 
 from prism.attention import Kind
 from prism.bench.output import Output
-from prism.bench.timing import interleave, provenance
+from prism.bench.timing import interleave
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.presets import build_policy, preset
 from prism.prism_policy import PrismPolicy
 from prism.sensors import SensorSpec
@@ -86,7 +87,7 @@ def run(config: ScalingBenchConfig, console: Console) -> dict[str, Any]:
         "size": config.size,
         "fixed_candidates": config.fixed_candidates,
         "fixed_horizon": config.fixed_horizon,
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

@@ -32,8 +32,8 @@ from rich.table import Table
 
 from prism.bench.output import Output
 from prism.bench.server_fuzz import FuzzReport, fuzz
-from prism.bench.timing import provenance
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 
 SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "state": {"proprio": (9,), "object_state": (12,)},
@@ -295,7 +295,7 @@ def run(config: ServerBenchConfig) -> dict[str, Any]:
         result = asyncio.run(measure())
     settings = {name: getattr(config, name) for name in ("clients", "seconds", "rate", "fuzz", "sensors")}
     policy = "random tiny" if config.run is None else config.run.name
-    return {**result, "settings": {**settings, "policy": policy}, **provenance(config.seed)}
+    return {**result, "settings": {**settings, "policy": policy}, **run_info(config.seed)}
 
 
 async def _tick(progress: Progress, bar: Any) -> None:

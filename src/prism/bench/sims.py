@@ -23,8 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.timing import interleave, provenance
+from prism.bench.timing import interleave
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.sims.base import Env
 from prism.sims.tasks import make_env, task_names
 
@@ -126,7 +127,7 @@ def run(config: SimsBenchConfig, console: Console) -> dict[str, Any]:
     sims = config.sims or tuple(table)
     with one_core(), console.status(f"measuring {', '.join(sims)}: about {config.seconds:.0f} s of one core"):
         figures = measure(sims, config.seconds, config.seed, lambda line: console.print(line, highlight=False))
-    return {**figures, "tasks": {sim: list(table[sim]) for sim in sims}, **provenance(config.seed)}
+    return {**figures, "tasks": {sim: list(table[sim]) for sim in sims}, **run_info(config.seed)}
 
 
 def show(result: dict[str, Any], console: Console) -> None:

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, config_of
 from prism.bench.output import Output
-from prism.bench.timing import provenance
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.presets import PRESETS
 
 _NETWORKS = {way.method: way for way in WAYS if not way.key.endswith(("nfe1", "nfe100"))}  # one a method
@@ -49,7 +49,7 @@ def measure(config: SizeBenchConfig, console: Console) -> dict[str, Any]:
         "presets": sizes,
         "candidates": CANDIDATES,
         "note": "head: everything but the encoders; megabytes of 10^6 bytes in float32; flops of one context",
-        **provenance(0),
+        **run_info(0),
     }
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from prism.evaluation.results import run_info
 
 FloatArray = NDArray[np.float64]
 
@@ -94,16 +89,3 @@ def ratio_interval(
     ratios = numerator / denominator
     medians = np.median(ratios[rng.integers(len(ratios), size=(draws, len(ratios)))], axis=1)
     return [float(x) for x in np.quantile(medians, [0.025, 0.975])]
-
-
-def provenance(seed: int) -> dict[str, Any]:
-    """Command, date, versions, machine, and the commit when this is a git checkout."""
-    info = run_info(seed)
-    here = Path(__file__).resolve().parent
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return info
-    return {**info, "commit": done.stdout.strip()} if done.returncode == 0 else info

@@ -30,8 +30,9 @@ from torch import Tensor
 
 from prism.bench.memory import peak_bytes, saved_bytes
 from prism.bench.output import Output
-from prism.bench.timing import interleave, paired_ratio, provenance, ratio_interval
+from prism.bench.timing import interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
 from prism.normalize import Normalizer
 from prism.presets import PRESETS, preset
 from prism.prism_policy import PrismPolicy
@@ -184,7 +185,7 @@ def run(config: TrainStepBenchConfig) -> dict[str, Any]:
         "hard": hard,
         "soft": soft,
         "settings": settings,
-        **provenance(config.seed),
+        **run_info(config.seed),
     }
 
 

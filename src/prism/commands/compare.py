@@ -87,8 +87,9 @@ class Compare:
         from rich.console import Console
 
         from prism.bench.output import refuse_existing
-        from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan, check_equal
-        from prism.comparison.run import PAGE, compare, write_summary
+        from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan, check_cells
+        from prism.comparison.run import PAGE, compare
+        from prism.comparison.summary import summarise
         from prism.evaluation.results import write_json
 
         refuse_existing(self.json, overwrite=self.overwrite)
@@ -109,8 +110,8 @@ class Compare:
         if self.status:
             if not self.out.is_dir():
                 raise PrismError(f"{self.out} does not exist: there is no comparison to show")
-            check_equal(self.out, config)
-            comparison = write_summary(self.out, config, {}, console)
+            check_cells(self.out, config)
+            comparison = summarise(self.out, config)
         elif self.ray:
             from prism.comparison.ray_cells import run_on_ray
 
@@ -120,7 +121,8 @@ class Compare:
         if self.json is not None:
             write_json(self.json, comparison.to_json(), self.overwrite)
         print_comparison(comparison)
-        print(f"page: {self.out / PAGE}")
+        if (self.out / PAGE).is_file():
+            print(f"page: {self.out / PAGE}")
         if comparison.missing and not self.status:
             total = len(comparison.missing) + len(comparison.cells)
             raise PrismError(
@@ -135,13 +137,13 @@ def print_comparison(comparison: Comparison) -> None:
 
     config = comparison.config
     console = Console()
-    console.width = max(console.width, 118)  # a narrow terminal wraps lines; cut figures would be worse
+    console.width = max(console.width, 126)  # a narrow terminal wraps lines; cut figures would be worse
     for recipe in config.recipes:
         rows = [row for row in comparison.rows if row.recipe == recipe]
         table = Table(box=None, padding=(0, 1, 0, 0), title=f"{recipe}, {config.budget}", title_justify="left")
         table.add_column("method", no_wrap=True)
         against = f"- {config.reference} [95 %]"
-        for name in ("n", "score [95 %]", against, "p", "success [95 %]", "plan ms", "jerk", "steps"):
+        for name in ("n", "score [95 %]", against, "p", "success [95 %]", "plan ms", "K, Ta", "jerk", "steps"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
             d = row.difference
@@ -154,12 +156,14 @@ def print_comparison(comparison: Comparison) -> None:
                 "" if d is None else f"{d.p:.2g}",
                 f"{row.success:.0%} [{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]",
                 f"{row.latency_p50_ms:.1f}",
+                f"{row.candidates}, {row.exec_horizon}",
                 f"{row.jerk:.4f}",
                 f"{row.steps:,.0f}",
             )
         console.print(table)
     if comparison.rows:
-        test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes"
+        test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes; K, Ta: candidates drawn "
+        test += "and steps executed a plan"
         console.print(test, highlight=False, soft_wrap=True)
     for one in comparison.missing:
         console.print(f"missing: {one.cell}: {one.reason}", highlight=False, markup=False, soft_wrap=True)

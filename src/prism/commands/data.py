@@ -94,10 +94,9 @@ class Collect:
         from rich.console import Console
 
         from prism.bench.output import refuse_existing
-        from prism.bench.timing import provenance
         from prism.commands.summary import print_experts
         from prism.demonstrations import COLLECTED
-        from prism.evaluation.results import write_json
+        from prism.evaluation.results import run_info, write_json
         from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
 
         refuse_existing(self.json, overwrite=self.overwrite)
@@ -109,7 +108,7 @@ class Collect:
         rows = collect_all(tasks, recording, out, console=console, overwrite=self.overwrite, workers=self.workers)
         table = expert_table(rows)
         if self.json is not None:
-            write_json(self.json, {**table, **provenance(self.seed)}, self.overwrite)
+            write_json(self.json, {**table, **run_info(self.seed)}, self.overwrite)
         print_experts(rows, table)
         without = [row.task for row in rows if row.path is None]
         print(f"{out}: {len(rows) - len(without)} datasets" + (f"; none of {', '.join(without)}" if without else ""))

@@ -32,7 +32,7 @@ class Lemmas:
         from prism.studies.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
-        carry_out(output, lambda _: lemmas.run(lemmas.LemmasConfig()), lemmas.show, lemmas.draw)
+        carry_out(output, lambda console: lemmas.run(lemmas.LemmasConfig(), console), lemmas.show, lemmas.draw)
 
 
 @dataclass(frozen=True)

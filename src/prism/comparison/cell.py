@@ -12,14 +12,14 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.bench.timing import provenance
-from prism.comparison.grid import CURVE, FAILED, RESULT, CellSpec, teacher_folder
-from prism.controller import Controller, ControllerConfig
+from prism.comparison.grid import CURVE, FAILED, REMEDY, RESULT, TRAINED_BY, CellSpec, teacher_folder
+from prism.controller import Controller
 from prism.errors import PrismError
 from prism.evaluation.recording import recording_path, save_result
 from prism.evaluation.results import EvaluationResult, metrics_json, run_info, write_json
 from prism.evaluation.rollout import check_fits, load_policy_at, make_env_of, run_episode
 from prism.experiments import Experiment
+from prism.jsonconfig import to_json
 from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
@@ -47,18 +47,18 @@ def run_cell(folder: Path, console: Console) -> None:
         if any(point["fraction"] == fraction for point in curve):
             continue
         trained = _train(experiment, folder, console, str(spec.id), fraction)
-        shown = rollouts(folder, experiment, plan.curve_episodes, plan.first_seed, console)
+        shown = rollouts(folder, experiment, plan.looked_at, plan.first_seed, console)
         curve.append(_point(fraction, trained, shown))
         write_json(folder / CURVE, {"points": curve}, overwrite=True)
     trained = _train(experiment, folder, console, str(spec.id), 1.0)
     result = rollouts(folder, experiment, plan.episodes, plan.first_seed, console)
-    curve.append(_point(1.0, trained, _first(result, plan.curve_episodes)))
+    curve.append(_point(1.0, trained, _first(result, plan.looked_at)))
     save_result(recording_path(folder, result.task), result, overwrite=True)
     write_json(folder / "metrics.json", metrics_json([result]), overwrite=True)
     for old in list_checkpoints(folder):
         if old.resolve() != trained.checkpoint.resolve():
             files.remove_folder(old)
-    write_json(folder / RESULT, _record(spec, experiment, trained, result, curve), overwrite=True)
+    write_json(folder / RESULT, _record(folder, spec, experiment, trained, result, curve), overwrite=True)
 
 
 def rollouts(
@@ -128,6 +128,7 @@ def _point(fraction: float, trained: TrainResult, result: EvaluationResult) -> d
 
 
 def _record(
+    folder: Path,
     spec: CellSpec,
     experiment: Experiment,
     trained: TrainResult,
@@ -137,8 +138,10 @@ def _record(
     """result.json: everything that the summary needs, one row an episode."""
     summary = result.summary()
     kept = ("success", "score", "jerk", "mode_switches", "modes", "spread", "latency_ms", "replans", "seconds")
-    info = provenance(experiment.train.seed)
+    info = run_info(experiment.train.seed)
     info.pop("command", None)  # of the worker; the comparison's own is in comparison.json
+    origin = folder / TRAINED_BY
+    trained_by = files.read_json(origin, REMEDY) if origin.is_file() else {k: info.get(k) for k in ("commit", "date")}
     return {
         "format_version": FORMAT_VERSION,
         "recipe": spec.id.recipe,
@@ -152,13 +155,10 @@ def _record(
         "val_loss": trained.val_loss,
         "skipped_steps": trained.skipped_steps,
         "parameters": sum(parameter.numel() for parameter in trained.policy.parameters()),
-        "controller": _controller(experiment.controller),
+        "controller": to_json(experiment.controller),
         "evaluation": {name: summary[name] for name in kept},
         "per_episode": [episode.row() for episode in result.episodes],
         "curve": curve,
         "info": info,
+        "trained_by": trained_by,
     }
-
-
-def _controller(config: ControllerConfig) -> dict[str, Any]:
-    return {"candidates": config.candidates, "exec_horizon": config.exec_horizon, "selection": config.selection.rule}

@@ -7,6 +7,7 @@ OUT/cells/RECIPE/CONTESTANT/seed-S/
     curve.json        evaluations on the way
     result.json       there when the cell is done: all that the summary reads
     failed.json       why it is not
+    trained_by.json   commit and date of the training, where it was taken from another comparison
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ _OWN_OPTION = {  # settings that an option of the comparison decides
     **dict.fromkeys(("train.threads", "train.workers", "train.keep_last"), ""),
 }
 CELLS, CELL, CURVE, RESULT, FAILED = "cells", "cell.json", "curve.json", "result.json", "failed.json"
+TRAINED_BY = "trained_by.json"  # commit and date of a training that was taken from another comparison
+REMEDY = "remove it, and run the same command again"  # where a file of a cell is damaged
 FORMAT_VERSION = 1
 
 
@@ -68,7 +71,12 @@ class EvaluationPlan:
     episodes: int = 50
     first_seed: int = TEST_SEED
     curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
-    curve_episodes: int = 20  # the first so many of the episodes
+    curve_episodes: int = 20  # the first so many of the episodes; not more than there are
+
+    @property
+    def looked_at(self) -> int:
+        """Episodes of a look on the way."""
+        return min(self.curve_episodes, self.episodes)
 
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.curve_episodes < 1:
@@ -163,11 +171,14 @@ State = Literal["done", "failed", "open"]
 
 
 def state_of(folder: Path) -> tuple[State, str]:
-    """What is on disk: done, failed (and why), or still to do."""
-    if (folder / RESULT).is_file():
-        return "done", ""
-    if (folder / FAILED).is_file():
-        return "failed", str(files.read_json(folder / FAILED).get("reason", "no reason given"))
+    """What is on disk: done, failed (and why; also a file that cannot be read), or still to do."""
+    for name, state in ((RESULT, "done"), (FAILED, "failed")):
+        if (folder / name).is_file():
+            try:
+                reason = str(files.read_json(folder / name, REMEDY).get("reason", "no reason given"))
+            except PrismError as error:
+                return "failed", str(error)
+            return ("done", "") if state == "done" else ("failed", reason)
     return "open", "not finished yet" if (folder / LOG).exists() else "not started yet"
 
 
@@ -181,8 +192,9 @@ def cell_ids(config: CompareConfig) -> list[CellId]:
     ]
 
 
-def experiments_of(out: Path, config: CompareConfig, console: Console) -> dict[CellId, Experiment]:
-    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not).
+def experiments_of(out: Path, config: CompareConfig, console: Console | None) -> dict[CellId, Experiment]:
+    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not; without
+    a console nobody looks for them).
 
     A distilled method learns from the cell of its teacher, of the same recipe and seed.
     """
@@ -195,10 +207,11 @@ def experiments_of(out: Path, config: CompareConfig, console: Console) -> dict[C
         if config.preset is not None:
             plain = with_preset(plain, config.preset)
         plain = with_settings(plain, [s for s in config.settings if s.startswith("demonstrations.")])
-        demonstrations, _, _ = open_demonstrations(plain.demonstrations, plain.task, console)
-        # Processes of a cluster start in other folders.
-        demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
-        plain = replace(plain, demonstrations=demonstrations)
+        if console is not None:
+            demonstrations, _, _ = open_demonstrations(plain.demonstrations, plain.task, console)
+            # Processes of a cluster start in other folders.
+            demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
+            plain = replace(plain, demonstrations=demonstrations)
 
         def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
             experiment = with_method(plain, contestant.method, config.preset)
@@ -255,6 +268,19 @@ def check_equal(out: Path, config: CompareConfig) -> None:
         )
 
 
+def check_cells(out: Path, config: CompareConfig) -> None:
+    """PrismError where a cell that is there is not what is asked for now. Nothing is read but the cells."""
+    check_equal(out, config)
+    methods = {contestant.name: contestant.method for contestant in config.contestants}
+    for id, experiment in experiments_of(out, config, None).items():
+        folder = id.folder(out)
+        if (folder / CELL).exists():
+            path = Experiment.load(folder).demonstrations.path
+            found = replace(experiment, demonstrations=replace(experiment.demonstrations, path=path))
+            spec = CellSpec(id, methods[id.contestant], config.evaluation)
+            _refuse_other(folder, {"experiment": to_json(found), "cell": to_json(spec)})
+
+
 def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
     """Write what each cell is; PrismError where a cell of another definition is in the way.
 
@@ -296,6 +322,9 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
         raise PrismError(f"{source} has its result, but not its checkpoint and log any more: train it again")
     shutil.copytree(kept[-1], folder / kept[-1].relative_to(source), dirs_exist_ok=True)
     shutil.copy2(source / "log.jsonl", folder)
+    result = files.read_json(source / RESULT, REMEDY)
+    origin = result.get("trained_by") or {key: result["info"].get(key) for key in ("commit", "date")}
+    files.replace_file(folder / TRAINED_BY, files.encode_json(origin))
 
 
 def _refuse_other(folder: Path, asked: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def run_local(
                             pending.appendleft(one.id)
                         else:
                             state, reason = "failed", f"its process died {attempts[one.id]} times: {reason}"
+                            worker.write_failed(one.folder, reason)
                     if state == "failed":
                         failed[one.id] = reason
                         board.say(f"{one.id} failed: {reason}")

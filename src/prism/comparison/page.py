@@ -24,6 +24,10 @@ _STYLE = "".join(
     "td.name,th.name{text-align:left}.missing li{overflow-wrap:anywhere}.scroll td,.scroll th{padding-inline:9px}"
 )
 
+_PARETO_NOTE = (
+    "Up and to the left is better; the line joins the best. A plan is of K candidates and lasts Ta steps (table): who "
+    "executes one step of it plans that much more often."
+)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 240, 46, 14, 14, 36
 
 
@@ -58,11 +62,11 @@ def _section(comparison: Comparison, recipe: str) -> str:
     if not rows:
         return f"<h3>{escape(recipe)}</h3><p>No run is done yet.</p>"
     css = {contestant.name: f"c{i % len(_COLOURS)}" for i, contestant in enumerate(comparison.config.contestants)}
-    episodes = min(comparison.config.evaluation.curve_episodes, comparison.config.evaluation.episodes)
+    episodes = comparison.config.evaluation.looked_at
     figures = (
         ("Score", bar_chart([_bar(row) for row in rows], "Score", "mean score, 95 %"), ""),
         ("Learning", _curves(rows, css), f"Score on the first {episodes} episodes, mean over seeds."),
-        ("Success against time to a plan", pareto(rows, css), "Up and to the left is better; the line joins the best."),
+        ("Success against time to a plan", pareto(rows, css), _PARETO_NOTE),
     )
     drawn = "".join(
         f'<figure class="panel"><h4>{name}</h4>{chart}<figcaption>{note}</figcaption></figure>'
@@ -96,8 +100,9 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
 def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
     reference = comparison.config.reference
     names = (
-        "Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "Steps", "Size",
-    )  # fmt: skip
+        *("Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "K, Ta"),
+        *("Steps", "Size"),
+    )
     head = "".join(f'<th scope="col" class="{"name" if i == 0 else ""}">{escape(n)}</th>' for i, n in enumerate(names))
     best = max(row.score for row in rows)
     body = []
@@ -115,6 +120,7 @@ def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
             f'<span class="sub">[{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]</span>',
             f"{row.jerk:.4f}",
             f"{row.latency_p50_ms:.1f}",
+            f"{row.candidates}, {row.exec_horizon}",
             f"{row.steps:,.0f}",
             f"{row.parameters / 1e6:.2f} M",
         ]

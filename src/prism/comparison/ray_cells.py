@@ -16,6 +16,7 @@ from rich.console import Console
 
 from prism.comparison.grid import CELL, CellId, next_ready
 from prism.comparison.local import RETRIES, launch, outcome
+from prism.comparison.worker import write_failed
 from prism.evaluation.ray_workers import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.training.monitor import read_log
 
@@ -84,6 +85,7 @@ def run_on_ray(
                         pending.appendleft(id)
                         continue
                     state, reason = "failed", f"its process died {attempts[id] + losses[id]} times: {reason}"
+                    write_failed(id.folder(out), reason)
                 if state == "failed":
                     failed[id] = reason
                     say(f"{id} failed: {reason}")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from prism.bench.timing import provenance
-from prism.comparison.grid import RESULT, CellId, CompareConfig, cell_ids, state_of
-from prism.comparison.statistics import Difference, FloatArray, interval, paired, success_interval
+from prism.comparison.grid import REMEDY, RESULT, CellId, CompareConfig, cell_ids, state_of
 from prism.evaluation import metrics
+from prism.evaluation.results import run_info
+from prism.evaluation.statistics import Difference, FloatArray, interval, paired, success_interval
 from prism.jsonconfig import to_json
 from prism.training import files
 
@@ -40,6 +40,7 @@ class Row:
     train_seconds: float
     parameters: int
     candidates: int
+    exec_horizon: int
     curve: tuple[dict[str, float], ...]  # means over the seeds: seconds, score, success
 
     @property
@@ -63,8 +64,8 @@ class Comparison:
 
     @property
     def commits(self) -> list[str]:
-        """Of the code that the cells ran."""
-        return sorted({str(cell["info"].get("commit", "unknown")) for cell in self.cells.values()})
+        """Of the code that trained the cells, as their last process loaded it."""
+        return sorted({str((c.get("trained_by") or c["info"]).get("commit", "unknown")) for c in self.cells.values()})
 
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
@@ -104,7 +105,7 @@ def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | N
     for id in cell_ids(config):
         state, reason = state_of(id.folder(out))
         if state == "done":
-            cells[id] = files.read_json(id.folder(out) / RESULT)
+            cells[id] = files.read_json(id.folder(out) / RESULT, REMEDY)
         else:
             missing.append(Missing(id, (failed or {}).get(id, reason)))
     rows = []
@@ -114,7 +115,7 @@ def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | N
             if mine:
                 reference = _of(cells, recipe, config.reference)
                 rows.append(_row(config, recipe, contestant.name, mine, reference))
-    return Comparison(config, tuple(rows), tuple(missing), cells, provenance(min(config.seeds)))
+    return Comparison(config, tuple(rows), tuple(missing), cells, run_info(min(config.seeds)))
 
 
 def _of(cells: Mapping[CellId, Cell], recipe: str, name: str) -> dict[int, Cell]:
@@ -159,6 +160,7 @@ def _row(
         train_seconds=metrics.mean([float(cells[seed]["train_seconds"]) for seed in seeds]),
         parameters=int(first["parameters"]),
         candidates=int(first["controller"]["candidates"]),
+        exec_horizon=int(first["controller"]["exec_horizon"]),
         curve=_mean_curve([cells[seed]["curve"] for seed in seeds]),
     )
 

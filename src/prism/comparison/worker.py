@@ -66,13 +66,18 @@ def main(folder: Path) -> int:
 
 
 def _failed(folder: Path, reason: str) -> int:
-    from prism.comparison.grid import FAILED
-
     reason = " ".join(reason.split())
     _say("failed", reason)
-    with suppress(OSError):  # the comparison has heard it
-        files.replace_file(folder / FAILED, files.encode_json({"reason": reason}))
+    write_failed(folder, reason)
     return EXIT_FAILED
+
+
+def write_failed(folder: Path, reason: str) -> None:
+    """For whoever looks at the folder later; a disk that is full does not take it, and the comparison has heard it."""
+    from prism.comparison.grid import FAILED
+
+    with suppress(OSError):
+        files.replace_file(folder / FAILED, files.encode_json({"reason": reason}))
 
 
 def _say(state: str, reason: str) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,7 @@ class EvaluationResult:
 
 
 def run_info(seed: int) -> dict[str, Any]:
-    """Where the numbers come from: command, date, versions, machine."""
+    """Where the numbers come from: command, date, versions, machine, and the commit when this is a git checkout."""
     versions = {}
     for name in ("prism-policy", "torch", "numpy", "metaworld", "robosuite", "mujoco", "gym-pusht"):
         try:
@@ -127,11 +128,33 @@ def run_info(seed: int) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"python": platform.python_version(), **versions},
         "machine": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count()},
+        **({"commit": _COMMIT} if _COMMIT else {}),
     }
 
 
+def _commit() -> str | None:
+    """Of prism's own checkout, "-dirty" where a file of the package differs from it; None for an installed package,
+    also where that lies inside somebody's repository."""
+    package = Path(__file__).resolve().parents[1]
+
+    def git(*command: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *command], cwd=package, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "--short", "HEAD")
+    if head is None or git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return f"{head}-dirty" if git("status", "--porcelain", "--", ".") else head
+
+
+_COMMIT = _commit()  # of the code that this process has loaded, whatever is checked out by the time it is done
+
+
 def metrics_json(results: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """{"tasks": {name: summary}, "command", "seed", "date", "versions", "machine"} (issue: metrics.json)."""
+    """{"tasks": {name: summary}, "command", "seed", "date", "versions", "machine", "commit"}."""
     info = results[0].info if results else run_info(0)
     return {"tasks": {result.task: result.summary() for result in results}, **info}
 

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
 from prism.comparison.run import compare
-from prism.comparison.statistics import Difference
 from prism.comparison.summary import Comparison, Row, difference
 from prism.errors import PrismError
+from prism.evaluation.statistics import Difference
 from prism.studies.report import Claim, Study, Verdict, show_rows
 from prism.studies.selection_rules import TUNING_SEED
 

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from prism.comparison.grid import CellId, CompareConfig, Contestant, EvaluationPlan
 from prism.comparison.run import compare
-from prism.comparison.statistics import paired
 from prism.comparison.summary import Cell, table
 from prism.errors import PrismError
+from prism.evaluation.statistics import paired
 from prism.experiments import recipe
 from prism.studies.report import Claim, Study, decided, show_rows
 
@@ -110,9 +110,11 @@ def claims(figures: dict[str, Any], config: DemonstrationsConfig) -> list[Claim]
     found = []
     for method, difference in figures["gain"].items():
         success, ci = figures["success"][method], figures["success_ci"][method]
-        ours = ", ".join(f"{n}: {success[n]:.0%} [{ci[n][0]:.0%}, {ci[n][1]:.0%}]" for n in success)
+        done = figures["seeds_done"][method]
+        few = {n: f" ({done[n]} of {len(config.seeds)} seeds)" if done[n] < len(config.seeds) else "" for n in success}
+        ours = ", ".join(f"{n}: {success[n]:.0%} [{ci[n][0]:.0%}, {ci[n][1]:.0%}]{few[n]}" for n in success)
         paper = "success grows with demonstrations: +10 to +30 points from 15 to 35 (three hardware tasks)"
-        verdict, chance = decided(difference["low"], difference["high"])
+        verdict, chance = decided(difference)
         note = (
             f"{method}, {config.task}, n = {difference['seeds']}: the trend; the paper's tasks need its robots{chance}"
         )

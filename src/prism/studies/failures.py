@@ -11,7 +11,7 @@ An episode belongs to the first class that fits, in this order; `signals` counts
 
     success, failures, classes.NAME, signals.NAME, usual_jerk, jerk_above_half   over all policies and episodes
     per_episode = [{policy, seed, success, score, jerk, invalid, absent, flicker, switches}]
-Rolled out PART episodes at a time, each part a file (studies/cells.py): killed, the same command goes on.
+Rolled out PART episodes at a time, each part a file (evaluation/cells.py): killed, the same command goes on.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from rich.progress import Progress
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.evaluation import metrics
+from prism.evaluation.cells import Cells, Result
 from prism.evaluation.results import EpisodeResult
 from prism.evaluation.rollout import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
 from prism.experiments import Experiment
-from prism.studies.cells import Cells, Result, settings_of
-from prism.studies.report import Claim, Study, Verdict, confirmed, show_rows
+from prism.jsonconfig import to_json
+from prism.policy import Policy
+from prism.studies.report import Claim, Study, Verdict, show_rows
 from prism.studies.selection_rules import subjects
+from prism.studies.trainings import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +69,8 @@ class FailuresConfig:
     def controller(self, experiment: Experiment) -> ControllerConfig:
         if self.rule is None:
             return experiment.controller
-        selection = replace(experiment.controller.selection, rule=self.rule)  # type: ignore[arg-type]  # checked there
+        # The rule itself: `restless` would replace it where it stands still.
+        selection = replace(experiment.controller.selection, rule=self.rule, restless=0)  # type: ignore[arg-type]
         return replace(experiment.controller, selection=selection)
 
 
@@ -85,12 +89,23 @@ class Signals:
 
 
 class WatchedController(Controller):
-    """Remembers every action as the policy gave it, and how often a sensor was not believed."""
+    """Remembers every action as the policy gave it, and how often a sensor was not believed; over a whole episode,
+    also one of several commands, between which the controller is reset."""
 
-    def reset(self, seed: int = 0) -> None:
-        super().reset(seed)
+    def __init__(self, policy: Policy, config: ControllerConfig) -> None:
+        self.begin()
+        super().__init__(policy, config)
+
+    def begin(self) -> None:
+        """A new episode."""
         self.commanded: list[NDArray[np.float32]] = []
         self.unbelieved = 0
+        self.earlier: list[Replan] = []  # of the commands before this one
+        self.replans = []
+
+    def reset(self, seed: int = 0) -> None:
+        self.earlier += self.replans
+        super().reset(seed)
 
     def act(
         self, observation: Mapping[str, NDArray[np.generic] | str], ages: Mapping[str, float] | None = None
@@ -117,7 +132,7 @@ def signals_of(episode: EpisodeResult, controller: WatchedController, low: Any, 
         jerk=episode.jerk,
         invalid=float(outside.mean()),
         absent=controller.unbelieved / len(commanded),
-        flicker=flicker(controller.replans),
+        flicker=flicker([*controller.earlier, *controller.replans]),
         switches=episode.mode_switches,
     )
 
@@ -146,6 +161,7 @@ def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, c
         rows = []
         with Progress(console=console, transient=True) as progress:
             for seed in progress.track(seeds, description=f"{task}, seeds {seeds[0]} to {seeds[-1]}"):
+                watched.begin()
                 episode = run_episode(env, watched, seed)
                 rows.append(asdict(signals_of(episode, watched, env.action_low, env.action_high)))
     finally:
@@ -176,6 +192,7 @@ def run(config: FailuresConfig, console: Console | None = None) -> Study:
         "episodes": config.episodes,
         "first_seed": config.first_seed,
         "rule": config.controller(policies[0].experiment).selection.rule,
+        "controllers": [to_json(config.controller(policy.experiment)) for policy in policies],
         "limits": {"invalid": INVALID, "absent": ABSENT, "flickers": FLICKERS, "window": WINDOW}
         | {"jerk_factor": JERK_FACTOR, "near": NEAR},
     }
@@ -201,14 +218,16 @@ def sort_failures(rows: list[Signals]) -> dict[str, Any]:
 
 
 def judged(count: int, failures: int, low: float, high: float) -> tuple[Verdict, str]:
-    """The verdict on a share that the paper puts between low and high: by Wilson's interval of ours, and only with
-    enough failures; what to add to the note."""
+    """The verdict on a share that the paper puts between low and high, and what to add to the note: not confirmed where
+    Wilson's interval of ours lies outside; confirmed where ours lies inside, with enough failures; else it is open."""
     interval = metrics.wilson_interval(count, failures)
     if interval[0] > high or interval[1] < low:
         return "not confirmed", ""
     if failures < FEW:
         return "cannot be tested here", "; too few for a share to mean much"
-    return confirmed(low - 0.05 <= count / failures <= high + 0.05), ""
+    if not low <= count / failures <= high:
+        return "cannot be tested here", "; outside, but within the chance of so many"
+    return "confirmed", ""
 
 
 def claims(figures: dict[str, Any]) -> list[Claim]:

@@ -10,12 +10,14 @@ soft         Lemma E.3: -log sum exp(-d/tau) -> min d; the entropy; the barrier
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor
 
 from prism.attention import favor_attention, orthogonal_features, softmax_attention
@@ -85,10 +87,10 @@ def literal_rejection(config: LemmasConfig) -> dict[str, float]:
     return found
 
 
-def favor_error(config: LemmasConfig) -> dict[str, Any]:
+def favor_error(config: LemmasConfig, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Median relative error by m, correct and literal; then the bias: mean estimate over many draws against exact."""
     bench = AttentionBenchConfig(error_features=config.features, error_seeds=5, seed=config.seed)
-    errors = measure_errors(bench, bench.error_scale, lambda: None)
+    errors = measure_errors(bench, bench.error_scale, advance)
     exponents = {
         name: slope([float(m) for m in by_m], list(by_m.values())) for name, by_m in errors.items() if len(by_m) > 1
     }
@@ -103,6 +105,7 @@ def favor_error(config: LemmasConfig) -> dict[str, Any]:
             w = orthogonal_features(m, 16, rng)
             estimates.append(favor_attention(q, k, v, w))
             kernels.append(_positive(q, w) @ _positive(k, w).transpose(-1, -2))
+        advance()
         bias[str(m)] = {"kernel": _relative_bias(kernels, kernel), "attention": _relative_bias(estimates, exact)}
     return {"error": errors, "exponent": exponents, "bias": bias}
 
@@ -162,14 +165,14 @@ def soft_limit(config: LemmasConfig) -> dict[str, Any]:
     return {"min_distance": least, "by_temperature": values, "entropy_identity_error": identity, "orphan": orphan}
 
 
-def run(config: LemmasConfig) -> Study:
-    figures = {
-        "quantile": quantile_variance(config),
-        "rejection": literal_rejection(config),
-        "favor": favor_error(config),
-        "likelihood": likelihood_bound(config),
-        "soft": soft_limit(config),
-    }
+def run(config: LemmasConfig, console: Console | None = None) -> Study:
+    with Progress(console=console or Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("quantiles", total=None)
+        figures = {"quantile": quantile_variance(config), "rejection": literal_rejection(config)}
+        progress.update(bar, description="random features")
+        figures["favor"] = favor_error(config, lambda: progress.advance(bar))
+        progress.update(bar, description="likelihood, soft term")
+        figures |= {"likelihood": likelihood_bound(config), "soft": soft_limit(config)}
     settings = {"quantile": config.quantile, "candidates": config.candidates, "repeats": config.repeats}
     return Study("lemmas", figures, tuple(claims(figures, config)), settings, (config.seed,))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.timing import provenance
+from prism.evaluation.results import run_info
 
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 
@@ -49,7 +49,7 @@ class Study:
             "missing": list(self.missing),
             "settings": self.settings,
             "seeds": list(self.seeds),
-            **provenance(self.seeds[0] if self.seeds else 0),
+            **run_info(self.seeds[0] if self.seeds else 0),
         }
 
 
@@ -93,8 +93,9 @@ def confirmed(condition: bool) -> Verdict:
     return "confirmed" if condition else "not confirmed"
 
 
-def decided(low: float, high: float) -> tuple[Verdict, str]:
-    """The verdict on "better" from the 95 % interval of a difference, and what to add to the note where it holds 0."""
-    if low <= 0 <= high:
+def decided(difference: Mapping[str, Any]) -> tuple[Verdict, str]:
+    """The verdict on "better" from a paired difference (evaluation.statistics.Difference as JSON): its 95 % interval
+    and p have to exclude 0; what to add to the note where they do not."""
+    if difference["low"] <= 0 <= difference["high"] or difference["p"] >= 0.05:
         return "cannot be tested here", "; no difference beyond chance at this budget"
-    return confirmed(low > 0), ""
+    return confirmed(difference["low"] > 0), ""

@@ -36,13 +36,13 @@ from prism.data.episodes import IntArray
 from prism.data.windows import Windows
 from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
+from prism.evaluation.cells import Cells, Result
 from prism.experiments import Experiment, recipe, with_budget
 from prism.jsonconfig import with_settings
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.presets import build_policy
 from prism.prism_policy import PrismConfig, PrismPolicy
-from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Study, show_rows
 from prism.studies.threshold_claims import (
     PAPER_BATCH,
@@ -51,6 +51,7 @@ from prism.studies.threshold_claims import (
     claims_on_policies,
     claims_on_rates,
 )
+from prism.studies.trainings import settings_of, train_run
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
 from prism.workflow import checkpoint_id, run_folder
@@ -87,6 +88,9 @@ class ThresholdConfig:
             raise PrismError(f"study threshold: unknown rule '{unknown[0]}'; use {', '.join(RULES)}")
         if bad := [text for text in self.runs if not all(text.partition("="))]:
             raise PrismError(f"study threshold: --runs {bad[0]}: write NAME=RUN, for example pusht=runs/pusht")
+        names = [*self.tasks, *(text.partition("=")[0] for text in self.runs)]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise PrismError(f"study threshold: '{repeated[0]}' is named twice, among tasks and runs: use another name")
         if not 0 <= self.warmup < self.steps:
             raise PrismError(f"study threshold: warmup is {self.warmup}; it must be less than the {self.steps} steps")
         if not ((self.tasks or self.runs) and self.rules) or min(self.batch_sizes, default=2) < 2 or self.draws < 5:
@@ -130,7 +134,8 @@ def train_rates(config: ThresholdConfig, cells: Cells, task: str, rule: str) -> 
     experiment = experiment_of(config, task, rule)
     name = f"{task}-{rule}"
     settings = {**settings_of(experiment), "warmup": config.warmup}
-    return cells.get(name, settings, lambda: rates(train_quietly(experiment, cells.run(name)), config.warmup))
+    compute = functools.partial(train_run, experiment, cells.run(name), cells.console)
+    return cells.get(name, settings, lambda: rates(compute(), config.warmup))
 
 
 def read_rates(config: ThresholdConfig) -> dict[str, dict[str, Result]]:

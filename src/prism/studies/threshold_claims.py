@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prism.studies.cells import Result
+from prism.evaluation.cells import Result
 from prism.studies.report import Claim, Verdict, confirmed
 
 REJECTION_TOLERANCE, FALLBACK_LIMIT = 0.05, 0.05  # what we ask of a calibrated threshold
@@ -44,7 +44,8 @@ def _consistent(where: str, cells: Sequence[Result], q: float, after_rejection: 
         f"{where}: rejection {min(rejected):.1%} to {max(rejected):.1%}{after_rejection}, "
         f"fallback {min(fallen):.1%} to {max(fallen):.1%}{end}"
     )
-    held = all(abs(rate - q) <= REJECTION_TOLERANCE for rate in rejected) and max(fallen) < FALLBACK_LIMIT
+    near = [abs(cell["rejection_rate"] - cell.get("quantile", q)) <= REJECTION_TOLERANCE for cell in cells]
+    held = all(near) and max(fallen) < FALLBACK_LIMIT
     note = "" if held else f"asked: q +- {REJECTION_TOLERANCE:.0%} and a fallback below {FALLBACK_LIMIT:.0%}"
     return Claim("App. E.2, Fig. 11", CONSISTENT, ours, confirmed(held), note)
 

@@ -10,7 +10,8 @@ Three trends, each decided by the paired interval over training seeds and episod
     score.METHOD.SHARE.EVALUATIONS    mean score of rollouts; "own": as many evaluations as the method takes
     score_ci, success                 likewise
     scores.METHOD.SHARE.EVALUATIONS   one mean a training seed, null where it is missing
-    trends.NAME.METHOD                {mean, low, high, p, seeds, episodes} of the difference
+    trends.NAME.METHOD                {mean, low, high, p, seeds, episodes} of the difference, {before, after}: the
+                                      means it is the difference of, over the seeds that both have
 Everybody draws one plan and executes it for as long: the network alone counts, not the choice among its plans.
 """
 
@@ -26,19 +27,20 @@ from rich.console import Console
 
 from prism.baselines.diffusion import DiffusionConfig
 from prism.baselines.flow_matching import FlowMatchingConfig
-from prism.comparison.statistics import Difference, FloatArray, interval, paired
 from prism.context_policy import ContextPolicy
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation.cells import Cells, Result
 from prism.evaluation.rollout import evaluate
+from prism.evaluation.statistics import FloatArray, interval, paired
 from prism.experiments import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.jsonconfig import with_settings
 from prism.policy import Policy
 from prism.presets import METHODS, TEACHERS
 from prism.selection import SelectionConfig
-from prism.studies.cells import Cells, Result, settings_of, train_quietly
 from prism.studies.report import Claim, Study, decided, show_rows
 from prism.studies.selection_rules import subjects
+from prism.studies.trainings import settings_of, train_run
 from prism.training.checkpoint import load_policy
 
 OWN = "own"  # as many evaluations as the method takes by itself
@@ -174,7 +176,7 @@ def _train(config: TrendsConfig, cells: Cells, method: str, share: float, seed: 
     experiment = config.experiment(method, share, seed)
     if method in TEACHERS:
         experiment = with_teacher(experiment, _train(config, cells, TEACHERS[method], share, seed))
-    train_quietly(experiment, folder, cells.console)
+    train_run(experiment, folder, cells.console)
     return folder
 
 
@@ -216,8 +218,9 @@ def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig)
     def trend(name: str, method: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> None:
         """one - other on the seeds that both have."""
         if one != other and (seeds := there(one[:2], other[:2])):
-            difference = paired(table(*one, seeds), table(*other, seeds))
-            figures["trends"].setdefault(name, {})[method] = asdict(difference)
+            after, before = table(*one, seeds), table(*other, seeds)
+            means = {"before": float(before.mean()), "after": float(after.mean())}
+            figures["trends"].setdefault(name, {})[method] = {**asdict(paired(after, before)), **means}
 
     few, many = config.shares[0], config.shares[-1]
     for method in config.methods or dict.fromkeys(method for method, _, _ in found):
@@ -253,20 +256,16 @@ def claims(figures: dict[str, Any], config: TrendsConfig) -> list[Claim]:
     }
     found = []
     for name, paper in said.items():
-        for method, values in figures["trends"].get(name, {}).items():
-            score = figures["score"][method]
-            own = list(score[many])[-1]
+        for method, d in figures["trends"].get(name, {}).items():
             if name == "data":
-                ours = f"{score[few][own]:.3f} with {few} of the data, {score[many][own]:.3f} with {many}"
+                ours = f"{d['before']:.3f} with {few} of the data, {d['after']:.3f} with {many}"
             elif name == "evaluations":
-                ours = f"{score[many][low]:.3f} with {low}, {score[many][high]:.3f} with {high}"
+                ours = f"{d['before']:.3f} with {low}, {d['after']:.3f} with {high}"
             else:
-                older = MADE_FROM[method]
-                ours = f"{older} with 1: {figures['score'][older][many]['1']:.3f}; {method}: {score[many][own]:.3f}"
-            d = Difference(**values)
-            ours = f"{method}: {ours} ({d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}])"
-            verdict, chance = decided(d.low, d.high)
-            note = f"{config.recipe}, {config.budget}, {d.episodes} episodes, n = {d.seeds}" + chance
+                ours = f"{MADE_FROM[method]} with 1: {d['before']:.3f}; {method}: {d['after']:.3f}"
+            ours = f"{method}: {ours} ({d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}])"
+            verdict, chance = decided(d)
+            note = f"{config.recipe}, {config.budget}, {d['episodes']} episodes, n = {d['seeds']}" + chance
             found.append(Claim("the baselines' papers", paper, ours, verdict, note))
     return found
 

@@ -91,13 +91,13 @@ def read_bytes(path: Path) -> bytes:
         raise PrismError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "use another checkpoint") -> dict[str, Any]:
     try:
         data = json.loads(read_bytes(path))
     except ValueError:  # also a UnicodeDecodeError
-        raise DamagedError(f"{path} is not JSON: it was cut short or altered; use another checkpoint") from None
+        raise DamagedError(f"{path} is not JSON: it was cut short or altered; {remedy}") from None
     if not isinstance(data, dict):
-        raise DamagedError(f"{path} does not hold a JSON object; use another checkpoint")
+        raise DamagedError(f"{path} does not hold a JSON object; {remedy}")
     return data
 
 
@@ -133,4 +133,7 @@ def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
             reason, remedy = "the folder is read-only", "allow writing to it"
         else:
             reason, remedy = error.strerror or str(error), "mend that"
-        raise PrismError(f"{path} could not be written: {reason}. {intact}; {remedy}, then use --resume") from error
+        raise PrismError(
+            f"{path} could not be written: {reason}. {intact}; {remedy}, then the same command again "
+            "(prism train: with --resume)"
+        ) from error

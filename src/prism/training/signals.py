@@ -48,5 +48,5 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PrismError(f"{folder} is in use by another training process: wait for it, or stop it first") from None
+            raise PrismError(f"{folder} is in use by another prism process: wait for it, or stop it first") from None
         yield
