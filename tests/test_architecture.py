@@ -17,7 +17,7 @@ FORBIDDEN = {
     r"(?<!safetensors\.)\btorch\.load\(": "checkpoints are safetensors and JSON, never pickles",
     r"allow_pickle\s*=\s*True": "data files must not be able to run code",
     r"\btorch\.manual_seed\(|\bnp\.random\.seed\(|(?<![\w.])random\.seed\(": "pass a generator: no global seeds",
-    r"\.\./shared|/work/|/root/|/home/": "no path of one machine",
+    r"\.\./shared|/work/|/root/|/home/|/tmp/": "no path of one machine",
     r"\bpypi\.org|pythonhosted|https?://[\w.]*index": "no package registry",
     r"\bnp\.random\.(rand|randn|randint|choice|permutation|shuffle|uniform|normal)\(": "pass a np.random.Generator",
 }
