@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,9 +18,11 @@ from prism.errors import PrismError
 from prism.experiments import Experiment, recipe, with_method, with_preset
 from prism.jsonconfig import from_json, to_json, with_settings
 from prism.normalize import Normalizer, compute_statistics
+from prism.objective import ObjectiveConfig
 from prism.presets import CONFIGS, METHODS, PRESETS, UNETS, as_method, build_policy, method_config, preset, size_of
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
+from prism.training.learner import Learner
 from prism.training.loop import train
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method, with_teacher
@@ -67,6 +69,30 @@ def test_loss_does_not_see_padded_actions(method: str) -> None:
         policy.loss(Batch(batch.observation, a, batch.action_valid), _rng()) for a in (batch.actions, other)
     )
     assert float(first.loss) == float(second.loss)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("method", ["prism", "imle"])
+def test_half_precision_trains_the_weights_that_float32_does(method: str, accumulate: int) -> None:
+    """Candidates are drawn without gradient, then with it: weights must not be half copies from where there was none
+    (a cache of autocast did that before 2026; it is off, which is all that a newer PyTorch lets a test see)."""
+    gradients: dict[str, dict[str, torch.Tensor]] = {}
+    for precision in ("float32", "bfloat16"):
+        one = {"objective": ObjectiveConfig(candidates=1, soft_candidates=1)}  # of several, rounding may choose another
+        policy = build(small_method(method, one, **({"candidates": 1} if method == "imle" else {})))
+        policy.train()
+        learner = Learner(policy, TrainConfig(steps=1, precision=precision, accumulate=accumulate, grad_clip=0))
+        assert learner.gradient(random_batch(16), _rng(1)).finite
+        gradients[precision] = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+        with learner.autocast:
+            assert torch.is_autocast_enabled("cpu") == (precision == "bfloat16")
+            assert precision == "float32" or not torch.is_autocast_cache_enabled()
+    assert len(gradients["float32"]) > 10
+    for name, exact in gradients["float32"].items():
+        if exact.abs().max() > 0:
+            near = gradients["bfloat16"][name]
+            assert near.abs().max() > 0, name
+            assert torch.cosine_similarity(near.flatten(), exact.flatten(), dim=0) > 0.97, name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -161,6 +187,22 @@ def test_an_experiment_of_any_method_is_saved_and_changed(method: str, tmp_path:
     assert larger.method == method
     assert larger.policy.anchor == own.policy.anchor
     assert larger.policy.encoder == preset("base").encoder
+
+
+@pytest.mark.parametrize("name", ["pusht-human", "metaworld-reach"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_executed_as_published(method: str, name: str) -> None:
+    """Two have an execution of their own; the others are executed as PRISM is."""
+    own = recipe(name).controller
+    controller = with_method(recipe(name), method).controller
+    changed: dict[str, Any] = {}
+    if method == "imle":
+        changed = {"candidates": 32, "selection": replace(own.selection, rule="overlap")}
+    if method == "act":
+        changed = {"candidates": 1, "exec_horizon": 1, "ensemble": 0.01}
+        changed["selection"] = replace(own.selection, rule="first")
+    assert controller == replace(own, **changed)
+    assert (controller == own) == (not changed)
 
 
 def test_a_method_is_as_large_as_what_it_stands_beside() -> None:

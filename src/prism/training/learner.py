@@ -211,5 +211,8 @@ def _precision(
         name = half if device.type == "cuda" else "float32"
     context: AbstractContextManager[object] = nullcontext()
     if name != "float32":
-        context = torch.autocast(device.type, dtype=torch.bfloat16 if name == "bfloat16" else torch.float16)
+        half_type = torch.bfloat16 if name == "bfloat16" else torch.float16
+        # No cache: PyTorch before 2026 keeps the half copy of a weight also from where it was made without gradient, as
+        # candidates are drawn first, and those drawn again with it would give the weight none (pytorch#112583).
+        context = torch.autocast(device.type, dtype=half_type, cache_enabled=False)
     return context, torch.amp.GradScaler(device.type, enabled=name == "float16")
