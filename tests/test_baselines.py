@@ -240,6 +240,8 @@ def test_bad_configs_are_refused() -> None:
         ("diffusion", {"first_step": 100}, "use 10 to 99"),
         ("diffusion", {"sampler": "euler"}, "sampler"),
         ("flow_matching", {"solver": "midpoint", "evaluations": 3}, "even"),
+        ("consistency_fm", {"solver": "midpoint"}, "solver euler"),
+        ("consistency_fm", {"evaluations": 3}, "multiple of segments 2"),
         ("imle", {"candidates": 0}, r"imle\.candidates"),
         ("act", {"heads": 3}, "multiple of heads"),
         ("mse", {"width": 32}, "width"),

@@ -12,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prism.baselines.act import ActPolicy
+from prism.baselines.adaflow import AdaFlowPolicy
+from prism.baselines.consistency import ConsistencyPolicy
 from prism.baselines.diffusion import DiffusionPolicy
 from prism.baselines.flow_matching import TIME_SCALE, FlowMatchingPolicy
 from prism.baselines.imle import ImlePolicy, choose, flat_distance
 from prism.baselines.schedule import NoiseSchedule, cosine_alphas, timesteps
+from prism.baselines.student import Student
 from prism.baselines.unet import UNet, UNetConfig, step_features
+from prism.context_policy import ContextPolicy
 from prism.presets import UNETS
 from prism.types import Batch
 from tests.baseline_fakes import build, small_method
@@ -113,7 +117,7 @@ def test_sampling_is_the_slow_one(
         if sampler == "ddim"
         else reference.ddpm(_toy, start, visited, 100, 1.0, fresh)
     )
-    np.testing.assert_allclose(ours.numpy(), slow, atol=1e-4)  # at full noise x_0 is a difference times 5,000
+    np.testing.assert_allclose(ours.numpy(), slow, atol=1e-4)  # at full noise x_0 is a difference times 2029
 
 
 def test_sampling_can_start_lower() -> None:
@@ -151,19 +155,202 @@ def test_schedulers_agree_with_diffusers(sampler: str, evaluations: int, monkeyp
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
-def test_diffusion_loss_and_its_inverse(prediction: str) -> None:
-    """The loss of the noise itself is zero, and a network that knows the noise gives the plan back."""
-    policy = build(small_method("diffusion", prediction=prediction, clip=10.0))
-    assert isinstance(policy, DiffusionPolicy)
-    schedule = policy.schedule
-    data, noise = torch.randn(1, 1, 4, 3, generator=_rng(1)), torch.randn(1, 1, 4, 3, generator=_rng(2))
-    for step in (0, 40, 90):
-        noisy = schedule.add_noise(data, noise, torch.tensor([step]))
-        output = noise if prediction == "epsilon" else data
-        found, found_noise = schedule.split(noisy, output, step, prediction, 10.0)  # type: ignore[arg-type]
-        torch.testing.assert_close(found, data, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(found_noise, noise, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(schedule.ddim(found, found_noise, -1), found)
+def test_a_network_that_knows_the_noise_gives_the_plan_back(prediction: Any) -> None:
+    schedule, steps = NoiseSchedule(100), torch.tensor([0, 40, 90])
+    data, noise = torch.randn(3, 1, 4, 3, generator=_rng(1)), torch.randn(3, 1, 4, 3, generator=_rng(2))
+    noisy = schedule.add_noise(data, noise, steps)
+    output = noise if prediction == "epsilon" else data
+    found, found_noise = schedule.split(noisy, output, steps, prediction, 10.0)  # a step a row
+    torch.testing.assert_close(found, data, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found_noise, noise, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(schedule.ddim(found, found_noise, -1), found)
+    for row, step in enumerate(steps.tolist()):  # one for all
+        one = slice(row, row + 1)
+        split = schedule.split(noisy[one], output[one], step, prediction, 10.0)
+        assert torch.equal(split[0], found[one])
+        assert torch.equal(split[1], found_noise[one])
+
+
+# ------------------------------------------------------- losses, with a known function in place of the network
+
+
+class Known(nn.Module):
+    """The UNet's interface over a x + b t + c; of numbers too."""
+
+    def __init__(self, a: float, b: float, c: float) -> None:
+        super().__init__()
+        self.a, self.b, self.c = a, b, c
+
+    def condition_films(self, condition: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def step_films(self, step: Tensor) -> tuple[Tensor, ...]:
+        return (step.view(-1, 1, 1),)
+
+    def forward(self, x: Tensor, films: Any, step: tuple[Tensor, ...]) -> Tensor:
+        result: Tensor = self.at(x, step[0].unsqueeze(-1))
+        return result
+
+    def at(self, x: Any, step: Any) -> Any:
+        return self.a * x + self.b * step + self.c
+
+
+MINE, TEACHERS_OWN = Known(0.7, 0.002, -0.1), Known(0.4, 0.004, 0.2)
+
+
+def _known(method: str, **own: Any) -> ContextPolicy:
+    policy = build(small_method(method, offset_scale=0.5, **own)).eval()
+    policy.unet = MINE  # type: ignore[assignment]
+    if isinstance(policy, Student):
+        policy.teacher.unet = TEACHERS_OWN  # type: ignore[assignment]
+    return policy
+
+
+def _padded(rows: int) -> tuple[Batch, Tensor]:
+    """A batch with the ends of episodes in it, and its plans in the method's own space, float64."""
+    batch = random_batch(rows)
+    assert not batch.action_valid.all()
+    return batch, batch.actions.double() / 0.5
+
+
+def _mean_of_rows(error: Tensor, batch: Batch) -> float:
+    return float(np.mean([float(row[valid].mean()) for row, valid in zip(error, batch.action_valid, strict=True)]))
+
+
+def _on_path(noise: Tensor, data: Tensor, time: Tensor) -> Tensor:
+    return (1 - time)[:, None, None] * noise + time[:, None, None] * data
+
+
+def _loss(policy: ContextPolicy, batch: Batch) -> float:
+    return float(policy.loss(batch, _rng(3)).loss)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample"])
+def test_diffusion_loss_is_its_equation(prediction: str) -> None:
+    policy = _known("diffusion", prediction=prediction)
+    batch, data = _padded(8)
+    rng = _rng(3)
+    step = torch.randint(0, 100, (8,), generator=rng)
+    noise = torch.randn(8, 4, 3, generator=rng).double()
+    alpha = torch.from_numpy(reference.alphas(100))[step][:, None, None]
+    said = MINE.at(alpha.sqrt() * data + (1 - alpha).sqrt() * noise, step[:, None, None])
+    goal = noise if prediction == "epsilon" else data
+    assert _loss(policy, batch) == pytest.approx(_mean_of_rows((said - goal).square(), batch), rel=1e-5)
+
+
+def test_consistency_loss_is_its_equation() -> None:
+    policy = _known("consistency", denoising_weight=0.3)
+    batch, data = _padded(24)
+    rng = _rng(3)
+    place = torch.randint(0, 10, (24,), generator=rng)
+    noise = torch.randn(24, 4, 3, generator=rng).double()
+    step, into = 10 * (9 - place), 10 * (8 - place)  # the last goes to the data
+    assert 0 < int((into < 0).sum()) < 24
+    table = torch.from_numpy(np.append(reference.alphas(100), 1.0))
+    alpha, alpha_into = table[step][:, None, None], table[into.clamp(min=-1)][:, None, None]
+
+    def end(x: Tensor, said: Tensor, alpha: Tensor) -> Tensor:
+        return (x - (1 - alpha).sqrt() * said) / alpha.sqrt()
+
+    x = alpha.sqrt() * data + (1 - alpha).sqrt() * noise
+    landed = end(x, MINE.at(x, step[:, None, None]), alpha)
+    assert (landed.abs() > 1).any()  # beyond the clip: what is trained is not clipped
+    said = TEACHERS_OWN.at(x, step[:, None, None])
+    moved = alpha_into.sqrt() * end(x, said, alpha).clamp(-1, 1) + (1 - alpha_into).sqrt() * said
+    further = end(moved, MINE.at(moved, into[:, None, None]), alpha_into).clamp(-1, 1)
+    target = torch.where((into < 0)[:, None, None], moved, further)
+    slow = _mean_of_rows((landed - target).square(), batch) + 0.3 * _mean_of_rows((landed - data).square(), batch)
+    assert _loss(policy, batch) == pytest.approx(slow, rel=1e-4)
+
+
+def test_consistency_learns_where_it_is_beyond_the_clip() -> None:
+    class Says(Known):
+        def __init__(self) -> None:
+            super().__init__(0.0, 0.0, 0.0)
+            self.said = nn.Parameter(torch.full((6, 1, 4, 3), 500.0))
+
+        def forward(self, x: Tensor, films: Any, step: tuple[Tensor, ...]) -> Tensor:
+            return self.said
+
+    policy = _known("consistency")
+    assert isinstance(policy, ConsistencyPolicy)
+    policy.unet = Says()  # type: ignore[assignment]
+    batch, _ = _padded(6)
+    policy.loss(batch, _rng(3)).loss.backward()
+    gradient = policy.unet.said.grad  # type: ignore[union-attr]
+    assert isinstance(gradient, Tensor)
+    assert (gradient[:, 0][batch.action_valid] > 0).all()  # all entries are beyond it
+    assert (gradient[:, 0][~batch.action_valid] == 0).all()
+    with torch.no_grad():
+        noise = torch.zeros(6, 1, 4, 3)
+        assert float(policy.jump(noise, (), _rng()).abs().max()) == policy.config.clip  # in use it is clipped
+
+
+def test_consistency_fm_loss_is_its_equation() -> None:
+    policy = _known("consistency_fm", delta=0.2, velocity_weight=0.5)
+    batch, data = _padded(12)
+    rng = _rng(3)
+    time = torch.rand(12, generator=rng).double()
+    noise = torch.randn(12, 4, 3, generator=rng).double()
+    end = torch.where(time < 0.5, 0.5, 1.0).double()
+    later = torch.minimum(time + 0.2, end)
+    assert 0 < int((later == end).sum()) < 12
+
+    def jump(at: Tensor) -> tuple[Tensor, Tensor]:
+        x = _on_path(noise, data, at)
+        velocity = MINE.at(x, 100 * at[:, None, None])
+        return x + (end - at)[:, None, None] * velocity, velocity
+
+    (landed, velocity), (target, target_velocity) = jump(time), jump(later)
+    apart = (velocity - target_velocity).square()
+    apart[later == end] = 0  # the velocity there is that of the next segment
+    slow = _mean_of_rows((landed - target).square() + 0.5 * apart, batch)
+    assert _loss(policy, batch) == pytest.approx(slow, rel=1e-5)
+
+
+def test_adaflow_loss_is_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = _known("adaflow")
+    assert isinstance(policy, AdaFlowPolicy)
+
+    def log_variance(x: Tensor, condition: Tensor, time: Tensor) -> Tensor:
+        return 0.3 * time - x.mean((2, 3))
+
+    monkeypatch.setattr(policy, "log_variance", log_variance)
+    batch, data = _padded(8)
+    rng = _rng(3)
+    time = torch.rand(8, generator=rng).double()
+    noise = torch.randn(8, 4, 3, generator=rng).double()
+    x = _on_path(noise, data, time)
+    error = (MINE.at(x, 100 * time[:, None, None]) - (data - noise)).square()
+    logs = log_variance(x.unsqueeze(1), x, time[:, None])[:, 0]
+    rows = []
+    for row, log, valid in zip(error, logs, batch.action_valid, strict=True):
+        mean = float(row[valid].mean())
+        rows.append(mean + 0.5 * (mean * float((-log).exp()) + float(log)))
+    assert _loss(policy, batch) == pytest.approx(np.mean(rows), rel=1e-5)
+
+
+def test_adaflow_steps_are_as_large_as_the_error_of_the_whole_plan_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published error is summed over the plan, and so is eta: a plan of 12 entries, each with deviation s."""
+    policy = _known("adaflow", eta=0.1, evaluations=10)
+    assert isinstance(policy, AdaFlowPolicy)
+    x, condition = torch.zeros(1, 2, 4, 3), torch.zeros(1, 24)
+    for deviation, steps in ((0.1 / 12**0.5, 1), (0.4 / 12**0.5, 4), (3.0 / 12**0.5, 10)):  # the last: at most
+        said = 2.0 * float(np.log(deviation)) - 1e-4  # a hair more than a whole number of steps is that number
+        monkeypatch.setattr(policy, "log_variance", lambda x, c, t, said=said: torch.full_like(t, said))
+        assert policy.adapt(x, condition)[1].tolist() == [[steps, steps]]
+
+
+def test_rectified_flow_loss_is_its_equation() -> None:
+    policy = _known("rectified_flow", teacher_evaluations=4)
+    batch, _ = _padded(8)
+    rng = _rng(3)
+    time = torch.rand(8, generator=rng).double()
+    noise = torch.randn(8, 4, 3, generator=rng).double()
+    end = reference.euler(lambda x, t: TEACHERS_OWN.at(x, 100 * t), noise.numpy(), 4)
+    data = torch.from_numpy(end)
+    said = MINE.at(_on_path(noise, data, time), 100 * time[:, None, None])
+    assert _loss(policy, batch) == pytest.approx(_mean_of_rows((said - (data - noise)).square(), batch), rel=1e-5)
 
 
 # --------------------------------------------------------------------------- flow matching

@@ -1,7 +1,7 @@
 """AdaFlow (Hu et al. 2024): flow matching whose steps are as large as the flow is certain.
 
-    log s^2(context, x, t) is trained by the likelihood of the velocity's error,  E |v_theta - v|^2 / s^2 + log s^2
-    step = clip(eta / s, 1 / max_evaluations, 1 - t)
+    log s^2(context, x, t) is trained by the likelihood of an entry's error,  E |v_theta - v|^2 / (Tp Da s^2) + log s^2
+    step = clip(eta / (sqrt(Tp Da) s), 1 / max_evaluations, 1 - t)           the error of the whole plan, as published
 
 Where demonstrations agree the velocity has no error, s tends to 0, and one step does it all: a regressor where that is
 enough. The variance head is a small MLP on the condition, the noisy plan and the time; it sends no gradient back.
@@ -9,6 +9,7 @@ enough. The variance head is a small MLP on the condition, the noisy plan and th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ class AdaFlowConfig(FlowMatchingConfig):
     method: ClassVar[str] = "adaflow"
 
     evaluations: int = 10  # at most
-    eta: float = 0.1  # error of the plan that a step may make, in the plan's own units
+    eta: float = 0.1  # error that a step may make, Euclidean over the whole plan, in its own units; published
     hidden: int = 64  # of the variance head
 
     def __post_init__(self) -> None:
@@ -75,9 +76,9 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         time = draws.rand((len(data),), rng).to(data.device)
         noise = draws.randn(data.shape, rng).to(data.device)
         condition = self.project(example.context.flatten(1))
+        films = self.unet.condition_films(condition)
+        error = row_mean(self.path_error(data, noise, time, films), batch.action_valid)  # (B,)
         x = torch.lerp(noise, data, time[:, None, None]).unsqueeze(1)
-        velocity = self.velocity(x, self.unet.condition_films(condition), time)[:, 0]
-        error = row_mean((velocity - (data - noise)).square(), batch.action_valid)  # (B,)
         log_variance = self.log_variance(x, condition.detach(), time.unsqueeze(1))[:, 0]
         likelihood = 0.5 * (error.detach() * (-log_variance).exp() + log_variance)
         return LossOutput(error.mean() + likelihood.mean(), {"velocity_error": error.mean().detach()})
@@ -96,8 +97,9 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         films = self.unet.condition_films(condition)
         time = x.new_zeros(x.shape[:2])
         taken = x.new_zeros(x.shape[:2])
+        entries = self.config.pred_horizon * self.spec.action_dim
         for _ in range(self.config.evaluations):
-            deviation = (0.5 * self.log_variance(x, condition, time)).exp()
+            deviation = math.sqrt(entries) * (0.5 * self.log_variance(x, condition, time)).exp()  # of the whole plan
             step = (self.config.eta / deviation).clamp(min=1.0 / self.config.evaluations)
             step = torch.minimum(step, 1.0 - time)
             moving = self._films_at(time)

@@ -11,6 +11,7 @@ consistency distillation (Song et al. 2023), they all go to the end, and a secon
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from prism import draws
 from prism.baselines.base import row_mean
-from prism.baselines.diffusion import DiffusionPolicy
+from prism.baselines.diffusion import DiffusionConfig, DiffusionPolicy
 from prism.baselines.schedule import NoiseSchedule, timesteps
 from prism.baselines.student import Student
 from prism.baselines.unet import Films
@@ -55,6 +56,7 @@ class ConsistencyConfig(UNetPolicyConfig):
 
 class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
     config: ConsistencyConfig
+    teacher_method: ClassVar[str] = DiffusionConfig.method
 
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
         config = from_json(ConsistencyConfig, spec.config)
@@ -72,13 +74,15 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
     def end_of(
         self, x: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, " N"]
     ) -> Float[Tensor, "B K Tp Da"]:
-        """f(x, t): where the trajectory through x ends."""
-        return self._denoise(self.unet(x, films, self.unet.step_films(step.float())).float(), x, step)[0]
+        """f(x, t): where the trajectory through x ends, unbounded: beyond a bound there is no gradient."""
+        output: Tensor = self.unet(x, films, self.unet.step_films(step.float()))
+        return self.schedule.split(x, output.float(), step, "epsilon", math.inf)[0]
 
-    def _denoise(self, output: Tensor, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        alpha = self.schedule.alphas[step].view(-1, 1, 1, 1)
-        data = (x - (1.0 - alpha).sqrt() * output) / alpha.sqrt()
-        return data.clamp(-self.config.clip, self.config.clip), output
+    def bounded_end_of(
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, step: Int[Tensor, " N"]
+    ) -> Float[Tensor, "B K Tp Da"]:
+        """The same within +-clip: in use, and what is learned from."""
+        return self.end_of(x, films, step).clamp(-self.config.clip, self.config.clip)
 
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
         rng = draws.for_rows(rng, batch)
@@ -94,10 +98,10 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
             teachers_films = self.teachers_films(batch)
             shift = self.in_my_space(torch.zeros_like(data), batch, example).unsqueeze(1)
             seen = self.schedule.add_noise((data.unsqueeze(1) - shift), noise.unsqueeze(1), step)  # in its own space
-            found, found_noise = self._denoise(self.teacher.predict(seen, teachers_films, step), seen, step)
-            alpha = self.schedule.alphas[into].view(-1, 1, 1, 1)
-            moved = alpha.sqrt() * (found + shift) + (1.0 - alpha).sqrt() * found_noise
-            further = self.end_of(moved, films, into.clamp(min=0))
+            said = self.teacher.predict(seen, teachers_films, step)
+            found, found_noise = self.schedule.split(seen, said, step, "epsilon", self.config.clip)
+            moved = self.schedule.ddim(found + shift, found_noise, into)
+            further = self.bounded_end_of(moved, films, into.clamp(min=0))
             target = torch.where((into < 0).view(-1, 1, 1, 1), moved, further)
         consistency = row_mean((landed - target)[:, 0].square(), batch.action_valid).mean()
         denoising = row_mean((landed[:, 0] - data).square(), batch.action_valid).mean()
@@ -117,5 +121,5 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
             if i:
                 fresh = self.noise(x.shape[0], x.shape[1], rng)
                 x = self.schedule.add_noise(x, fresh, step)
-            x = self.end_of(x, films, step)
+            x = self.bounded_end_of(x, films, step)
         return x

@@ -3,8 +3,8 @@
     f(x, t) = x + (e - t) v(x, t)          where the path ends in its segment of [0, 1], e = the segment's end
     loss = E |f(x_t, t) - f(x_r, r)|^2 + alpha |v(x_t, t) - v(x_r, r)|^2,     r = min(t + delta, e), no gradient at r
 
-At r = e the second f is x_e itself: the path's own end, where the chain of targets starts. No teacher. One evaluation
-a segment is what it is trained for.
+At r = e the second f is x_e itself: the path's own end, where the chain of targets starts. The velocity there is the
+next segment's, or at 1 none: the second term is left out. No teacher. One evaluation a segment is what it is made for.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ class ConsistencyFmConfig(FlowMatchingConfig):
         super().__post_init__()
         if self.segments < 1 or not 0 < self.delta <= 1 or self.velocity_weight < 0:
             raise PrismError("consistency_fm: segments >= 1, delta in (0, 1], velocity_weight >= 0")
+        if self.solver != "euler" or self.evaluations % self.segments:
+            raise PrismError(
+                f"consistency_fm: evaluations {self.evaluations} must be a multiple of segments {self.segments}, "
+                "solver euler"
+            )
 
 
 class ConsistencyFmPolicy(FlowMatchingPolicy):
@@ -59,5 +64,7 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
         landed, velocity = jump(time)
         with torch.no_grad():
             target, target_velocity = jump(later)
-        error = (landed - target).square() + self.config.velocity_weight * (velocity - target_velocity).square()
+        inside = (later < end).to(data.dtype)[:, None, None]
+        apart = inside * (velocity - target_velocity).square()
+        error = (landed - target).square() + self.config.velocity_weight * apart
         return LossOutput(row_mean(error, batch.action_valid).mean(), {})

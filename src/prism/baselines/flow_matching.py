@@ -18,7 +18,6 @@ from prism import draws
 from prism.baselines.base import row_mean
 from prism.baselines.unet import Films
 from prism.baselines.unet_policy import UNetPolicy, UNetPolicyConfig
-from prism.context_policy import Example
 from prism.errors import PrismError
 from prism.jsonconfig import from_json
 from prism.normalize import Normalizer
@@ -66,18 +65,19 @@ class FlowMatchingPolicy(UNetPolicy):
         data = self.data(example)
         time = draws.rand((len(data),), rng).to(data.device)
         noise = draws.randn(data.shape, rng).to(data.device)
-        return LossOutput(row_mean(self.path_error(data, noise, time, example), batch.action_valid).mean(), {})
+        error = self.path_error(data, noise, time, self.films(example.context))
+        return LossOutput(row_mean(error, batch.action_valid).mean(), {})
 
     def path_error(
         self,
         data: Float[Tensor, "B Tp Da"],
         noise: Float[Tensor, "B Tp Da"],
         time: Float[Tensor, " B"],
-        example: Example,
+        films: Films,
     ) -> Float[Tensor, "B Tp Da"]:
         """|v_theta(x_t, t) - (data - noise)|^2 on the straight path from noise to data."""
         x = torch.lerp(noise, data, time[:, None, None])
-        output = self.velocity(x.unsqueeze(1), self.films(example.context), time)[:, 0]
+        output = self.velocity(x.unsqueeze(1), films, time)[:, 0]
         return (output - (data - noise)).square()
 
     def plan(

@@ -17,7 +17,7 @@ from prism.baselines.base import row_mean
 from prism.baselines.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.baselines.student import Student
 from prism.errors import PrismError
-from prism.policy import LossOutput
+from prism.policy import LossOutput, Policy
 from prism.types import Batch
 
 
@@ -26,7 +26,7 @@ class RectifiedFlowConfig(FlowMatchingConfig):
     method: ClassVar[str] = "rectified_flow"
 
     evaluations: int = 1
-    teacher_evaluations: int = 10  # Euler steps of the teacher, for a pair
+    teacher_evaluations: int = 10  # of the teacher, by its own solver, for a pair
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,6 +37,16 @@ class RectifiedFlowConfig(FlowMatchingConfig):
 class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):
     config_type: ClassVar[type[FlowMatchingConfig]] = RectifiedFlowConfig
     config: RectifiedFlowConfig
+    teacher_method: ClassVar[str] = FlowMatchingConfig.method
+
+    def learn_from(self, teacher: Policy) -> None:
+        asked = self.config.teacher_evaluations
+        if isinstance(teacher, FlowMatchingPolicy) and teacher.config.solver == "midpoint" and asked % 2:
+            raise PrismError(
+                f"rectified_flow.teacher_evaluations is {asked}; the teacher's solver, midpoint, takes two a step: "
+                "use an even number"
+            )
+        super().learn_from(teacher)
 
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
         rng = draws.for_rows(rng, batch)
@@ -48,4 +58,5 @@ class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):
                 noise.unsqueeze(1), self.teachers_films(batch), self.config.teacher_evaluations
             )
             data = self.in_my_space(asked[:, 0], batch, example)
-        return LossOutput(row_mean(self.path_error(data, noise, time, example), batch.action_valid).mean(), {})
+        error = self.path_error(data, noise, time, self.films(example.context))
+        return LossOutput(row_mean(error, batch.action_valid).mean(), {})

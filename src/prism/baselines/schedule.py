@@ -20,6 +20,7 @@ from prism.errors import PrismError
 
 Prediction = Literal["epsilon", "sample"]
 Spacing = Literal["leading", "trailing"]
+Step = int | Int[Tensor, " B"]  # of all rows, or one a row; -1: the data
 
 
 def cosine_alphas(steps: int) -> Float[Tensor, " T"]:
@@ -56,27 +57,27 @@ class NoiseSchedule(nn.Module):
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self.steps = steps
         alphas = torch.cat([cosine_alphas(steps), torch.ones(1, dtype=torch.float64)])
         self.register_buffer("alphas", alphas.float(), persistent=False)
 
     def add_noise(
         self, data: Float[Tensor, "B ..."], noise: Float[Tensor, "B ..."], step: Int[Tensor, " B"]
     ) -> Float[Tensor, "B ..."]:
-        alpha = self.alphas[step].view(-1, *[1] * (data.ndim - 1))
-        return alpha.sqrt() * data + (1.0 - alpha).sqrt() * noise
+        return self.ddim(data, noise, step)
 
-    def split(self, x: Tensor, output: Tensor, step: int, prediction: Prediction, clip: float) -> tuple[Tensor, Tensor]:
+    def split(
+        self, x: Tensor, output: Tensor, step: Step, prediction: Prediction, clip: float
+    ) -> tuple[Tensor, Tensor]:
         """The network's output -> (x_0 within +-clip, eps). The eps is the network's own, also where x_0 is clipped."""
-        alpha = self.alphas[step]
+        alpha = self._alpha(step, x)
         if prediction == "epsilon":
             data = (x - (1.0 - alpha).sqrt() * output) / alpha.sqrt()
             return data.clamp(-clip, clip), output
         return output.clamp(-clip, clip), (x - alpha.sqrt() * output) / (1.0 - alpha).sqrt()
 
-    def ddim(self, data: Tensor, noise: Tensor, into: int) -> Tensor:
+    def ddim(self, data: Tensor, noise: Tensor, into: Step) -> Tensor:
         """x_t' = sqrt(ab') x_0 + sqrt(1 - ab') eps: no randomness of its own (eta = 0; Song et al. 2021)."""
-        alpha = self.alphas[into]
+        alpha = self._alpha(into, data)
         return alpha.sqrt() * data + (1.0 - alpha).sqrt() * noise
 
     def ddpm(self, x: Tensor, data: Tensor, step: int, into: int, fresh: Tensor) -> Tensor:
@@ -90,3 +91,6 @@ class NoiseSchedule(nn.Module):
         if into < 0:
             return mean
         return mean + ((1.0 - alpha_into) / (1.0 - alpha) * (1.0 - kept)).sqrt() * fresh
+
+    def _alpha(self, step: Step, like: Tensor) -> Tensor:
+        return self.alphas[step].view(-1, *[1] * (like.ndim - 1))
