@@ -5,6 +5,7 @@ A toy in place of the UNet, so that it trains in a second: one context, and plan
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,16 @@ from prism.baselines.adaflow import AdaFlowPolicy
 from prism.baselines.consistency import ConsistencyPolicy
 from prism.baselines.diffusion import DiffusionPolicy
 from prism.baselines.flow_matching import FlowMatchingPolicy
-from prism.baselines.rectified_flow import RectifiedFlowPolicy
+from prism.baselines.rectified_flow import RectifiedFlowConfig, RectifiedFlowPolicy
 from prism.baselines.student import Student
 from prism.baselines.unet import step_features
 from prism.context_policy import ContextPolicy, Example
 from prism.controller import Controller, ControllerConfig, ensemble
 from prism.errors import PrismError
-from prism.presets import build_policy
+from prism.presets import build_policy, student_config
 from prism.selection import SelectionConfig
 from prism.types import Batch, Observation
-from tests.baseline_fakes import build, small_method
+from tests.baseline_fakes import SMALL_UNET, build, small_method
 from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch
 
 ROWS, SIZE = 256, 4 * ACTION_DIM
@@ -99,6 +100,11 @@ def one_row() -> Observation:
     return Observation(
         {k: v[:1] for k, v in observation.streams.items()}, {k: v[:1] for k, v in observation.present.items()}
     )
+
+
+def _repeated(observation: Observation, rows: int) -> Observation:
+    streams = {k: v.repeat(rows, *[1] * (v.ndim - 1)) for k, v in observation.streams.items()}
+    return Observation(streams, {k: v.repeat(rows, 1) for k, v in observation.present.items()})
 
 
 def draw(policy: ContextPolicy, seed: int = 5) -> Tensor:
@@ -201,6 +207,25 @@ def test_a_student_needs_the_right_teacher(flow: FlowMatchingPolicy) -> None:
         student.learn_from(build(small_method("mse")))
     with pytest.raises(PrismError, match="offset_scale"):
         student.learn_from(build(small_method("flow_matching", offset_scale=0.3)))
+    for wrong in ("consistency_fm", "adaflow", "diffusion"):  # the same network, or nearly; not what it stands for
+        with pytest.raises(PrismError, match=f"cannot learn from one of method '{wrong}'"):
+            student.learn_from(build(small_method(wrong)))
+
+
+def test_a_midpoint_teacher_has_a_student_that_takes_euler_steps() -> None:
+    teacher = small_method("flow_matching", solver="midpoint", evaluations=6)
+    config = student_config("rectified_flow", teacher)
+    assert isinstance(config, RectifiedFlowConfig)
+    assert (config.solver, config.evaluations, config.unet) == ("euler", 1, SMALL_UNET)
+    learned = build_policy(teacher.spec(VECTORS, ACTION_DIM, 10.0))
+    for asked in (1, 3):  # half a step of midpoint is none: the teacher's plan would be the noise
+        student = build_policy(replace(config, teacher_evaluations=asked).spec(VECTORS, ACTION_DIM, 10.0))
+        assert isinstance(student, RectifiedFlowPolicy)
+        with pytest.raises(PrismError, match="use an even number"):
+            student.learn_from(learned)
+    student = build_policy(replace(config, teacher_evaluations=2).spec(VECTORS, ACTION_DIM, 10.0))
+    assert isinstance(student, RectifiedFlowPolicy)
+    student.learn_from(learned)
 
 
 # --------------------------------------------------------------------------- what the controller does for a method
@@ -220,10 +245,17 @@ def test_falcon_starts_from_the_old_plan_until_the_world_disagrees(diffusion: Di
         old = torch.full((1, 2, ACTION_DIM), 0.8)
         plans = diffusion.sample_near(one_row(), 50, torch.Generator().manual_seed(1), old)[0]
         assert float((plans.mean((1, 2)) > 0.4).float().mean()) > 0.95
-        assert calls == [20, 20, 10, 0]  # the last three of ten, the first of them twice
+        assert calls == [20, 10, 0]  # the last three of ten
         calls.clear()
-        diffusion.sample_near(one_row(), 50, torch.Generator().manual_seed(1), -4.0 * old)
-        assert calls[-10:] == list(range(90, -1, -10))
+        anew = diffusion.sample_near(one_row(), 50, torch.Generator().manual_seed(1), -4.0 * old)
+        assert calls == [20, *range(90, -1, -10)]  # one to see that, and then all ten
+        assert torch.equal(anew, diffusion.sample(one_row(), 50, torch.Generator().manual_seed(1)))
+        calls.clear()
+        both = _repeated(one_row(), 2)
+        plans = diffusion.sample_near(both, 50, torch.Generator().manual_seed(1), torch.cat([old, -4.0 * old]))
+        assert calls == [20, 10, 0, *range(90, -1, -10)]  # each row has its own
+        assert float((plans[0].mean((1, 2)) > 0.4).float().mean()) > 0.95
+        assert on_a_mode(plans[1]) > 0.8
     finally:
         diffusion.predict = predict  # type: ignore[method-assign]
 

@@ -97,7 +97,10 @@ Method = Literal[
     "adaflow",
 ]  # fmt: skip
 METHODS: tuple[str, ...] = get_args(Method)
-TEACHERS = {"rectified_flow": "flow_matching", "consistency": "diffusion"}  # distilled methods, and from which
+TEACHERS = {  # distilled methods, and from which
+    "rectified_flow": RectifiedFlowPolicy.teacher_method,
+    "consistency": ConsistencyPolicy.teacher_method,
+}
 
 CONFIGS: dict[str, type[ContextConfig]] = {
     config.method: config
@@ -156,7 +159,8 @@ def student_config(method: str, teacher: ContextConfig) -> ContextConfig:
         need = f"one of method '{wanted}'" if wanted else "no teacher"
         raise PrismError(f"'{method}' learns from {need}; the teacher's method is '{teacher.method}'")
     kind = CONFIGS[method]
-    shared = {f.name for f in fields(kind)} & {f.name for f in fields(teacher)} - {"evaluations"}
+    sampling = {"evaluations", "solver"}
+    shared = {f.name for f in fields(kind)} & {f.name for f in fields(teacher)} - sampling
     return kind(**{name: getattr(teacher, name) for name in shared})
 
 

@@ -117,13 +117,17 @@ class DiffusionPolicy(UNetPolicy):
         old = self.normalizer.normalize_actions(torch.cat([previous[:, :steps], held], dim=1)).unsqueeze(1)
         old = (old if anchor is None else old - anchor) / config.offset_scale
         noise = self.noise(old.shape[0], candidates, rng)
-        visited = config.visited()[-config.warm_evaluations :]
-        first = torch.tensor(visited[:1], device=old.device)
-        x = self.schedule.add_noise(old.expand_as(noise), noise, first)
-        ends, _ = self.schedule.split(x, self.predict(x, films, first), visited[0], config.prediction, config.clip)
+        first, *rest = config.visited()[-config.warm_evaluations :]
+        step = torch.tensor([first], device=old.device)
+        x = self.schedule.add_noise(old.expand_as(noise), noise, step)
+        output = self.predict(x, films, step)
+        ends, _ = self.schedule.split(x, output, first, config.prediction, config.clip)
         gap = config.offset_scale * (ends - old)[:, :, :steps].abs().mean((1, 2, 3))  # (B,)
-        plans = self.denoise(x, films, rng, visited)
         anew = gap > config.warm_tolerance
+        if bool(anew.all()):
+            return self.finish(config.offset_scale * self.denoise(noise, films, rng), anchor)
+        x = self._step(x, output, first, rest[0] if rest else -1, rng)
+        plans = self.denoise(x, films, rng, rest)
         if bool(anew.any()):
             plans = torch.where(anew.view(-1, 1, 1, 1), self.denoise(noise, films, rng), plans)
         return self.finish(config.offset_scale * plans, anchor)
@@ -132,14 +136,17 @@ class DiffusionPolicy(UNetPolicy):
         self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator, visited: list[int] | None = None
     ) -> Float[Tensor, "B K Tp Da"]:
         """From noise, or from the first of the steps `visited`, to plans in the method's own space."""
-        config, schedule = self.config, self.schedule
-        visited = visited or config.visited()
+        visited = self.config.visited() if visited is None else visited
         for step, into in pairwise([*visited, -1]):
             output = self.predict(x, films, torch.tensor([step], device=x.device))
-            data, noise = schedule.split(x, output, step, config.prediction, config.clip)
-            if config.sampler == "ddim":
-                x = schedule.ddim(data, noise, into)
-            else:
-                fresh = self.noise(x.shape[0], x.shape[1], rng) if into >= 0 else noise
-                x = schedule.ddpm(x, data, step, into, fresh)
+            x = self._step(x, output, step, into, rng)
         return x
+
+    def _step(self, x: Tensor, output: Tensor, step: int, into: int, rng: torch.Generator) -> Tensor:
+        """What the network said at `step` takes x to the earlier step `into`."""
+        config, schedule = self.config, self.schedule
+        data, noise = schedule.split(x, output, step, config.prediction, config.clip)
+        if config.sampler == "ddim":
+            return schedule.ddim(data, noise, into)
+        fresh = self.noise(x.shape[0], x.shape[1], rng) if into >= 0 else noise
+        return schedule.ddpm(x, data, step, into, fresh)

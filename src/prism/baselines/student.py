@@ -6,7 +6,7 @@ The teacher is no part of the student: it is not saved, not averaged, and not ne
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -36,12 +36,17 @@ class _Held(Generic[T]):
 class Student(BaselinePolicy, Generic[T]):
     """A policy of the same architecture as its teacher's."""
 
+    teacher_method: ClassVar[str]
     _held: _Held[T] | None = None
 
     def learn_from(self, teacher: Policy) -> None:
         """Take over the teacher's weights and normaliser; ask it from now on. Call before training."""
         config = getattr(teacher, "config", None)
-        if not isinstance(config, BaselineConfig) or not isinstance(teacher, UNetPolicy):
+        if (
+            not isinstance(config, BaselineConfig)
+            or not isinstance(teacher, UNetPolicy)
+            or teacher.spec.method != self.teacher_method
+        ):
             raise PrismError(f"a {self.spec.method} policy cannot learn from one of method '{teacher.spec.method}'")
         mine = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
         for name in ("obs_horizon", "pred_horizon", "encoder", "anchor", "offset_scale", "width", "unet"):
