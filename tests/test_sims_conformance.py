@@ -164,6 +164,24 @@ def test_step_limit(env: Env) -> None:
         env.step(middle)
 
 
+def test_stepping_after_a_success_is_refused(env: Env) -> None:
+    if env.name.endswith(DRAWS_SLOWLY):
+        pytest.skip("the same code as without pictures, and drawing is slow")
+    expert = make_expert(env.name, env)
+    for seed in range(5):
+        env.reset(seed)
+        expert.reset(seed)
+        while not (result := env.step(expert.act())).done:
+            pass
+        with pytest.raises(PrismError, match=r"over.*reset"):
+            env.step(env.action_low)
+        if result.success:
+            break
+    assert result.success
+    env.reset(0)
+    env.step(env.action_low)
+
+
 def test_stepping_before_a_reset_is_refused() -> None:
     for name in ("pusht", "metaworld-reach"):
         fresh = make_env(name)

@@ -125,7 +125,7 @@ class MetaWorldEnv:
         self._cameras = None if variant == "state" else Cameras(self._env.model, self.sensors)
         self._renderer: offscreen.OffscreenRenderer | None = None  # for people
         self._raw: NDArray[np.float64] | None = None
-        self._steps = 0
+        self._steps, self._is_over = 0, False
 
     def reset(self, seed: int) -> dict[str, Array]:
         import mujoco
@@ -145,14 +145,14 @@ class MetaWorldEnv:
         for name, position in env._target_site_config:
             env._set_pos_site(name, position)
         self._raw = np.concatenate([now, now, env._get_pos_goal()])
-        self._steps = 0
+        self._steps, self._is_over = 0, False
         return self._observe(self._raw)
 
     def step(self, action: NDArray[np.float32]) -> StepResult:
         if self._raw is None:
             raise PrismError(f"{self.name}: call reset(seed) before step(action)")
-        if self._steps >= self.max_steps:
-            raise PrismError(f"{self.name}: the episode is over after {self.max_steps} steps; call reset(seed)")
+        if self._is_over:
+            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
         action = np.asarray(action, dtype=np.float32)
         if action.shape != (4,) or not np.isfinite(action).all():
             raise PrismError(f"{self.name}: an action is 4 finite numbers, not {action!r}")
@@ -161,9 +161,8 @@ class MetaWorldEnv:
         self._raw[36:39] = self._env._get_pos_goal()
         self._steps += 1
         success = bool(info["success"] > 0)
-        return StepResult(
-            self._observe(self._raw), float(success), success, done=success or self._steps >= self.max_steps
-        )
+        self._is_over = success or self._steps >= self.max_steps
+        return StepResult(self._observe(self._raw), float(success), success, done=self._is_over)
 
     def _observe(self, raw: NDArray[np.float64]) -> dict[str, Array]:
         proprio = raw[:4].astype(np.float32)

@@ -2,7 +2,7 @@
 `pusht-edge`, the state variant from starts that are ambiguous (sims/pusht_edge.py).
 
 Protocol: 300 steps at 10 Hz, action = target position of the disc in [0, 512]^2, score = min(1, coverage / 0.95),
-success (and end) at coverage > 0.95. Evaluation seeds are 100000 + i.
+success (and end) at coverage > 0.95. Evaluation seeds are 100000 + i, their starts gym-pusht's (pusht_physics.reset).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from prism.sims.pusht_physics import SUCCESS_COVERAGE, PushTPhysics
 
 MAX_STEPS = 300
 FPS = 10.0
-TEST_SEED = 100_000  # evaluation episode i uses TEST_SEED + i
 _PICTURE = 256
 
 
@@ -43,12 +42,13 @@ class PushTEnv:
         self.max_steps = max_steps
         self.physics = PushTPhysics()
         self._steps: int | None = None
+        self._is_over = False
 
     def reset(self, seed: int) -> dict[str, Array]:
         if self.name == "pusht-edge":
             return self.reset_to_state(random_edge_start(seed))
         self.physics.reset(seed)
-        self._steps = 0
+        self._steps, self._is_over = 0, False
         return self._observe()
 
     def reset_to_state(self, state: NDArray[np.floating[Any]]) -> dict[str, Array]:
@@ -57,14 +57,14 @@ class PushTEnv:
         if state.shape != (5,) or not np.isfinite(state).all():
             raise PrismError(f"{self.name}: a state is 5 finite numbers (agent xy, block xy, angle), not {state!r}")
         self.physics.set_state(state)
-        self._steps = 0
+        self._steps, self._is_over = 0, False
         return self._observe()
 
     def step(self, action: NDArray[np.float32]) -> StepResult:
         if self._steps is None:
             raise PrismError(f"{self.name}: call reset(seed) before step(action)")
-        if self._steps >= self.max_steps:
-            raise PrismError(f"{self.name}: the episode is over after {self.max_steps} steps; call reset(seed)")
+        if self._is_over:
+            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
         action = np.asarray(action, dtype=np.float32)
         if action.shape != (2,) or not np.isfinite(action).all():
             raise PrismError(f"{self.name}: an action is 2 finite numbers, not {action!r}")
@@ -73,12 +73,9 @@ class PushTEnv:
         self._steps += 1
         coverage = self.physics.coverage()
         success = coverage > SUCCESS_COVERAGE
-        return StepResult(
-            self._observe(),
-            score=min(1.0, coverage / SUCCESS_COVERAGE),
-            success=success,
-            done=success or self._steps >= self.max_steps,
-        )
+        self._is_over = success or self._steps >= self.max_steps
+        score = min(1.0, coverage / SUCCESS_COVERAGE)
+        return StepResult(self._observe(), score, success, done=self._is_over)
 
     def _observe(self) -> dict[str, Array]:
         streams: dict[str, Array] = dict(features(self.physics.state(), self.variant))

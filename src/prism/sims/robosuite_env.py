@@ -78,7 +78,7 @@ class RobosuiteEnv:
         sim_env._update_observables = self._between_substeps
         self._cameras: VisualRenderer | None = None
         self._renderer: VisualRenderer | None = None
-        self._steps = -1  # no episode yet
+        self._steps, self._is_over = -1, False  # no episode yet
         self.sensors = self._sensors()
 
     def _sensors(self) -> tuple[SensorSpec, ...]:
@@ -111,7 +111,7 @@ class RobosuiteEnv:
         env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         env.reset()
         self._wrenches = [self._wrench()]
-        self._steps = 0
+        self._steps, self._is_over = 0, False
 
     def restore(self, state: NDArray[np.float64]) -> dict[str, Array]:
         """Goes on from a `state()` of this task, as robomimic replays datasets; the grippers' targets start afresh."""
@@ -126,14 +126,14 @@ class RobosuiteEnv:
             joints = sim.data.qpos[robot._ref_joint_pos_indexes]
             robot.composite_controller.part_controllers[robot.arms[0]].update_initial_joints(joints)
         self._wrenches = [self._wrench()]
-        self._steps = 0
+        self._steps, self._is_over = 0, False
         return self._observe()
 
     def step(self, action: NDArray[np.float32]) -> StepResult:
         if self._steps < 0:
             raise PrismError(f"{self.name}: call reset(seed) before step(action)")
-        if self._steps >= self.max_steps:
-            raise PrismError(f"{self.name}: the episode is over after {self.max_steps} steps; call reset(seed)")
+        if self._is_over:
+            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
         action = np.asarray(action, dtype=np.float32)
         if action.shape != (self.action_dim,) or not np.isfinite(action).all():
             raise PrismError(f"{self.name}: an action is {self.action_dim} finite numbers, not {action!r}")
@@ -142,8 +142,8 @@ class RobosuiteEnv:
         self._steps += 1
         success = bool(self.sim_env._check_success())
         self._refresh()
-        done = success or self._steps >= self.max_steps
-        return StepResult(self._observe(), float(success), success, done)
+        self._is_over = success or self._steps >= self.max_steps
+        return StepResult(self._observe(), float(success), success, done=self._is_over)
 
     def _refresh(self) -> None:
         """Poses of the state that the step ended in; contact forces, which start the next step, stay as they are."""

@@ -104,7 +104,8 @@ class TabletopEnv(RobosuiteEnv):
         self._forces = []
         result = super().step(action)
         success = self.succeeded()
-        return StepResult(result.observation, float(success), success, success or self._steps >= self.max_steps)
+        self._is_over = success or self._steps >= self.max_steps
+        return StepResult(result.observation, float(success), success, done=self._is_over)
 
     def _between_substeps(self, force: bool = False) -> None:
         super()._between_substeps(force)
