@@ -10,12 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prism.commands.compare import Compare
+from prism.commands.evaluate import Eval
+from prism.commands.study import Failures
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.recording import load_result, load_results, recording_path, save_result
 from prism.evaluation.results import EvaluationResult, flat_json, metrics_json, write_json
-from prism.evaluation.rollout import IncompleteError, RecordConfig, _Job, _setup, evaluate, run_episode, to_film
+from prism.evaluation.rollout import (
+    IncompleteError,
+    RecordConfig,
+    _Job,
+    _setup,
+    evaluate,
+    rate_note,
+    run_episode,
+    to_film,
+)
 from prism.sensors import SensorSpec
+from prism.sims.base import TEST_SEED
 from tests.evaluation_fakes import (
     SENSORS,
     PointEnv,
@@ -122,6 +135,28 @@ class OtherEnv(PointEnv):
 def test_a_policy_on_the_wrong_task_is_refused(sensors: tuple[SensorSpec, ...], action_dim: int, message: str) -> None:
     with pytest.raises(PrismError, match=message):
         _setup(make_point_policy, lambda: OtherEnv(sensors, action_dim), CONFIG, None)
+
+
+class FastEnv(PointEnv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fps = 80.0
+
+
+def test_another_rate_than_in_training_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    result = evaluate(make_point_policy, "point", 2, 100, CONFIG, 1, None, False, FastEnv)
+    told = [record.getMessage() for record in caplog.records if record.name == "prism.evaluate"]
+    assert told == [result.info["note"]]
+    assert "trained at 10 steps a second, task 'point' takes 80" in told[0]
+    spec = PointPolicy().spec
+    assert rate_note(PointEnv(), spec) is None
+    assert rate_note(PointEnv(), dataclasses.replace(spec, fps=9.99)) is None
+    assert rate_note(PointEnv(), dataclasses.replace(spec, fps=0.0)) is None  # not known
+
+
+def test_the_commands_name_the_test_seeds() -> None:
+    for command in (Eval, Compare, Failures):  # they start without numpy, and so without the constant
+        assert {field.name: field.default for field in dataclasses.fields(command)}["first_seed"] == TEST_SEED
 
 
 def test_filming_prefers_a_mixture(filmed: EvaluationResult) -> None:

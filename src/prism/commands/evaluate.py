@@ -44,7 +44,7 @@ class Eval:
     task of it."""
     episodes: Annotated[int | None, option("N")] = None
     """How many episodes, each with a seed of its own; 50, or as many as the benchmark has, unless told."""
-    first_seed: int = 100_000
+    first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
     json: OutputFile = None
     """Write the metrics to this file too."""

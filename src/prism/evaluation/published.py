@@ -36,7 +36,8 @@ PAPER: dict[str, dict[str, float]] = {
 # Push-T is no success table of the paper; Diffusion Policy's own figures (state inputs) stand beside it.
 OTHERS: dict[str, str] = {
     "pusht": "Diffusion Policy, state inputs, published: score .95 at the best checkpoint, .91 on average of the last "
-    "ten; LeRobot's run of it: 64 % success, mean best overlap .957",
+    "ten; LeRobot's run of it: 64 % success, mean best overlap .957. Our seeds are Diffusion Policy's, but "
+    "gym-pusht, LeRobot's environment and ours, makes other starts of them",
     "robomimic": "Diffusion Policy from images, published: lift 1.00, can .97, square .92, transport .93, "
     "tool-hang .73 (average of the last ten checkpoints)",
     "tabletop": "The paper's four commands on hardware (25 demonstrations each, 50 trials): 92, 88, 84, 78 %; this "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +23,10 @@ from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_i
 from prism.evaluation.workers import LostJobsError, Pool, WorkerPool
 from prism.policy import Policy, PolicySpec
 from prism.sensors import decode_text
+from prism.sims.base import TEST_SEED as TEST_SEED  # the others know it from here
 from prism.sims.base import Array, Env
 
-# Push-T's published protocol tests on 100000 + i. Demonstrations are collected from seeds that count up from 0,
-# so the same offset keeps every task's test episodes unseen.
-TEST_SEED = 100_000
+logger = logging.getLogger("prism.evaluate")
 
 PolicyFactory = Callable[[], Policy]
 EnvFactory = Callable[[], Env]
@@ -103,6 +104,8 @@ def evaluate(
             def finished(outcome: _Outcome) -> None:
                 done.append(outcome.episode)
                 report(outcome.episode, len(done), episodes)
+                if len(done) == 1 and outcome.rate_note is not None:
+                    logger.warning("%s", outcome.rate_note)
 
             lost: tuple[str, ...] = ()
             try:
@@ -126,7 +129,7 @@ def evaluate(
         crashes=tuple(pool.crashes),
         lost=lost,
         rendering_hint=hint,
-        info=run_info(first_seed),
+        info=run_info(first_seed) | ({"note": outcomes[0].rate_note} if outcomes[0].rate_note else {}),
     )
     if lost:
         raise IncompleteError(result)
@@ -163,6 +166,7 @@ class _Outcome:
     episode: EpisodeResult
     fps: float
     rendering_hint: str | None
+    rate_note: str | None = None
 
 
 def _setup(
@@ -203,6 +207,19 @@ def check_spec_fits(env: Env, spec: PolicySpec) -> None:
         )
 
 
+def rate_note(env: Env, spec: PolicySpec) -> str | None:
+    """A line where policy and task differ in their steps a second.
+
+    No error: where a format stores no rate (zarr, say) one is assumed, and the policy is right all the same.
+    """
+    if spec.fps <= 0 or math.isclose(spec.fps, env.fps, rel_tol=0.01):
+        return None
+    return (
+        f"the policy was trained at {spec.fps:g} steps a second, task '{env.name}' takes {env.fps:g}: plans are "
+        "executed at another speed than was shown; if only the dataset's rate was unknown, train with --fps"
+    )
+
+
 def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _Outcome:
     episode = run_episode(env, controller, job.seed, record, job.film_every)
     hint = None
@@ -210,7 +227,7 @@ def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _
         from prism.sims.offscreen import rendering_hint
 
         hint = rendering_hint() or f"{env.name} draws no pictures"
-    return _Outcome(episode, env.fps, hint)
+    return _Outcome(episode, env.fps, hint, rate_note(env, controller.policy.spec))
 
 
 def run_episode(

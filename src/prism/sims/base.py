@@ -24,6 +24,10 @@ from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
 
+# Evaluation episode i of every task has this seed + i: the numbers of Push-T's published protocol. Demonstrations are
+# collected from seeds that count up from 0 and stop before it, so test episodes are unseen.
+TEST_SEED = 100_000
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -83,6 +87,11 @@ class EnvView(ABC):
     def step(self, action: NDArray[np.float32]) -> StepResult:
         result = self._env.step(action)
         return replace(result, observation=self.see(result.observation))
+
+    @property
+    def goal_index(self) -> int:
+        """Which command of a chain is to be done now; 0 where an episode has but one."""
+        return int(getattr(self._env, "goal_index", 0))
 
     def state(self) -> NDArray[np.float64]:
         return self._env.state()

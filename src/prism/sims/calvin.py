@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import Array, StepResult
+from prism.sims.base import TEST_SEED, Array, StepResult
 from prism.sims.calvin_chains import BLOCKS, LENGTH, Chains, starts
 from prism.sims.calvin_checkout import GET_IT, Checkout, Symbols, find_checkout, quiet
 from prism.sims.calvin_names import NAMES
@@ -41,7 +41,6 @@ MAX_STEPS = 360  # a command
 FPS = 30.0
 TEXT_BYTES = 64
 EGL = "PRISM_CALVIN_EGL"  # "1": draw on the GPU, as CALVIN's own evaluation does
-FIRST_TEST_SEED = 100_000  # evaluation episode i has this seed + i, and is chain i
 
 _AWAY = range(6, 12)  # the hand that holds one moves by 12 cm meanwhile, and comes to rest
 _SETTLE = 22  # control steps after blocks were put into the hand, the drawer or onto each other
@@ -188,7 +187,8 @@ class CalvinEnv:
         return self._world.sentences[self.goals[min(self.goal_index, len(self.goals) - 1)]]
 
     def reset(self, seed: int) -> dict[str, Array]:
-        number = seed - FIRST_TEST_SEED if seed >= FIRST_TEST_SEED else -1 - seed  # tests and the rest never share one
+        # Evaluation episode i is chain i; tests and the rest never share one.
+        number = seed - TEST_SEED if seed >= TEST_SEED else -1 - seed
         if self.task is None:
             state, self.goals = self._world.chains.chain(number % 2**32)
         else:

@@ -26,10 +26,9 @@ from prism.data.store import DatasetWriter
 from prism.errors import PrismError
 from prism.processes import end_with_parent
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Env, Expert
+from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import make_env, make_expert
 
-FIRST_TEST_SEED = 100_000  # evaluation seeds count up from here: no demonstration may come from one of them
 _PATIENCE = 10  # attempts allowed per wanted episode
 
 
@@ -177,11 +176,9 @@ def collect(
     """
     if episodes < 1 or seed < 0 or noise < 0.0:
         raise PrismError(f"cannot record {episodes} episodes from seed {seed} with noise {noise}: use 1, 0, 0 or more")
-    last = min(seed + _PATIENCE * episodes + _PATIENCE, FIRST_TEST_SEED)
-    if seed + episodes > FIRST_TEST_SEED:
-        raise PrismError(
-            f"seeds from {FIRST_TEST_SEED} on are for evaluation: start below {FIRST_TEST_SEED - episodes}"
-        )
+    last = min(seed + _PATIENCE * episodes + _PATIENCE, TEST_SEED)
+    if seed + episodes > TEST_SEED:
+        raise PrismError(f"seeds from {TEST_SEED} on are for evaluation: start below {TEST_SEED - episodes}")
     quick = episodes <= 20 and not task.startswith("pusht")  # done before a second process has started
     workers = min(workers or (1 if quick else cores()), episodes)
     probe = make_env(task)  # a misspelt task or a missing package shows here, before anything is written

@@ -109,7 +109,11 @@ class PushTPhysics:
         self._space, self._agent, self._block = space, gym.agent, gym.block
 
     def reset(self, seed: int) -> None:
-        """gym-pusht's start for this seed."""
+        """gym-pusht's start for this seed.
+
+        Diffusion Policy's own environment starts elsewhere with the same seed: it draws from RandomState(seed), the
+        angle as randn() * 2 pi - pi, and sets the angle before the position.
+        """
         rng = np.random.default_rng(seed)  # what gymnasium makes of a seed
         agent = [int(rng.integers(50, 450)), int(rng.integers(50, 450))]
         block = [int(rng.integers(100, 400)), int(rng.integers(100, 400))]
