@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,18 +13,22 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prism.bench.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
-from prism.controller import ControllerConfig
+from prism.controller import Controller, ControllerConfig
 from prism.data.store import DatasetWriter
 from prism.errors import PrismError
 from prism.evaluation.bars import Bar, bar_chart
-from prism.evaluation.modality import DropSensors, conditions, study
+from prism.evaluation.modality import DropSensors, conditions, never_dropped, study
 from prism.evaluation.modality_page import charts, render, write_page
+from prism.evaluation.rollout import run_episode
 from prism.sensors import SensorSpec
+from prism.sims.base import StepResult
 from prism.types import Observation
 from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
+from tests.policy_fakes import small_config, small_policy
 
 
 class LostPolicy(PointPolicy):
@@ -55,6 +61,52 @@ def test_a_dropped_sensor_says_nothing() -> None:
     assert [s.name for s in env.sensors] == ["proprio", "goal"]
     with pytest.raises(PrismError, match="no sensor 'camera' to drop"):
         DropSensors(PointEnv(), ("camera",))
+
+
+class TwoGoals(PointEnv):
+    """A chain: the second command comes after five steps."""
+
+    goal_index = 0
+
+    def reset(self, seed: int) -> dict[str, NDArray[np.generic]]:
+        self.goal_index = 0
+        return super().reset(seed)
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        result = super().step(action)
+        self.goal_index = self._steps // 5
+        return replace(result, success=False, done=self._steps >= 10)
+
+
+@pytest.mark.parametrize("dropped", [(), ("proprio",)])
+def test_a_view_of_a_chain_starts_the_controller_anew_with_each_command(dropped: tuple[str, ...]) -> None:
+    class Watched(Controller):
+        def reset(self, seed: int = 0) -> None:
+            super().reset(seed)
+            seeds.append(seed)
+
+    seeds: list[int] = []
+    controller = Watched(PointPolicy(), ControllerConfig(exec_horizon=4, candidates=2))
+    seeds.clear()
+    env = DropSensors(TwoGoals(), dropped)
+    run_episode(env, controller, 3)
+    assert seeds == [3, 4]
+    assert env.goal_index == 2
+    assert DropSensors(PointEnv(), ()).goal_index == 0
+
+
+def test_a_sensor_that_training_never_dropped_is_told() -> None:
+    spec = small_policy(small_config()).spec
+    assert never_dropped(spec, ("proprio", "object_state")) == ("proprio", "object_state")
+    some = dataclasses.replace(small_config().encoder, dropout=0.3, sensor_dropout={"proprio": 0.0})
+    assert never_dropped(small_policy(small_config(encoder=some)).spec, ("proprio", "object_state")) == ("proprio",)
+    assert never_dropped(PointPolicy().spec, ("proprio",)) == ()  # says nothing of dropout
+    controller = ControllerConfig(exec_horizon=4, candidates=2)
+    found = study(make_lost_policy, "point", episodes=1, controller=controller, workers=1, env=make_point_env)
+    assert found.note is None
+    told = replace(found, untrained=("goal",)).to_json()
+    assert told["untrained"] == ["goal"]
+    assert "without dropout of goal" in told["note"]
 
 
 def test_study_measures_pairs_of_episodes_and_writes_the_figure(tmp_path: Path) -> None:

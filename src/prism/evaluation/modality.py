@@ -1,8 +1,9 @@
 """What each sensor is worth: the same episodes with every sensor, without each one, without each pair.
 
 The paper's figure "Modality robustness". A sensor that is dropped is missing from every observation of the episode;
-the policy sees its learned absent vector. Seeds are the same under every condition, so a change is measured on pairs
-of episodes; its interval is a bootstrap over these pairs.
+the policy sees its absent vector, which is learned where training had such absences (encoder.dropout, or a dataset
+with gaps) and random otherwise: `untrained` names the sensors that were never dropped. Seeds are the same under every
+condition, so a change is measured on pairs of episodes; its interval is a bootstrap over these pairs.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from prism.evaluation.rollout import (
     run_episode,
 )
 from prism.evaluation.workers import WorkerPool
+from prism.policy import PolicySpec
 from prism.sims.base import Array, Env, EnvView
 
 Dropped = tuple[str, ...]
@@ -67,6 +69,17 @@ class _Job:
 class ModalityStudy:
     sensors: tuple[str, ...]
     results: dict[Dropped, EvaluationResult]  # () is the baseline
+    untrained: tuple[str, ...] = ()  # those that training never dropped
+
+    @property
+    def note(self) -> str | None:
+        """What to know of the figures, in one line."""
+        if not self.untrained:
+            return None
+        return (
+            f"trained without dropout of {', '.join(self.untrained)}: unless the dataset had gaps, what stands in for "
+            "an absent one was never learned; train with --set policy.encoder.dropout=0.3 to learn it"
+        )
 
     @property
     def baseline(self) -> EvaluationResult:
@@ -97,6 +110,8 @@ class ModalityStudy:
             "episodes": len(baseline.episodes),
             "first_seed": baseline.first_seed,
             "metric": self.metric,
+            "untrained": list(self.untrained),
+            "note": self.note,
             "baseline": self._row(()),
             **rows,
             **baseline.info,
@@ -128,7 +143,8 @@ def study(
         raise PrismError(f"episodes = {episodes}, workers = {workers} and most = {most} must all be at least 1")
     controller = controller or ControllerConfig()
     load = functools.partial(load_policy_at, policy) if isinstance(policy, Path) else policy
-    names = _sensor_names(policy, load)
+    spec = _spec(policy, load)
+    names = [sensor.name for sensor in spec.sensors]
     chosen = tuple(names if sensors is None else sensors)
     if unknown := [name for name in chosen if name not in names]:
         raise PrismError(f"the policy has no sensor '{unknown[0]}' to drop; it has {', '.join(names)}")
@@ -157,17 +173,24 @@ def study(
             crashes=crashes,
             info=info,
         )
-    return ModalityStudy(tuple(names), results)
+    return ModalityStudy(tuple(names), results, never_dropped(spec, chosen))
 
 
-def _sensor_names(policy: Path | PolicyFactory, load: PolicyFactory) -> list[str]:
+def _spec(policy: Path | PolicyFactory, load: PolicyFactory) -> PolicySpec:
     if isinstance(policy, Path):
         from prism.training.checkpoint import read_spec, resolve
 
-        spec = read_spec(resolve(policy))
-    else:
-        spec = load().spec
-    return [sensor.name for sensor in spec.sensors]
+        return read_spec(resolve(policy))
+    return load().spec
+
+
+def never_dropped(spec: PolicySpec, sensors: Sequence[str]) -> tuple[str, ...]:
+    """Those of the sensors whose dropout was 0 in training; none where the policy's config says nothing of it."""
+    encoder = spec.config.get("encoder")
+    if encoder is None:
+        return ()
+    chances = encoder.get("sensor_dropout", {})
+    return tuple(name for name in sensors if not chances.get(name, encoder.get("dropout", 0.0)))
 
 
 def _setup(
