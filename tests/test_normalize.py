@@ -86,6 +86,8 @@ def test_constant_dimensions_are_only_centred() -> None:
     stats = compute_statistics(source_of(train, train, 2))
     assert stats.actions.constant.tolist() == [True, True, False]
     normalizer = Normalizer.from_statistics(stats)
+    # a weight 1 / std must not make the dimension that never moves the only one that counts
+    np.testing.assert_allclose(normalizer.action_std, [1.0, 1.0, np.arange(6).std() / 2.5], rtol=1e-6)
     other = torch.tensor([[3.5, 1.25, 2.5]])
     np.testing.assert_allclose(normalizer.normalize_actions(other)[0, :2], [0.5, 0.25], atol=1e-5)
     np.testing.assert_allclose(normalizer.normalize_vector("s", other)[0, :2], [0.5, 0.25], atol=1e-5)

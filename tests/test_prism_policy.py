@@ -159,6 +159,13 @@ def test_an_absent_sensor_may_hold_anything() -> None:
     assert absent[1].abs().sum() > 0
 
 
+def test_a_window_that_is_too_long_to_be_mixed_is_refused() -> None:
+    config = small_config(obs_horizon=16)
+    assert small_policy(config).encoder.steps(random_batch(1, config).observation).shape == (1, 16, 1)
+    with pytest.raises(PrismError, match="mix_width 16 is less than obs_horizon 17"):
+        small_policy(small_config(obs_horizon=17))
+
+
 def test_missing_stream_names_the_sensor() -> None:
     policy, batch = small_policy(), random_batch(2)
     observation = Observation({"proprio": batch.observation.streams["proprio"]}, batch.observation.present)

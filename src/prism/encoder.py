@@ -151,6 +151,11 @@ class Encoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
         total = sum(encoder.features for encoder in encoders)
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width
+        if step_width < 1:  # the mixer would see nothing
+            raise PrismError(
+                f"encoder.mix_width {config.mix_width} is less than obs_horizon {obs_horizon}, which leaves no number "
+                "for a time step: use a larger mix_width, or mix_blocks = 0"
+            )
         self.fusion = mlp(total, config.fusion_hidden, step_width)
         self.mixer: nn.Module | None = None
         self.tokens = obs_horizon

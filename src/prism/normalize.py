@@ -126,7 +126,7 @@ class Normalizer(nn.Module):
 
     action_center: Tensor  # (Da,)
     action_scale: Tensor  # (Da,)
-    action_std: Tensor  # (Da,) of the normalised actions
+    action_std: Tensor  # (Da,) of the normalised actions; 1 where a dimension never moved
     vector_center: Tensor  # (sum of D,)
     vector_scale: Tensor  # (sum of D,)
 
@@ -159,7 +159,7 @@ class Normalizer(nn.Module):
         scale = np.where(a.constant, 1.0, (a.max - a.min) / 2)
         module.action_center.copy_(torch.from_numpy((a.max + a.min) / 2))
         module.action_scale.copy_(torch.from_numpy(scale))
-        module.action_std.copy_(torch.from_numpy(a.std / scale))
+        module.action_std.copy_(torch.from_numpy(np.where(a.constant, 1.0, a.std / scale)))
         if vectors:
             module.vector_center.copy_(torch.from_numpy(np.concatenate([v.mean for v in vectors])))
             scales = [np.where(v.constant, 1.0, v.std) for v in vectors]
