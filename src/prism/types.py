@@ -1,14 +1,14 @@
 """What flows through the system, and the legend of dimensions.
 
 Legend: B batch, G global batch (all ranks), K candidates, To / Tp / Ta observation, prediction and
-execution horizons, Da action dimension, D width, H heads, M random features, Z latent.
+execution horizons, Da action dimension, S context tokens, D width, H heads, M random features, Z latent.
 
 | stage       | name                                     | shape, units                                |
 | ----------- | ---------------------------------------- | ------------------------------------------- |
 | disk        | Episode                                  | streams (T, ...), actions (T, Da), robot units |
 | sample      | Window                                   | streams (To, ...), actions (Tp, Da), action_valid (Tp) |
 | batch       | Batch                                    | + B; images still uint8                     |
-| encoder     | context                                  | (B, To, D)                                  |
+| encoder     | context                                  | (B, S, D); S = To, or context_tokens with mixing |
 | generator   | candidates                               | (B, K, Tp, Da), normalised                  |
 | distances   | own_distance, batch_distance             | (B, K), (B, K, G)                           |
 | sample      | candidates                               | (B, K, Tp, Da), robot units                 |

@@ -1,7 +1,7 @@
 """Where things are, drawn flat: the views of a task's world, what moves in them, and where candidates would lead.
 
-No renderer is needed: the simulator's recorded states are enough. A task without a scene of its own shows
-its candidates as curves of the first action dimensions over time.
+No renderer is needed: the simulator's recorded states are enough. Push-T and MetaWorld have scenes; other tasks have
+no views here.
 """
 
 from __future__ import annotations
