@@ -6,7 +6,8 @@
 
 In use z = 0, the mean of the prior, so all K plans are one plan. Its other half, temporal ensembling over overlapping
 plans, is the controller's (`ensemble`). Post-norm blocks with ReLU; dropout on the two residual branches, not inside
-attention, and positions are added once, at the input: else as published.
+attention; positions are learned, not sinusoidal, and added once, at the input; no norm after the decoder: else as
+published.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     loss = mean_i min_k { d_ik : d_ik > epsilon }                over the rows i that have such a candidate
 
 Rejection is per sample, against the own target, with a fixed epsilon; rows without a valid candidate are dropped.
-Execution is the rule `overlap` of prism.selection on 32 candidates (presets).
+Execution is the rule `overlap` of prism.selection on 32 candidates (experiments.with_method).
 """
 
 from __future__ import annotations
