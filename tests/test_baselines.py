@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from prism import draws
+from prism.baselines.consistency import ConsistencyConfig
 from prism.baselines.diffusion import DiffusionConfig
 from prism.commands.train import Method as CommandMethod
 from prism.context_policy import ContextConfig
@@ -203,6 +204,18 @@ def test_a_method_is_executed_as_published(method: str, name: str) -> None:
         changed["selection"] = replace(own.selection, rule="first")
     assert controller == replace(own, **changed)
     assert (controller == own) == (not changed)
+
+
+@pytest.mark.parametrize("method", ["diffusion", "consistency"])
+def test_every_offset_from_an_anchor_is_within_the_clip(method: str, tmp_path: Path) -> None:
+    for anchor, furthest in ((None, 1.0), ("proprio", 2.0)):  # positions in [-1, 1], and from one to another
+        config = small_method(method, {"anchor": anchor})
+        assert isinstance(config, DiffusionConfig | ConsistencyConfig)
+        assert config.clip * config.offset_scale == furthest
+    experiment = with_method(recipe("pusht-human"), method)
+    older = replace(experiment, policy=replace(experiment.policy, clip=3.0))  # type: ignore[call-arg]
+    older.save(tmp_path)
+    assert Experiment.load(tmp_path) == older  # a run keeps what it was made with
 
 
 def test_a_method_is_as_large_as_what_it_stands_beside() -> None:

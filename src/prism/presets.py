@@ -146,7 +146,7 @@ def as_method(config: PrismConfig, method: str, name: str | None = None) -> Cont
     offset_scale = 1.0 if config.anchor is None else 0.5
     own: dict[str, Any] = {"unet": unet, "offset_scale": offset_scale}
     if method in ("diffusion", "consistency"):
-        own["clip"] = 1.0 if config.anchor is None else 3.0
+        own["clip"] = 1.0 if config.anchor is None else 2.0 / offset_scale  # from one position in [-1, 1] to another
     kind = CONFIGS[method]
     assert issubclass(kind, UNetPolicyConfig)
     return kind.like(config, width, **own)
