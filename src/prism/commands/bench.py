@@ -119,10 +119,12 @@ class Modality:
     """What each sensor is worth: roll a policy out without each one, and without each pair.
 
     Try:
-        prism bench modality runs/pusht-human --episodes 20
+        prism train metaworld-reach --set policy.encoder.dropout=0.3 --out runs/dropped
+        prism bench modality runs/dropped --episodes 20
         prism bench modality runs/mine --sensors rgb_wrist proprio --json modality.json
 
-    Writes modality.json and modality.html (three bar charts) into the run.
+    Writes modality.json and modality.html (three bar charts) into the run. A policy trained without dropout never
+    learned what to do without a sensor, which is said then.
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
@@ -157,6 +159,8 @@ class Modality:
         if self.json is not None:
             write_json(self.json, study.to_json(), self.overwrite)
         print_modality(study)
+        if study.note is not None:
+            print(f"note: {study.note}")
         print(f"charts: {run_folder(self.run_folder) / 'modality.html'}")
 
 
