@@ -286,7 +286,7 @@ def _open_log_on_a_full_disk(path: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def test_two_trainers_cannot_share_a_folder(tmp_path: Path) -> None:
-    with exclusive(tmp_path), pytest.raises(PrismError, match="in use by another training process"):
+    with exclusive(tmp_path), pytest.raises(PrismError, match="in use by another prism process"):
         run(tmp_path)
     assert run(tmp_path).step == 10
 

@@ -171,7 +171,8 @@ class ModalityDropout:
     Try:
         prism bench modality-dropout --json modality-dropout.json
 
-    A MetaWorld task whose object is seen twice: in the world and from the hand. docs/sensors.md has the results.
+    A MetaWorld task whose object is seen twice: in the world and from the hand. docs/sensors.md has the results. Killed
+    at any moment, the same command goes on where it was; with more --seeds it adds them.
     """
 
     task: str = "metaworld-reach"
@@ -184,6 +185,8 @@ class ModalityDropout:
     """Episodes under each condition."""
     dropout: float = 0.3
     """Chance of each sensor to be absent from a window, for the policies that are trained with it."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/bench-modality-dropout")
+    """Where the runs and finished parts are kept; runs/bench-modality-dropout unless told."""
     json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
@@ -199,6 +202,7 @@ class ModalityDropout:
                 steps=self.steps,
                 episodes=self.episodes,
                 dropout=self.dropout,
+                work=self.work,
                 json=self.json,
                 overwrite=self.overwrite,
             )
