@@ -104,9 +104,11 @@ def test_a_sensor_that_training_never_dropped_is_told() -> None:
     controller = ControllerConfig(exec_horizon=4, candidates=2)
     found = study(make_lost_policy, "point", episodes=1, controller=controller, workers=1, env=make_point_env)
     assert found.note is None
-    told = replace(found, untrained=("goal",)).to_json()
-    assert told["untrained"] == ["goal"]
-    assert "without dropout of goal" in told["note"]
+    told = replace(found, untrained=("goal",))
+    assert told.to_json()["untrained"] == ["goal"]
+    assert "without dropout of goal" in told.to_json()["note"]
+    assert "without dropout of goal" in render(told)
+    assert "without dropout" not in render(found)
 
 
 def test_study_measures_pairs_of_episodes_and_writes_the_figure(tmp_path: Path) -> None:

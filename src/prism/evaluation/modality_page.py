@@ -27,6 +27,8 @@ def render(study: ModalityStudy) -> str:
     lead = f"""{len(result.episodes)} episodes under each condition, always on the same starting positions (seeds from
 {result.first_seed}). A sensor that is dropped says nothing from the first step to the last. Lines are 95 % intervals;
 dashed: nothing dropped."""
+    if study.note is not None:
+        lead += f" <b>Note:</b> {escape(study.note)}."
     content = f'<div class="charts">{figures}</div>\n<h3>All numbers</h3>\n{_table(study)}'
     footer = f"""<p>{escape(str(result.info.get("command", "")))}<br>{escape(str(result.info.get("date", "")))},
 policy {escape(result.policy)}</p>"""
