@@ -146,14 +146,20 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
     return found
 
 
+# The network's output counts up to 7 times in its loss, and rounding with it: after a step of Adam it is in the weights.
+STEEP = {"consistency": 1e-4}
+
+
 def assert_same_methods(alone: dict[str, list[Any]], others: list[Any]) -> None:
     for other in others:
         assert isinstance(other, dict), other
         for method, steps in alone.items():
-            for (loss, logs, gradient), (loss2, logs2, gradient2) in zip(steps, other[method], strict=True):
-                assert loss2 == pytest.approx(loss, rel=1e-5, abs=1e-7), method
+            for step, (here, there) in enumerate(zip(steps, other[method], strict=True)):
+                (loss, logs, gradient), (loss2, logs2, gradient2) = here, there
+                limit = STEEP.get(method, 1e-5) if step else 1e-5
+                assert loss2 == pytest.approx(loss, rel=limit, abs=1e-7), method
                 np.testing.assert_allclose(logs2, logs, rtol=1e-4, atol=1e-6, err_msg=method)
-                assert np.abs(gradient2 - gradient).max() < 1e-5 * max(np.abs(gradient).max(), 1e-2), method
+                assert np.abs(gradient2 - gradient).max() < limit * max(np.abs(gradient).max(), 1e-2), method
 
 
 @pytest.mark.parametrize(

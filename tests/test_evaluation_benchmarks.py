@@ -183,8 +183,8 @@ def test_what_is_wrong_is_said_before_any_work(trained: Path, tmp_path: Path) ->
     (tmp_path / "expert.json").write_text('{"success.metaworld-reach": 1.0}')
     with pytest.raises(PrismError, match=r"expert\.json: no key 'success\.TASK'"):
         make_plan("pusht", [trained], expert=tmp_path / "expert.json")
+    options = EvalOptions(selection="proxy_score", settings=("selection.pose_sensor=hand",))
     with pytest.raises(PrismError, match=r"pusht: selection\.rule = 'proxy_score' needs the pose.*'hand'"):
-        options = EvalOptions(selection="proxy_score", settings=("selection.pose_sensor=hand",))
         make_plan("pusht", [trained], options)
     assert [path for path, _ in find_runs([trained.parent])] == [trained]
 
