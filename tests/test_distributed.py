@@ -146,7 +146,7 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
     return found
 
 
-# The network's output counts up to 7 times in its loss, and rounding with it: after a step of Adam it is in the weights.
+# The network's output counts up to 7 times in its loss, and rounding with it; one step of Adam puts it into the weights.
 STEEP = {"consistency": 1e-4}
 
 
