@@ -146,7 +146,7 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
     return found
 
 
-# The network's output counts up to 7 times in its loss, and rounding with it; one step of Adam puts it into the weights.
+# The network output counts up to 7 times in its loss, and rounding with it; a step of Adam puts it into the weights.
 STEEP = {"consistency": 1e-4}
 
 
