@@ -172,7 +172,8 @@ async def robot(port: int, rate: float, start: float, end: float, seed: int, loa
     rng = np.random.default_rng(seed)
     try:
         async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, open_timeout=60) as socket:
-            metadata = wire.unpack(_binary(await socket.recv()))
+            async with asyncio.timeout(60):
+                metadata = wire.unpack(_binary(await socket.recv()))
             rows, width = metadata["pred_horizon"], metadata["action_dim"]
             frames = [wire.pack(observation(metadata["sensors"], rng)) for _ in range(4)]
             due = max(start, time.perf_counter()) + rng.random() / rate
@@ -181,7 +182,8 @@ async def robot(port: int, rate: float, start: float, end: float, seed: int, loa
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
                 sent = time.perf_counter()
                 await socket.send(frames[count % len(frames)])
-                reply = await asyncio.wait_for(socket.recv(), 30)
+                async with asyncio.timeout(30):  # wait_for of Python 3.11 may swallow the end of the bench
+                    reply = await socket.recv()
                 now = time.perf_counter()
                 if isinstance(reply, str):
                     load.fail(reply)

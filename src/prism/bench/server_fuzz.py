@@ -43,7 +43,8 @@ async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: C
     while sent < frames:
         try:
             async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, open_timeout=60) as socket:
-                first = await socket.recv()
+                async with asyncio.timeout(_PATIENCE):
+                    first = await socket.recv()
                 assert isinstance(first, bytes)
                 sensors = wire.unpack(first)["sensors"]
                 while sent < frames:
@@ -54,7 +55,8 @@ async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: C
                         await _raw(port, rng)
                         continue
                     await socket.send(damaged_frame(sensors, rng))
-                    reply = await asyncio.wait_for(socket.recv(), _PATIENCE)
+                    async with asyncio.timeout(_PATIENCE):
+                        reply = await socket.recv()
                     if isinstance(reply, bytes):
                         report.plans += 1
                     else:
@@ -84,10 +86,12 @@ async def _raw(port: int, rng: np.random.Generator) -> None:
             writer.write(shake[: int(rng.integers(20, len(shake)))] if rng.random() < 0.3 else shake + half)
         await writer.drain()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(reader.read(64), 0.05)
+            async with asyncio.timeout(0.05):
+                await reader.read(64)
     writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            await writer.wait_closed()
 
 
 def damaged_frame(sensors: list[dict[str, Any]], rng: np.random.Generator) -> bytes | str:
