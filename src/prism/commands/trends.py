@@ -16,6 +16,7 @@ class Trends:
     Try:
         prism study trends --json trends.json
         prism study trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json      three hours of a core
+        prism study trends --recipe pusht-human --minutes 2.5 --methods act mse --shares 0.01 0.05 0.95 --seeds 0
         prism study trends --methods flow_matching rectified_flow --seeds 0 --steps 500
         prism study trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
 
