@@ -349,7 +349,7 @@ class ModalityStudy:
     """What a missing sensor costs, beside the paper's figures; measured by prism bench modality-dropout.
 
     Try:
-        prism study modality --given results/modality_dropout_30_episodes.json
+        prism study modality --given modality-dropout.json         a file of prism bench modality-dropout --json
         prism study modality --json modality.json                trains and evaluates: half an hour
     """
 
