@@ -36,7 +36,8 @@ def run(config: ModalityConfig, console: Console | None = None) -> Study:
         measured = files.read_json(config.given)
         if missing := {"saved", "saved_ci", "cost_with_dropout_ci", "success", "settings"} - measured.keys():
             raise PrismError(
-                f"--given {config.given}: no '{min(missing)}'; it is no file of bench modality-dropout, or an old one: run that again"
+                f"--given {config.given}: no '{min(missing)}'; it is no file of bench modality-dropout, or an old one: "
+                "run that again"
             )
     kept = ("cost_without_dropout", "cost_with_dropout", "saved", "saved_ci", "success", "success_by_seed")
     figures = {key: measured[key] for key in kept}
