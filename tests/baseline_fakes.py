@@ -6,13 +6,13 @@ import copy
 from dataclasses import fields, replace
 from typing import Any
 
-from prism.baselines.student import Student
-from prism.baselines.unet import UNetConfig
-from prism.baselines.unet_policy import UNetPolicyConfig
-from prism.context_policy import ContextConfig, ContextPolicy
+from prism.methods.context import ContextConfig, ContextPolicy
+from prism.methods.student import Student
+from prism.methods.table import CONFIGS, TEACHERS, as_method, build_policy
+from prism.methods.unet import UNetConfig
+from prism.methods.unet_policy import UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import Policy
-from prism.presets import CONFIGS, TEACHERS, as_method, build_policy
 from prism.sensors import SensorSpec
 from tests.policy_fakes import ACTION_DIM, VECTORS, small_config
 

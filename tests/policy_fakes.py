@@ -10,10 +10,10 @@ import torch
 from prism.attention import AttentionConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
+from prism.methods.prism import PrismConfig, PrismPolicy
+from prism.methods.table import build_policy
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy
-from prism.presets import build_policy
-from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from prism.types import Batch, Observation

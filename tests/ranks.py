@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from prism import collective
+from prism.distributed import ranks
 
 # Imported once, for all ranks: what they need, and what torch imports with its first optimiser (seconds, each).
 PRELOAD = [
-    *("torch._dynamo", "prism.training.loop", "prism.workflow"),
+    *("torch._dynamo", "prism.training.loop", "prism.runs.workflow"),
     *("tests.test_training", "tests.test_distributed", "tests.test_distributed_training"),
 ]
 
@@ -33,20 +33,20 @@ def run_ranks(
     context.set_forkserver_preload(PRELOAD)
     # As under torchrun the store is not of a rank: a port that is free now may be another's when rank 0 has started.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = []
+    started = []
     for rank in range(world):
         mine, theirs = context.Pipe(duplex=False)
         variables = {
             **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"},
             **{"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"},
-            **{collective.TIMEOUT: "240", **(environment or {})},  # a busy machine is slow, a hang is for ever
+            **{ranks.TIMEOUT: "240", **(environment or {})},  # a busy machine is slow, a hang is for ever
         }
         process = context.Process(target=_rank, args=(theirs, variables, function, rank, arguments))
         process.start()
         theirs.close()
-        ranks.append((process, mine))
+        started.append((process, mine))
     results = []
-    for process, pipe in ranks:
+    for process, pipe in started:
         try:
             results.append(pipe.recv() if pipe.poll(timeout) else ("hung", ""))
         except EOFError:
@@ -67,7 +67,7 @@ def _rank(
 ) -> None:
     os.environ.update(variables)
     try:
-        with collective.session():
+        with ranks.session():
             result = function(rank, *arguments)
     except Exception as error:
         if os.environ.get("PRISM_DEBUG"):

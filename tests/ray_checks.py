@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from prism.comparison.grid import RESULT, CellId, CompareConfig, Contestant, prepare
-from prism.comparison.ray_cells import run_on_ray
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation.ray_workers import RayPool, cpus
-from prism.evaluation.rollout import TEST_SEED, evaluate, run_episode
-from prism.evaluation.workers import LostJobsError
+from prism.rollout.episodes import TEST_SEED, evaluate, run_episode
+from prism.rollout.pool import LostJobsError
+from prism.rollout.ray_pool import RayPool, cpus
+from prism.runs.comparison.grid import RESULT, CellId, CompareConfig, Contestant, prepare
+from prism.runs.comparison.ray_cells import run_on_ray
 from tests import worker_fakes
 from tests.evaluation_fakes import make_point_env, make_point_policy
 

@@ -19,12 +19,12 @@ import ray
 from numpy.typing import NDArray
 from rich.console import Console
 
-from prism.comparison.cell import run_cell
-from prism.comparison.grid import RESULT, CellId, CompareConfig, Contestant, EvaluationPlan, prepare
-from prism.comparison.ray_cells import run_on_ray
 from prism.controller import ControllerConfig
-from prism.evaluation.ray_workers import RayPool
-from prism.evaluation.rollout import evaluate
+from prism.rollout.episodes import evaluate
+from prism.rollout.ray_pool import RayPool
+from prism.runs.comparison.cell import run_cell
+from prism.runs.comparison.grid import RESULT, CellId, CompareConfig, Contestant, EvaluationPlan, prepare
+from prism.runs.comparison.ray_cells import run_on_ray
 from prism.sims.base import StepResult
 from prism.training.monitor import read_log
 from tests import worker_fakes

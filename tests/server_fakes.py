@@ -13,8 +13,8 @@ import numpy as np
 from websockets.sync.client import ClientConnection, connect
 
 from prism.controller import ControllerConfig
-from prism.deploy.server import PolicyServer, ServerConfig
 from prism.policy import Policy
+from prism.serve.server import PolicyServer, ServerConfig
 from tests.policy_fakes import small_policy
 
 CONTROLLER = ControllerConfig(exec_horizon=2, candidates=4)

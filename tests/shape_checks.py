@@ -10,8 +10,8 @@ from beartype import beartype
 CHECKED = tuple(
     f"prism.{name}"
     for name in (
-        *("attention", "audio", "distance", "encoder", "generator", "objective", "prism_policy", "sensor_encoders"),
-        *("text", "types", "vision"),
+        *("attention", "distance", "encoder", "generator", "objective", "types", "methods.prism"),
+        *("encoders.audio", "encoders.kinds", "encoders.text", "encoders.vision"),
     )
 )
 

@@ -10,17 +10,27 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from prism import draws
-from prism.baselines.consistency import ConsistencyConfig
-from prism.baselines.diffusion import DiffusionConfig
-from prism.commands.train import Method as CommandMethod
-from prism.context_policy import ContextConfig
+from prism.cli.train import Method as CommandMethod
+from prism.distributed import draws
 from prism.errors import PrismError
-from prism.experiments import Experiment, recipe, with_method, with_preset
-from prism.jsonconfig import from_json, to_json, with_settings
+from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.methods.consistency import ConsistencyConfig
+from prism.methods.context import ContextConfig
+from prism.methods.diffusion import DiffusionConfig
+from prism.methods.table import (
+    CONFIGS,
+    METHODS,
+    PRESETS,
+    UNETS,
+    as_method,
+    build_policy,
+    method_config,
+    preset,
+    size_of,
+)
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import ObjectiveConfig
-from prism.presets import CONFIGS, METHODS, PRESETS, UNETS, as_method, build_policy, method_config, preset, size_of
+from prism.runs.recipes import Experiment, recipe, with_method, with_preset
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
 from prism.training.learner import Learner

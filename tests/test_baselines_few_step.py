@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prism.baselines.adaflow import AdaFlowPolicy
-from prism.baselines.consistency import ConsistencyPolicy
-from prism.baselines.diffusion import DiffusionPolicy
-from prism.baselines.flow_matching import FlowMatchingPolicy
-from prism.baselines.rectified_flow import RectifiedFlowConfig, RectifiedFlowPolicy
-from prism.baselines.student import Student
-from prism.baselines.unet import step_features
-from prism.context_policy import ContextPolicy, Example
 from prism.controller import Controller, ControllerConfig, ensemble
 from prism.errors import PrismError
-from prism.presets import build_policy, student_config
+from prism.methods.adaflow import AdaFlowPolicy
+from prism.methods.consistency import ConsistencyPolicy
+from prism.methods.context import ContextPolicy, Example
+from prism.methods.diffusion import DiffusionPolicy
+from prism.methods.flow_matching import FlowMatchingPolicy
+from prism.methods.rectified_flow import RectifiedFlowConfig, RectifiedFlowPolicy
+from prism.methods.student import Student
+from prism.methods.table import build_policy, student_config
+from prism.methods.unet import step_features
 from prism.selection import SelectionConfig
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method

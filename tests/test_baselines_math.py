@@ -11,17 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prism.baselines.act import ActPolicy
-from prism.baselines.adaflow import AdaFlowPolicy
-from prism.baselines.consistency import ConsistencyPolicy
-from prism.baselines.diffusion import DiffusionPolicy
-from prism.baselines.flow_matching import TIME_SCALE, FlowMatchingPolicy
-from prism.baselines.imle import ImlePolicy, choose, flat_distance
-from prism.baselines.schedule import NoiseSchedule, cosine_alphas, timesteps
-from prism.baselines.student import Student
-from prism.baselines.unet import UNet, UNetConfig, step_features
-from prism.context_policy import ContextPolicy
-from prism.presets import UNETS
+from prism.methods.act import ActPolicy
+from prism.methods.adaflow import AdaFlowPolicy
+from prism.methods.consistency import ConsistencyPolicy
+from prism.methods.context import ContextPolicy
+from prism.methods.diffusion import DiffusionPolicy
+from prism.methods.flow_matching import TIME_SCALE, FlowMatchingPolicy
+from prism.methods.imle import ImlePolicy, choose, flat_distance
+from prism.methods.schedule import NoiseSchedule, cosine_alphas, timesteps
+from prism.methods.student import Student
+from prism.methods.table import UNETS
+from prism.methods.unet import UNet, UNetConfig, step_features
 from prism.types import Batch
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import random_batch

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prism.baselines.diffusion import DiffusionPolicy
-from prism.baselines.student import Student
-from prism.baselines.unet import UNetConfig, step_features
-from prism.context_policy import ContextPolicy
-from prism.presets import METHODS, TEACHERS, build_policy
+from prism.methods.context import ContextPolicy
+from prism.methods.diffusion import DiffusionPolicy
+from prism.methods.student import Student
+from prism.methods.table import METHODS, TEACHERS, build_policy
+from prism.methods.unet import UNetConfig, step_features
 from prism.types import Batch, Observation
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import ACTION_DIM, VECTORS

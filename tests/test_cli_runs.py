@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from prism import cli
-from prism.commands import serve
-from prism.data.store import DatasetWriter
+from prism.cli import serve
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.evaluation.recording import load_result, recording_path
-from prism.evaluation.results import EvaluationResult
-from prism.evaluation.rollout import IncompleteError
-from prism.experiments import Experiment
+from prism.rollout.episodes import IncompleteError
+from prism.rollout.recording import load_result, recording_path
+from prism.rollout.results import EvaluationResult
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import calibration_frames
 from prism.sensors import SensorSpec
 from prism.types import Observation
-from prism.workflow import calibration_frames
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def check_lost_episodes_behind_a_backend(
     def lose(*arguments: object, **options: object) -> EvaluationResult:
         raise IncompleteError(result)
 
-    monkeypatch.setattr("prism.workflow.evaluate", lose)
-    monkeypatch.setattr("prism.workflow.first_observations", lambda *_: [])
+    monkeypatch.setattr("prism.runs.workflow.evaluate", lose)
+    monkeypatch.setattr("prism.runs.workflow.first_observations", lambda *_: [])
     assert cli.main(["eval", str(run), "--backend", "compile"]) == cli.EXIT_USER
     shown = capfd.readouterr()
     assert "1 of 2 episodes are kept" in shown.err
@@ -129,7 +129,7 @@ def test_the_command_to_go_on_names_the_method(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stopped = SimpleNamespace(val_loss=None, step=3, seconds=1.0, stopped_by="SIGINT")
-    monkeypatch.setattr("prism.workflow.train_experiment", lambda *_, **__: stopped)
+    monkeypatch.setattr("prism.runs.workflow.train_experiment", lambda *_, **__: stopped)
     assert cli.main(["train", "pusht", "--method", "diffusion"]) == 0
     assert "next: prism train pusht --method diffusion --resume\n" in capfd.readouterr().out
     assert cli.main(["train", "pusht", "--out", "mine"]) == 0

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prism.baselines.rectified_flow import RectifiedFlowConfig
-from prism.comparison import cell, local, worker
-from prism.comparison.cell import run_cell
-from prism.comparison.grid import (
+from prism.errors import PrismError
+from prism.methods.rectified_flow import RectifiedFlowConfig
+from prism.rollout import statistics
+from prism.runs.comparison import cell, local, worker
+from prism.runs.comparison.cell import run_cell
+from prism.runs.comparison.grid import (
     CELL,
     CURVE,
     FAILED,
@@ -34,12 +36,10 @@ from prism.comparison.grid import (
     prepare,
     state_of,
 )
-from prism.comparison.page import frontier, render
-from prism.comparison.run import compare
-from prism.comparison.summary import summarise
-from prism.errors import PrismError
-from prism.evaluation import statistics
-from prism.experiments import Experiment
+from prism.runs.comparison.page import frontier, render
+from prism.runs.comparison.run import compare
+from prism.runs.comparison.summary import summarise
+from prism.runs.recipes import Experiment
 
 QUIET = Console(quiet=True)
 PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")
@@ -267,7 +267,7 @@ def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
         raise OSError(errno.ENOSPC, "No space left on device", "log.jsonl")
 
     monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
-    monkeypatch.setattr("prism.comparison.cell.run_cell", full)
+    monkeypatch.setattr("prism.runs.comparison.cell.run_cell", full)
     assert worker.main(tmp_path) == worker.EXIT_FAILED
     assert state_of(tmp_path) == ("failed", "No space left on device: log.jsonl")
     (tmp_path / FAILED).unlink()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prism.comparison import local
-from prism.comparison.grid import CellId
+from prism.runs.comparison import local
+from prism.runs.comparison.grid import CellId
 
 _CELL = """
 import pathlib, sys

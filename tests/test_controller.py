@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism import draws
 from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble
+from prism.distributed import draws
 from prism.errors import PrismError
 from prism.selection import SelectionConfig
 from prism.types import Observation

@@ -13,7 +13,7 @@ import pytest
 
 from prism.data import open_dataset, with_sensors
 from prism.data.episodes import Episode
-from prism.data.store import DatasetWriter, StoreSource
+from prism.data.formats.store import DatasetWriter, StoreSource
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 

@@ -15,8 +15,8 @@ import pytest
 import zarr
 
 from prism.data import open_dataset, parse_map, with_sensors
+from prism.data.formats.zarr_format import ZarrSource
 from prism.data.windows import Windows
-from prism.data.zarr_format import ZarrSource
 from prism.errors import PrismError
 
 ROWS, ENDS = 23, (7, 8, 23)

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from prism import demo
-from prism.data.store import DatasetWriter
-from prism.demo import DemoConfig
-from prism.demonstrations import Demonstrations
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.experiments import Experiment, metaworld
+from prism.runs import demo
+from prism.runs.demo import DemoConfig
+from prism.runs.demonstrations import Demonstrations
+from prism.runs.recipes import Experiment, metaworld
+from prism.runs.workflow import write_run_report
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import TrainConfig
-from prism.workflow import write_run_report
 from tests.policy_fakes import small_config
 
 

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.controller import Controller, ControllerConfig, Replan
-from prism.deploy.async_control import AsyncConfig, AsyncController, PlanResult
-from prism.deploy.uncertainty import UncertaintyConfig
 from prism.errors import PrismError
 from prism.selection import SelectionConfig
+from prism.serve.async_control import AsyncConfig, AsyncController, PlanResult
+from prism.serve.uncertainty import UncertaintyConfig
 from tests.policy_fakes import ACTION_DIM, small_config, small_policy
 
 TP, FPS = 8, 10.0
@@ -324,7 +324,7 @@ def test_a_first_plan_that_was_given_up_may_still_come() -> None:
 
 
 def test_statistics_of_a_long_run_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism.deploy.async_control._KEPT", 10)
+    monkeypatch.setattr("prism.serve.async_control._KEPT", 10)
     control = _make(Script(Clock(), [0.0]))
     _run(control, 100)
     assert control.statistics.actions == 100

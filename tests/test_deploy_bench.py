@@ -12,10 +12,10 @@ from prism.bench import realtime
 from prism.bench.realtime import RealtimeBenchConfig
 from prism.bench.server import Load, ServerBenchConfig, load_keys
 from prism.cli import main
-from prism.deploy.backends import EagerBackend
-from prism.deploy.metrics import Histogram
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, decode_text
+from prism.serve.backends import EagerBackend
+from prism.serve.metrics import Histogram
 from tests.policy_fakes import VECTORS, save_run, small_config, small_policy
 
 

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 from websockets.sync.client import connect
 
-from prism.deploy.live import encode_picture, jerks, latency_histogram
-from prism.deploy.server import PolicyServer
-from prism.evaluation.metrics import jerk
+from prism.rollout.metrics import jerk
 from prism.sensors import SensorSpec
+from prism.serve.live import encode_picture, jerks, latency_histogram
+from prism.serve.server import PolicyServer
 from tests.browser import CHROMIUM, Browser
 from tests.policy_fakes import small_policy
 from tests.server_fakes import OpenPi, serving

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from prism.deploy.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
-from prism.deploy.backends_onnx import OnnxBackend, session
-from prism.deploy.export_onnx import export_onnx, read_graphs, read_metadata
-from prism.deploy.int8 import quantise_encoder
 from prism.errors import PrismError
-from prism.prism_policy import PrismPolicy
+from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
+from prism.serve.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
+from prism.serve.backends_onnx import OnnxBackend, session
+from prism.serve.export_onnx import export_onnx, read_graphs, read_metadata
+from prism.serve.int8 import quantise_encoder
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, small_config, small_policy
 from tests.test_deploy_runtime import _rng
@@ -147,9 +147,9 @@ def test_nothing_is_overwritten_unless_asked_and_only_exports_are(exported: Path
 
 def test_resnet_in_int8_follows_the_pixels() -> None:
     """The paper's backbone with GroupNorm: quantised features correlate with the exact ones, frame by frame."""
-    from prism.deploy.export_onnx import export_sensor
     from prism.encoder import EncoderConfig, make_sensor_encoder
     from prism.normalize import Normalizer
+    from prism.serve.export_onnx import export_sensor
 
     spec = SensorSpec("rgb", "rgb", (40, 40, 3))
     encoder = make_sensor_encoder(spec, EncoderConfig(rgb_features=64), Normalizer.empty((spec,), 2)).eval()

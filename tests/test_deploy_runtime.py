@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.deploy.async_control import AsyncController
-from prism.deploy.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
-from prism.deploy.runtime import Runtime
-from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
+from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
-from prism.prism_policy import PrismPolicy
+from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec, encode_text
+from prism.serve.async_control import AsyncController
+from prism.serve.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
+from prism.serve.runtime import Runtime
+from prism.serve.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.types import Observation
-from prism.vision import ResNet18
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config, small_policy
 
 SENSORS = (
@@ -171,7 +171,7 @@ def test_eager_lays_the_weights_out_as_the_pictures_and_changes_no_number() -> N
 def test_a_back_end_that_is_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = _policy()
     assert compare(Broken(policy), _window(_stream(4)), K).max_difference_scaled == pytest.approx(0.5, abs=1e-3)
-    monkeypatch.setattr("prism.deploy.backends.EagerBackend", Broken)
+    monkeypatch.setattr("prism.serve.backends.EagerBackend", Broken)
     with pytest.raises(PrismError, match=r"back end 'eager' is 0\.5 half ranges"):
         load_backend("eager", policy, candidates=K)
     with pytest.raises(PrismError, match="unknown back end 'tpu'"):

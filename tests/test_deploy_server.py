@@ -21,11 +21,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from prism.controller import Controller, ControllerConfig
-from prism.deploy import sessions, wire
-from prism.deploy.server import PolicyServer, RateLimit, ServerConfig, message_limit
-from prism.deploy.sessions import Reader, RequestError
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
+from prism.serve import sessions, wire
+from prism.serve.server import PolicyServer, RateLimit, ServerConfig, message_limit
+from prism.serve.sessions import Reader, RequestError
 from tests.evaluation_fakes import PointPolicy
 from tests.policy_fakes import ACTION_DIM, small_policy
 from tests.server_fakes import CONTROLLER, ChunkBroker, OpenPi, see, serving
@@ -406,7 +406,7 @@ def test_a_client_that_stops_reading_is_dropped_and_disturbs_nobody(caplog: pyte
 
 def test_the_rate_limit_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("prism.deploy.server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("prism.serve.server.time.monotonic", lambda: now[0])
     limit = RateLimit(10.0)
     assert [limit.delay() for _ in range(10)] == [0.0] * 10  # a second's worth at once
     assert limit.delay() == pytest.approx(0.1)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from prism import collective, draws
-from prism.collective import rows_of
+from prism.distributed import draws, ranks
+from prism.distributed.ranks import rows_of
+from prism.methods.table import METHODS, build_policy
 from prism.objective import RSIMLE, ObjectiveConfig, quantile, quantile_over_ranks
 from prism.policy import Policy
-from prism.presets import METHODS, build_policy
 from prism.training.batches import split_batch
 from prism.training.config import TrainConfig
 from prism.training.learner import Learner
@@ -68,8 +68,8 @@ def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int
     found: dict[str, list[Any]] = {"loss": [], "gradient": [], "threshold": [], "chosen": [], "rejection_rate": []}
     for step in range(steps):
         batch = random_batch(size, small_config(), seed=step)
-        if collective.world_size() > 1:
-            batch = rows(batch, *rows_of(size, rank, collective.world_size()))
+        if ranks.world_size() > 1:
+            batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
         output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
         # A parameter that no row used has no gradient, on any rank: AdamW must leave it alone, as one process does.
         gradients = [torch.full_like(p, 99.0) if p.grad is None else p.grad for p in policy.parameters()]
@@ -135,8 +135,8 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
         found[method] = []
         for step in range(steps):
             batch = random_batch(size, small_config(), seed=step)
-            if collective.world_size() > 1:
-                batch = rows(batch, *rows_of(size, rank, collective.world_size()))
+            if ranks.world_size() > 1:
+                batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
             output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
             flat = torch.cat([g.flatten() for g in gradients]).numpy().copy()
@@ -197,7 +197,7 @@ def test_a_draw_that_belongs_to_no_row_differs_between_ranks_and_leaves_the_othe
 
 
 def quantiles(rank: int, values: torch.Tensor, qs: list[float]) -> list[float]:
-    part = values[slice(*rows_of(len(values), rank, collective.world_size()))]
+    part = values[slice(*rows_of(len(values), rank, ranks.world_size()))]
     return [float(quantile_over_ranks(part, q)) for q in qs]
 
 
@@ -222,8 +222,8 @@ def half_precision(rank: int) -> list[Any]:
 
     objective.decide = watch  # type: ignore[method-assign]
     batch = random_batch(12, small_config())
-    if collective.world_size() > 1:
-        batch = rows(batch, *rows_of(12, rank, collective.world_size()))
+    if ranks.world_size() > 1:
+        batch = rows(batch, *rows_of(12, rank, ranks.world_size()))
     output = learner.gradient(batch, torch.Generator().manual_seed(1))
     return [output.loss, float(objective.threshold), *kinds]
 
@@ -233,8 +233,8 @@ def with_camera(rank: int) -> tuple[float, np.ndarray]:
     sensors = (*VECTORS, CAMERA)  # with random shifts
     policy = build_policy(small_config().spec(sensors, 3, 10.0), seed=0).train()
     batch = random_batch(7, small_config(), sensors)
-    if collective.world_size() > 1:
-        batch = rows(batch, *rows_of(7, rank, collective.world_size()))
+    if ranks.world_size() > 1:
+        batch = rows(batch, *rows_of(7, rank, ranks.world_size()))
     output = Learner(policy, CONFIG).gradient(batch, torch.Generator().manual_seed(1))
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
     return output.loss, torch.cat([g.flatten() for g in gradients]).numpy()

@@ -17,16 +17,16 @@ import pytest
 import safetensors.torch
 import torch
 
-from prism import collective
-from prism.commands.train import Train
-from prism.data.store import DatasetWriter
+from prism.cli.train import Train
+from prism.data.formats.store import DatasetWriter
+from prism.distributed import ranks
+from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.training import agreement, checkpoint, loop
 from prism.training.config import TrainConfig
 from prism.training.loop import train
 from prism.training.monitor import read_log
-from prism.vision import ResNet18
 from tests.ranks import run_ranks
 from tests.test_training import files_of
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet
@@ -81,11 +81,11 @@ def run(rank: int, folder: Path, resume: Any = False, changes: dict[str, Any] | 
 
 def test_two_ranks_write_the_run_of_one_process(tmp_path: Path) -> None:
     alone = run(0, tmp_path / "alone")
-    ranks = run_ranks(2, run, tmp_path / "ranks")
-    for found in ranks:
+    both = run_ranks(2, run, tmp_path / "ranks")
+    for found in both:
         assert found[0] == 8, found
         assert found[1] == pytest.approx(alone[1], rel=1e-5)
-        assert found[3] == ranks[0][3]
+        assert found[3] == both[0][3]
     assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "ranks")] == ["step-00000008"]
     checkpoint.verify_checkpoint(checkpoint.folder_of(tmp_path / "ranks", 8))
     assert [record["step"] for record in read_log(tmp_path / "ranks")] == list(range(1, 9))
@@ -218,18 +218,18 @@ def test_too_many_ranks_are_refused(tmp_path: Path) -> None:
 
 
 def fail_on_one(rank: int) -> str:
-    with collective.together():
+    with ranks.together():
         if rank == 1:
             raise PrismError("the disk of this machine is full")
     return "not reached"
 
 
 def leave_early(rank: int) -> str:
-    with collective.explain_loss():
-        collective.max_over_ranks([0.0])  # both are connected: who dies before that is not found, not lost
+    with ranks.explain_loss():
+        ranks.max_over_ranks([0.0])  # both are connected: who dies before that is not found, not lost
         if rank == 1:
             os._exit(1)
-        collective.max_over_ranks([1.0])
+        ranks.max_over_ranks([1.0])
     return "not reached"
 
 
@@ -247,8 +247,8 @@ def test_a_rank_that_dies_is_noticed() -> None:
 
 
 def report(rank: int) -> tuple[list[str], bytes, list[float]]:
-    text = collective.gather_text("x" * rank)
-    return text, collective.from_leader(b"abc" if rank == 0 else b""), collective.max_over_ranks([rank, -rank])
+    text = ranks.gather_text("x" * rank)
+    return text, ranks.from_leader(b"abc" if rank == 0 else b""), ranks.max_over_ranks([rank, -rank])
 
 
 def test_messages() -> None:
@@ -260,14 +260,14 @@ def hang(rank: int) -> str:
     if rank == 1:
         time.sleep(8.0)
         return "late"
-    with collective.explain_loss():
-        collective.max_over_ranks([1.0])
+    with ranks.explain_loss():
+        ranks.max_over_ranks([1.0])
     return "not reached"
 
 
 def test_a_rank_that_hangs_ends_the_wait_of_the_others() -> None:
     begin = time.monotonic()
-    first, _ = run_ranks(2, hang, environment={collective.TIMEOUT: "5"})  # the ranks have to meet in that time, too
+    first, _ = run_ranks(2, hang, environment={ranks.TIMEOUT: "5"})  # the ranks have to meet in that time, too
     assert first[0] == "PrismError"
     assert "lost another rank" in first[1]
     assert time.monotonic() - begin < 90

@@ -2,7 +2,7 @@
 
 import torch
 
-from prism import draws
+from prism.distributed import draws
 
 
 def test_rows_of_a_joint_draw_are_the_rows_drawn_alone() -> None:

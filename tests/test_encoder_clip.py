@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from prism.encoder import EncoderConfig, make_sensor_encoder
+from prism.encoders.kinds import SensorEncoder, TextEncoder
+from prism.encoders.text import ClipText, TextConfig
 from prism.errors import PrismError
 from prism.normalize import Normalizer
-from prism.sensor_encoders import SensorEncoder, TextEncoder
 from prism.sensors import SensorSpec, encode_text
-from prism.text import ClipText, TextConfig
 
 TEXT = SensorSpec("text", "text", (32,))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prism.errors import PrismError
-from prism.prism_policy import PrismConfig
+from prism.methods.prism import PrismConfig
 from prism.sensors import SensorSpec
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy

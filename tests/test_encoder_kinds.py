@@ -12,17 +12,17 @@ import pytest
 import safetensors.torch
 import torch
 
-from prism.audio import AudioConfig, LogMel
 from prism.encoder import EncoderConfig, load_pretrained, make_sensor_encoder
+from prism.encoders.audio import AudioConfig, LogMel
+from prism.encoders.kinds import RgbEncoder
+from prism.encoders.text import TextConfig
+from prism.encoders.vision import ResNet18, cut, prepare_depth, prepare_image
 from prism.errors import PrismError
-from prism.jsonconfig import from_json, to_json, with_settings
+from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.methods.table import build_policy, preset
 from prism.normalize import Normalizer
-from prism.presets import build_policy, preset
-from prism.sensor_encoders import RgbEncoder
 from prism.sensors import SensorSpec, encode_text
-from prism.text import TextConfig
 from prism.types import Observation
-from prism.vision import ResNet18, cut, prepare_depth, prepare_image
 from tests.policy_fakes import random_batch, small_config, small_policy
 from tests.reference.audio import log_mel, triangles
 
@@ -234,7 +234,7 @@ def test_weights_are_read_when_training_starts_and_never_when_a_policy_is_built(
 
 
 def test_frozen_batch_norm_is_batch_norm_in_evaluation_and_has_nothing_to_train() -> None:
-    from prism.vision import FrozenBatchNorm
+    from prism.encoders.vision import FrozenBatchNorm
 
     ours, theirs = FrozenBatchNorm(4), torch.nn.BatchNorm2d(4).eval()
     rng = _rng(2)

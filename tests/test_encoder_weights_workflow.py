@@ -10,17 +10,17 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from prism.data.store import DatasetWriter
-from prism.demonstrations import Demonstrations
+from prism.data.formats.store import DatasetWriter
 from prism.encoder import EncoderConfig
+from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
-from prism.experiments import Experiment
-from prism.prism_policy import PrismPolicy
+from prism.methods.prism import PrismPolicy
+from prism.runs.demonstrations import Demonstrations
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import train_experiment
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
-from prism.vision import ResNet18
-from prism.workflow import train_experiment
 from tests.policy_fakes import small_config
 
 SENSORS = (SensorSpec("rgb", "rgb", (16, 16, 3), crop=(14, 14), random_shift=1), SensorSpec("depth", "depth", (8, 8)))

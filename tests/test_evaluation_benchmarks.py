@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism import cli
-from prism.benchmark_runs import find_runs, make_plan, run_plan, stored
 from prism.controller import ControllerConfig
-from prism.data.store import DatasetWriter
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.evaluation.benchmark_page import overview, write_benchmark
-from prism.evaluation.benchmarks import NAMES, BenchmarkResult, benchmark, macro_interval
-from prism.evaluation.metrics import wilson_interval
-from prism.evaluation.published import PAPER
-from prism.evaluation.results import EpisodeResult, EvaluationResult
-from prism.experiments import Experiment
+from prism.rollout.metrics import wilson_interval
+from prism.rollout.results import EpisodeResult, EvaluationResult
+from prism.runs.benchmark_page import overview, write_benchmark
+from prism.runs.benchmark_runs import find_runs, make_plan, run_plan, stored
+from prism.runs.benchmarks import NAMES, BenchmarkResult, benchmark, macro_interval
+from prism.runs.published import PAPER
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import EvalOptions
 from prism.sensors import SensorSpec
-from prism.workflow import EvalOptions
 
 
 def episode(seed: int, success: bool, score: float | None = None) -> EpisodeResult:
@@ -195,7 +195,7 @@ def test_results_count_for_their_run_however_it_was_named(trained: Path, monkeyp
     plan = make_plan("pusht", [Path(run.name)], EvalOptions(workers=1), episodes=1)
     cells = tuple(replace(plan.cells[0], base=base, task=base) for base in ("pusht", "pusht-keypoints"))
     known = {task: replace(result(task, 1, 1), policy="elsewhere/several") for task in ("pusht", "pusht-keypoints")}
-    monkeypatch.setattr("prism.benchmark_runs.stored", lambda cell, options: known[cell.task])
+    monkeypatch.setattr("prism.runs.benchmark_runs.stored", lambda cell, options: known[cell.task])
     assert run_plan(replace(plan, cells=cells), resume=True, say=lambda line: None).reused == tuple(known)
     assert set(json.loads((run / "metrics.json").read_text())["tasks"]) == set(known)
 

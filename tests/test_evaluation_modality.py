@@ -18,12 +18,12 @@ from torch import Tensor
 
 from prism.bench.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
 from prism.controller import Controller, ControllerConfig
-from prism.data.store import DatasetWriter
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.evaluation.bars import Bar, bar_chart
-from prism.evaluation.modality import DropSensors, conditions, never_dropped, study
-from prism.evaluation.modality_page import charts, render, write_page
-from prism.evaluation.rollout import run_episode
+from prism.report.bars import Bar, bar_chart
+from prism.report.modality import charts, render, write_page
+from prism.rollout.episodes import run_episode
+from prism.rollout.modality import DropSensors, conditions, never_dropped, study
 from prism.sensors import SensorSpec
 from prism.sims.base import StepResult
 from prism.types import Observation

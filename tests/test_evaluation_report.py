@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation import charts
-from prism.evaluation.player import films, mode_class, telling_fans
-from prism.evaluation.report import render, write_report
-from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
-from prism.evaluation.scene import future, views
+from prism.report import charts
+from prism.report.player import films, mode_class, telling_fans
+from prism.report.run import render, write_report
+from prism.report.scene import future, views
+from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 
 VOID = {"meta", "input", "img", "br", "link"}
 LOG = [

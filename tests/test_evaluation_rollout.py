@@ -10,14 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.commands.compare import Compare
-from prism.commands.evaluate import Eval
-from prism.commands.study import Failures
+from prism.cli.compare import Compare
+from prism.cli.evaluate import Eval
+from prism.cli.study import Failures
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation.recording import load_result, load_results, recording_path, save_result
-from prism.evaluation.results import EvaluationResult, flat_json, metrics_json, write_json
-from prism.evaluation.rollout import (
+from prism.rollout.episodes import (
     IncompleteError,
     RecordConfig,
     _Job,
@@ -27,6 +25,8 @@ from prism.evaluation.rollout import (
     run_episode,
     to_film,
 )
+from prism.rollout.recording import load_result, load_results, recording_path, save_result
+from prism.rollout.results import EvaluationResult, flat_json, metrics_json, write_json
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED
 from tests.evaluation_fakes import (

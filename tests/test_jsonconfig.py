@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prism.errors import PrismError
-from prism.jsonconfig import from_json, to_json, with_settings
-from prism.presets import preset
-from prism.prism_policy import PrismConfig
+from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.methods.prism import PrismConfig
+from prism.methods.table import preset
 
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:

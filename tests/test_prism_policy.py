@@ -10,11 +10,11 @@ import torch
 
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
-from prism.jsonconfig import from_json, to_json
+from prism.io.jsonconfig import from_json, to_json
+from prism.methods.prism import PrismConfig, PrismPolicy
+from prism.methods.table import PRESETS, build_policy, preset
 from prism.objective import ObjectiveConfig
 from prism.policy import PolicySpec
-from prism.presets import PRESETS, build_policy, preset
-from prism.prism_policy import PrismConfig, PrismPolicy
 from prism.types import Batch, Observation
 from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, random_batch, small_config, small_policy
 

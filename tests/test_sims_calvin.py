@@ -16,9 +16,9 @@ pytest.importorskip("yaml")
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation.rollout import check_fits, run_episode
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
+from prism.rollout.episodes import check_fits, run_episode
 from prism.sensors import SensorSpec, decode_text
 from prism.sims import calvin
 from prism.sims.calvin import CalvinEnv, World, realise

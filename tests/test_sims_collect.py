@@ -13,9 +13,9 @@ pytest.importorskip("gym_pusht")
 from numpy.typing import NDArray
 from rich.console import Console
 
-from prism.data.store import StoreSource
-from prism.demonstrations import Demonstrations, record_if_missing
+from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
+from prism.runs.demonstrations import Demonstrations, record_if_missing
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
 from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of

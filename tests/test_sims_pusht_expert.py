@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("gym_pusht")
 
-from prism.data.store import StoreSource
+from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.sims import pusht_paths as paths
 from prism.sims.pusht import PushTEnv

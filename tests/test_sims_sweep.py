@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism.evaluation.sweep import mode_distance
+from prism.rollout.sweep import mode_distance
 
 
 def reference(paths: list[np.ndarray], modes: list[str], steps: int) -> float:

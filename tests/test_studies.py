@@ -13,8 +13,8 @@ from rich.console import Console
 
 from prism.bench.output import Output
 from prism.errors import PrismError
-from prism.evaluation.cells import Cells
 from prism.objective import RSIMLE, ObjectiveConfig
+from prism.runs.cells import Cells
 from prism.sims.pusht_edge import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold

@@ -11,14 +11,15 @@ import pytest
 from rich.console import Console
 
 from prism.bench import modality_dropout
-from prism.comparison.grid import CellId
-from prism.comparison.summary import Row
 from prism.controller import ControllerConfig, Replan
 from prism.errors import PrismError
-from prism.evaluation.statistics import Difference
-from prism.experiments import recipe, with_budget
-from prism.jsonconfig import with_settings
+from prism.io.jsonconfig import with_settings
 from prism.objective import ObjectiveConfig
+from prism.rollout.statistics import Difference
+from prism.runs.comparison.grid import CellId
+from prism.runs.comparison.summary import Row
+from prism.runs.recipes import recipe, with_budget
+from prism.runs.workflow import train_experiment
 from prism.selection import SelectionConfig
 from prism.studies import (
     ablations,
@@ -31,7 +32,6 @@ from prism.studies import (
     threshold_claims,
 )
 from prism.studies.report import Study
-from prism.workflow import train_experiment
 
 QUIET = Console(quiet=True)
 

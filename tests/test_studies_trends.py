@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.experiments import Experiment
-from prism.presets import METHODS
+from prism.methods.table import METHODS
+from prism.runs.recipes import Experiment
 from prism.studies import trends
 from prism.studies.report import Study, decided
 from tests.baseline_fakes import build, small_method

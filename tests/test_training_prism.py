@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from prism.data.store import DatasetWriter, StoreSource
+from prism.data.formats.store import DatasetWriter, StoreSource
 from prism.data.windows import Windows
+from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.presets import build_policy
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig

@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from prism import draws
 from prism.data.episodes import Episode
 from prism.data.windows import Windows
+from prism.distributed import draws
 from prism.errors import PrismError
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import LossOutput, Policy, PolicySpec

@@ -1,6 +1,6 @@
 """PRISM: single-pass multisensory imitation learning (see README.md for the map from paper to files)."""
 
-from prism import allocator as allocator
+from prism.io import allocator
 
 allocator.configure()
 

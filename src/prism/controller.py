@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.health import SensorMonitor
-from prism.jsonconfig import ADDED_LATER
+from prism.io.jsonconfig import ADDED_LATER
 from prism.policy import Policy, PolicySpec
 from prism.selection import (
     FloatArray,

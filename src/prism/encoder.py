@@ -19,12 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism import draws
-from prism.audio import AudioConfig
-from prism.errors import PrismError
-from prism.jsonconfig import ADDED_LATER
-from prism.normalize import Normalizer
-from prism.sensor_encoders import (
+from prism.distributed import draws
+from prism.encoders.audio import AudioConfig
+from prism.encoders.kinds import (
     AudioEncoder,
     DepthEncoder,
     RgbEncoder,
@@ -34,10 +31,13 @@ from prism.sensor_encoders import (
     VectorEncoder,
     mlp,
 )
+from prism.encoders.text import TextConfig
+from prism.encoders.vision import NormKind
+from prism.errors import PrismError
+from prism.io.jsonconfig import ADDED_LATER
+from prism.normalize import Normalizer
 from prism.sensors import SensorSpec
-from prism.text import TextConfig
 from prism.types import Observation
-from prism.vision import NormKind
 
 RgbBackbone = Literal["resnet18", "small"]
 

@@ -38,10 +38,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from prism import collective
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
+from prism.distributed import ranks
 from prism.errors import PrismError
-from prism.jsonconfig import ADDED_LATER
+from prism.io.jsonconfig import ADDED_LATER
 from prism.types import Share
 
 Rule = Literal["calibrated", "paper", "none"]
@@ -147,13 +147,13 @@ def _places(pairs: int) -> Int[Tensor, " N"]:
 
 def quantile_over_ranks(values: Tensor, q: float) -> Tensor:
     """`quantile` of the values (>= 0) of all ranks, exactly, by counting: nothing is gathered."""
-    count = int(collective.sum_over_ranks(torch.tensor([values.numel()], dtype=torch.int64, device=values.device)))
+    count = int(ranks.sum_over_ranks(torch.tensor([values.numel()], dtype=torch.int64, device=values.device)))
     position = q * (count - 1)
     low = math.floor(position)
-    lower = collective.order_statistic(values, torch.tensor(low))
+    lower = ranks.order_statistic(values, torch.tensor(low))
     if low + 1 >= count:
         return lower
-    return torch.lerp(lower, collective.order_statistic(values, torch.tensor(low + 1)), position - low)
+    return torch.lerp(lower, ranks.order_statistic(values, torch.tensor(low + 1)), position - low)
 
 
 def choose_hard(
@@ -227,7 +227,7 @@ class RSIMLE(nn.Module):
             return None
         steps = target.shape[1]
         together = torch.cat([target.float().flatten(1), valid.float()], dim=1)  # one message, not two
-        rows = collective.gather_rows(together, share.total)
+        rows = ranks.gather_rows(together, share.total)
         return Crowd(rows[:, :-steps].reshape(-1, *target.shape[1:]), rows[:, -steps:] > 0.5)
 
     @torch.no_grad()
@@ -293,12 +293,12 @@ class RSIMLE(nn.Module):
         if config.rule == "none":
             return
         pool = torch.cat([distances.pool for distances in measured])
-        if share is None or collective.world_size() == 1:
+        if share is None or ranks.world_size() == 1:
             value = quantile(pool, config.quantile)
         elif config.rule == "paper":
             value = quantile_over_ranks(pool, config.quantile)
         else:
-            value = quantile(collective.gather_rows(pool, share.total), config.quantile)
+            value = quantile(ranks.gather_rows(pool, share.total), config.quantile)
         self._update(value)
         if config.rule == "paper":
             self.threshold.clamp_(*config.clamp)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.jsonconfig import ADDED_LATER
+from prism.io.jsonconfig import ADDED_LATER
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

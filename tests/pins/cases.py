@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from prism.attention import AttentionConfig
-from prism.baselines.unet import UNetConfig
-from prism.baselines.unet_policy import UNetPolicyConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
+from prism.methods.prism import PrismConfig
+from prism.methods.table import METHODS, as_method, build_policy
+from prism.methods.unet import UNetConfig
+from prism.methods.unet_policy import UNetPolicyConfig
 from prism.normalize import Normalizer, RunningStatistics, Statistics
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy
-from prism.presets import METHODS, as_method, build_policy
-from prism.prism_policy import PrismConfig
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig
 from prism.training.learner import Learner

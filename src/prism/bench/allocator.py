@@ -1,4 +1,4 @@
-"""`prism bench allocator`: what prism.allocator brings to a training step on this machine.
+"""`prism bench allocator`: what prism.io.allocator brings to a training step on this machine.
 
 The allocator is set once a process, on import, so each setting gets a process of its own; both stay alive and take
 turns, one training step (loss, backward, AdamW) at a time. speedup is the median over rounds of
@@ -29,7 +29,7 @@ from rich.table import Table
 from prism.bench.output import Output
 from prism.bench.timing import Times, paired_ratio, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 
 SETTINGS = {"system": {"PRISM_ALLOCATOR": "system"}, "default": {}}
 
@@ -138,7 +138,7 @@ def serve(settings: dict[str, Any]) -> None:
     import torch
 
     from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch, make_policy
-    from prism.presets import preset
+    from prism.methods.table import preset
 
     torch.set_num_threads(settings["threads"])
     candidates = preset(settings["preset"]).objective.candidates

@@ -38,7 +38,7 @@ from prism.attention import (
 from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

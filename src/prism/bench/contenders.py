@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prism import presets
-from prism.context_policy import ContextConfig, ContextPolicy
 from prism.errors import PrismError
-from prism.presets import build_policy
+from prism.methods import table
+from prism.methods.context import ContextConfig, ContextPolicy
+from prism.methods.table import build_policy
 from prism.sensors import SensorSpec
 from prism.types import Observation
 
@@ -52,7 +52,7 @@ WAYS = (
 
 
 def config_of(method: str, preset: str, obs_horizon: int | None = None, pred_horizon: int | None = None) -> Any:
-    config: ContextConfig = presets.method_config(method, preset)
+    config: ContextConfig = table.method_config(method, preset)
     return replace(
         config,
         obs_horizon=obs_horizon or config.obs_horizon,

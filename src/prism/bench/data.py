@@ -30,7 +30,7 @@ from rich.table import Table
 from prism.bench.data_files import WRITERS
 from prism.bench.output import Output
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,11 @@ from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio
 from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.methods.prism import PrismPolicy
+from prism.methods.table import PRESETS, preset
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Crowd, ObjectiveConfig
-from prism.presets import PRESETS, preset
-from prism.prism_policy import PrismPolicy
+from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from prism.types import Share
 

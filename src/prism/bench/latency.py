@@ -22,8 +22,8 @@ from prism.bench.contenders import CANDIDATES, WAYS, Bench, Way
 from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
-from prism.presets import PRESETS
+from prism.methods.table import PRESETS
+from prism.rollout.results import run_info
 
 HORIZONS = ((8, 16), (16, 32))  # (To, Tp); the paper's, and twice that
 BARS = {"diffusion_nfe10": 9.5, "flow_matching_nfe5": 4.9}  # the paper's ratios

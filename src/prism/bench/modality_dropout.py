@@ -32,14 +32,14 @@ from prism.data import open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource, SourceView, wanted_sensors
 from prism.data.windows import Windows
 from prism.errors import PrismError
-from prism.evaluation.cells import Cells, Result
-from prism.evaluation.modality import DropSensors
-from prism.evaluation.results import run_info
-from prism.evaluation.rollout import TEST_SEED, run_episode
-from prism.evaluation.statistics import interval
+from prism.methods.table import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.presets import build_policy, tiny
+from prism.rollout.episodes import TEST_SEED, run_episode
+from prism.rollout.modality import DropSensors
+from prism.rollout.results import run_info
+from prism.rollout.statistics import interval
+from prism.runs.cells import Cells, Result
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
 from prism.sims.base import Env, EnvView

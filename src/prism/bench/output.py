@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.evaluation.results import write_atomic, write_json
+from prism.rollout.results import write_atomic, write_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

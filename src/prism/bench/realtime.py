@@ -34,15 +34,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.context_policy import ContextPolicy
 from prism.controller import Controller, ControllerConfig
-from prism.deploy.async_control import AsyncConfig, AsyncController, Statistics
-from prism.deploy.backends import Backend, Frame, load_backend
-from prism.deploy.runtime_lanes import LanePlanner, is_realtime, steady
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
-from prism.presets import build_policy, preset
+from prism.methods.context import ContextPolicy
+from prism.methods.table import build_policy, preset
+from prism.rollout.results import run_info
 from prism.sensors import SensorSpec, encode_text
+from prism.serve.async_control import AsyncConfig, AsyncController, Statistics
+from prism.serve.backends import Backend, Frame, load_backend
+from prism.serve.runtime_lanes import LanePlanner, is_realtime, steady
 
 SensorSet = Literal["wrist", "calvin"]
 WRIST = (SensorSpec("rgb_wrist", "rgb", (84, 84, 3)), SensorSpec("proprio", "vector", (15,)))

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prism.bench.realtime import ACTION_DIM, RealtimeBenchConfig, measure
-from prism.context_policy import ContextPolicy
-from prism.deploy.backends import Backend, Frame
-from prism.presets import as_method, build_policy, preset
+from prism.methods.context import ContextPolicy
+from prism.methods.table import as_method, build_policy, preset
+from prism.serve.backends import Backend, Frame
 
 _SECONDS = 8.0
 

@@ -28,9 +28,9 @@ from prism.attention import Kind
 from prism.bench.output import Output
 from prism.bench.timing import interleave
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
-from prism.presets import build_policy, preset
-from prism.prism_policy import PrismPolicy
+from prism.methods.prism import PrismPolicy
+from prism.methods.table import build_policy, preset
+from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from rich.table import Table
 from prism.bench.output import Output
 from prism.bench.server_fuzz import FuzzReport, fuzz
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 
 SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "state": {"proprio": (9,), "object_state": (12,)},
@@ -73,9 +73,9 @@ def serve(settings: dict[str, Any]) -> None:
     import logging
 
     from prism.controller import ControllerConfig
-    from prism.deploy.server import PolicyServer, ServerConfig
-    from prism.presets import build_policy, preset
+    from prism.methods.table import build_policy, preset
     from prism.sensors import SensorSpec
+    from prism.serve.server import PolicyServer, ServerConfig
     from prism.training.checkpoint import load_policy
 
     logging.getLogger("prism").addHandler(logging.NullHandler())
@@ -167,7 +167,7 @@ async def robot(port: int, rate: float, start: float, end: float, seed: int, loa
     """Asks at start, start + 1/rate, ... until `end`; checks every reply."""
     from websockets.asyncio.client import connect
 
-    from prism.deploy import wire
+    from prism.serve import wire
 
     rng = np.random.default_rng(seed)
     try:

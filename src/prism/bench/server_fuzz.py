@@ -36,7 +36,7 @@ async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: C
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-    from prism.deploy import wire
+    from prism.serve import wire
 
     rng = np.random.default_rng(seed)
     sent = 0
@@ -98,7 +98,7 @@ def damaged_frame(sensors: list[dict[str, Any]], rng: np.random.Generator) -> by
     """A frame to be refused, mostly: one of nine kinds."""
     import msgpack
 
-    from prism.deploy import wire
+    from prism.serve import wire
 
     kind = int(rng.integers(9))
     if kind == 0:

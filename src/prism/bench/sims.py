@@ -25,7 +25,7 @@ from rich.table import Table
 from prism.bench.output import Output
 from prism.bench.timing import interleave
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 from prism.sims.base import Env
 from prism.sims.tasks import make_env, task_names
 

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, config_of
 from prism.bench.output import Output
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
-from prism.presets import PRESETS
+from prism.methods.table import PRESETS
+from prism.rollout.results import run_info
 
 _NETWORKS = {way.method: way for way in WAYS if not way.key.endswith(("nfe1", "nfe100"))}  # one a method
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from prism.bench.timing import interleave, paired_ratio
-from prism.deploy.backends import Backend, BackendPolicy, EagerBackend, Frame
-from prism.deploy.runtime import Runtime
+from prism.serve.backends import Backend, BackendPolicy, EagerBackend, Frame
+from prism.serve.runtime import Runtime
 from prism.types import Observation
 
 

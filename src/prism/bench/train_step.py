@@ -32,10 +32,10 @@ from prism.bench.memory import peak_bytes, saved_bytes
 from prism.bench.output import Output
 from prism.bench.timing import interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
-from prism.evaluation.results import run_info
+from prism.methods.prism import PrismPolicy
+from prism.methods.table import PRESETS, preset
 from prism.normalize import Normalizer
-from prism.presets import PRESETS, preset
-from prism.prism_policy import PrismPolicy
+from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
 

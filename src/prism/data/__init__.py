@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prism.data.calvin import CalvinSource, is_calvin
 from prism.data.episodes import Episode, EpisodeSource, with_sensors
-from prism.data.lerobot import LeRobotSource, is_lerobot
-from prism.data.mapping import Entry, parse_map
-from prism.data.robomimic import RobomimicSource, is_robomimic
+from prism.data.formats.calvin import CalvinSource, is_calvin
+from prism.data.formats.lerobot import LeRobotSource, is_lerobot
+from prism.data.formats.mapping import Entry, parse_map
+from prism.data.formats.robomimic import RobomimicSource, is_robomimic
+from prism.data.formats.store import StoreSource, is_store
+from prism.data.formats.zarr_format import DEFAULT_FPS, ZarrSource, is_zarr
 from prism.data.settings import with_sensor_settings
-from prism.data.store import StoreSource, is_store
-from prism.data.zarr_format import DEFAULT_FPS, ZarrSource, is_zarr
 from prism.errors import PrismError
 
 __all__ = ["Episode", "EpisodeSource", "format_name", "open_dataset", "parse_map", "with_sensors"]
@@ -37,7 +37,7 @@ def open_dataset(
     """The dataset at `path`, its format recognised from what is there.
 
     `fps`: steps a second, for formats that do not store it. `entries`: which key becomes which sensor
-    (prism.data.mapping.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
+    (prism.data.formats.mapping.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
     preprocessing, SENSOR.KEY=VALUE (prism.data.settings). `tolerance`: seconds, for recordings with time stamps.
     """
     if tolerance is not None and format_name(Path(path)) not in ("ROS 2 bags", ""):
@@ -60,7 +60,7 @@ def _open(path: Path, fps: float | None, entries: Sequence[Entry], tolerance: fl
     if name == "CALVIN":
         return CalvinSource(path, fps, entries)
     if name == "ROS 2 bags":
-        from prism.data.rosbag import RosbagSource
+        from prism.data.formats.rosbag import RosbagSource
 
         return RosbagSource(path, fps, entries, tolerance)
     if name:

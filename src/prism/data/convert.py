@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from prism.data.episodes import EpisodeSource, stream_dtype
-from prism.data.lerobot_writer import Codec, LeRobotWriter, feature_keys
-from prism.data.store import DatasetWriter
+from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
 
 Format = Literal["prism", "lerobot"]

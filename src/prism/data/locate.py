@@ -19,8 +19,8 @@ from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
 
-from prism.atomic import hidden_beside, sync
 from prism.errors import PrismError, reason
+from prism.io.atomic import hidden_beside, sync
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 

@@ -3,7 +3,7 @@
     agentview_image.crop=76,76  rgb_*.random_shift=4  depth_static.clip=0.2,3  force.limits=-60,60
 
 NAME.KEY=VALUE; the keys are those of SensorSpec, NAME may be a pattern. What a sensor is called, and of which kind it
-is, says --map (prism.data.mapping).
+is, says --map (prism.data.formats.mapping).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 
 from prism.data.episodes import Episode, EpisodeSource, SourceView
 from prism.errors import PrismError
-from prism.jsonconfig import with_settings
+from prism.io.jsonconfig import with_settings
 from prism.sensors import SensorSpec
 
 _FIXED = ("name", "kind", "shape", "sample_rate")  # what the data are, not what is done with them

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from prism.data.store import DatasetWriter
+from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.processes import end_with_parent
+from prism.io.processes import end_with_parent
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import make_env, make_expert

@@ -17,9 +17,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from prism.data.store import StoreSource, is_store
+from prism.data.formats.store import StoreSource, is_store
 from prism.errors import PrismError
-from prism.processes import end_with_parent
+from prism.io.processes import end_with_parent
 from prism.sims import metaworld
 from prism.sims.collect import TooFewError, collect, cores, settings
 from prism.sims.tasks import make_env, task_names

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, EpisodeSource
-from prism.data.robomimic_writer import Demonstration, RobomimicWriter
+from prism.data.formats.robomimic_writer import Demonstration, RobomimicWriter
 from prism.errors import PrismError
 from prism.sims.robosuite_env import RobosuiteEnv
 from prism.sims.robosuite_setup import NAMES

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from prism.comparison.grid import CompareConfig, Contestant, EvaluationPlan
-from prism.comparison.run import compare
-from prism.comparison.summary import Comparison, Row, difference
 from prism.errors import PrismError
-from prism.evaluation.statistics import Difference
+from prism.rollout.statistics import Difference
+from prism.runs.comparison.grid import CompareConfig, Contestant, EvaluationPlan
+from prism.runs.comparison.run import compare
+from prism.runs.comparison.summary import Comparison, Row, difference
 from prism.studies.report import Claim, Study, Verdict, show_rows
 from prism.studies.selection_rules import TUNING_SEED
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from prism.comparison.grid import CellId, CompareConfig, Contestant, EvaluationPlan
-from prism.comparison.run import compare
-from prism.comparison.summary import Cell, table
 from prism.errors import PrismError
-from prism.evaluation.statistics import paired
-from prism.experiments import recipe
+from prism.rollout.statistics import paired
+from prism.runs.comparison.grid import CellId, CompareConfig, Contestant, EvaluationPlan
+from prism.runs.comparison.run import compare
+from prism.runs.comparison.summary import Cell, table
+from prism.runs.recipes import recipe
 from prism.studies.report import Claim, Study, decided, show_rows
 
 if TYPE_CHECKING:

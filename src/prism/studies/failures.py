@@ -29,13 +29,13 @@ from rich.progress import Progress
 
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
-from prism.evaluation import metrics
-from prism.evaluation.cells import Cells, Result
-from prism.evaluation.results import EpisodeResult
-from prism.evaluation.rollout import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
-from prism.experiments import Experiment
-from prism.jsonconfig import to_json
+from prism.io.jsonconfig import to_json
 from prism.policy import Policy
+from prism.rollout import metrics
+from prism.rollout.episodes import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
+from prism.rollout.results import EpisodeResult
+from prism.runs.cells import Cells, Result
+from prism.runs.recipes import Experiment
 from prism.studies.report import Claim, Study, Verdict, show_rows
 from prism.studies.selection_rules import subjects
 from prism.studies.trainings import settings_of

@@ -27,16 +27,16 @@ from rich.progress import Progress
 
 from prism.controller import Controller
 from prism.errors import PrismError
-from prism.evaluation import metrics
-from prism.evaluation.cells import Cells, Result
-from prism.evaluation.sweep import mode_distance
-from prism.experiments import Experiment, recipe, with_budget, with_method
-from prism.jsonconfig import with_settings
+from prism.io.jsonconfig import with_settings
+from prism.rollout import metrics
+from prism.rollout.sweep import mode_distance
+from prism.runs.cells import Cells, Result
+from prism.runs.recipes import Experiment, recipe, with_budget, with_method
+from prism.runs.workflow import checkpoint_id, run_folder
 from prism.sims.pusht_edge import BEYOND, GAP, SIDE, edge_start
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.studies.trainings import settings_of, train_run
 from prism.training.checkpoint import load_policy
-from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

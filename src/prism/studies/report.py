@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.evaluation.results import run_info
+from prism.rollout.results import run_info
 
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 

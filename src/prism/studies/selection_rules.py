@@ -23,16 +23,16 @@ from rich.console import Console
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation.cells import Cells, Result
-from prism.evaluation.rollout import evaluate
-from prism.evaluation.statistics import FloatArray, interval, paired, success_interval
-from prism.experiments import Experiment
-from prism.jsonconfig import to_json
+from prism.io.jsonconfig import to_json
+from prism.rollout.episodes import evaluate
+from prism.rollout.statistics import FloatArray, interval, paired, success_interval
+from prism.runs.cells import Cells, Result
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import checkpoint_id, run_folder
 from prism.selection import Rule
 from prism.studies.report import Claim, Study, decided, show_rows
 from prism.studies.trainings import settings_of
 from prism.training.checkpoint import list_checkpoints
-from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -34,15 +34,16 @@ from torch import Tensor
 
 from prism.data.episodes import IntArray
 from prism.data.windows import Windows
-from prism.demonstrations import open_demonstrations
 from prism.errors import PrismError
-from prism.evaluation.cells import Cells, Result
-from prism.experiments import Experiment, recipe, with_budget
-from prism.jsonconfig import with_settings
+from prism.io.jsonconfig import with_settings
+from prism.methods.prism import PrismConfig, PrismPolicy
+from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig, quantile
-from prism.presets import build_policy
-from prism.prism_policy import PrismConfig, PrismPolicy
+from prism.runs.cells import Cells, Result
+from prism.runs.demonstrations import open_demonstrations
+from prism.runs.recipes import Experiment, recipe, with_budget
+from prism.runs.workflow import checkpoint_id, run_folder
 from prism.studies.report import Study, show_rows
 from prism.studies.threshold_claims import (
     PAPER_BATCH,
@@ -54,7 +55,6 @@ from prism.studies.threshold_claims import (
 from prism.studies.trainings import settings_of, train_run
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
-from prism.workflow import checkpoint_id, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

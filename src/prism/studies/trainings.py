@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.experiments import Experiment
-from prism.jsonconfig import to_json
+from prism.io.jsonconfig import to_json
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import train_experiment
 from prism.training.monitor import read_log
-from prism.workflow import train_experiment
 
 
 def train_run(experiment: Experiment, run: Path, console: Console) -> list[dict[str, Any]]:

@@ -25,18 +25,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from prism.baselines.diffusion import DiffusionConfig
-from prism.baselines.flow_matching import FlowMatchingConfig
-from prism.context_policy import ContextPolicy
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.evaluation.cells import Cells, Result
-from prism.evaluation.rollout import evaluate
-from prism.evaluation.statistics import FloatArray, interval, paired
-from prism.experiments import Experiment, recipe, with_budget, with_method, with_teacher
-from prism.jsonconfig import with_settings
+from prism.io.jsonconfig import with_settings
+from prism.methods.context import ContextPolicy
+from prism.methods.diffusion import DiffusionConfig
+from prism.methods.flow_matching import FlowMatchingConfig
+from prism.methods.table import METHODS, TEACHERS
 from prism.policy import Policy
-from prism.presets import METHODS, TEACHERS
+from prism.rollout.episodes import evaluate
+from prism.rollout.statistics import FloatArray, interval, paired
+from prism.runs.cells import Cells, Result
+from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
 from prism.studies.report import Claim, Study, decided, show_rows
 from prism.studies.selection_rules import subjects

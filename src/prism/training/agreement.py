@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import prism
-from prism import collective
+from prism.distributed import ranks
 from prism.errors import PrismError
 from prism.policy import Policy
 from prism.training.checkpoint import TrainingState
@@ -24,7 +24,7 @@ _GROUPS = ("weights", "optimizer", "model")
 
 def check_same_start(policy: Policy, config: TrainConfig, data: str) -> None:
     """Every rank has the same code, settings, data and first weights; else one line says what differs, and where."""
-    if collective.world_size() == 1:
+    if ranks.world_size() == 1:
         return
     own = {
         "code": f"prism {prism.__version__}, torch {torch.__version__}, sources {source_fingerprint()}",
@@ -33,7 +33,7 @@ def check_same_start(policy: Policy, config: TrainConfig, data: str) -> None:
         "training data": data,
         "first weights": weights_fingerprint(policy),
     }
-    everybody = [json.loads(text) for text in collective.gather_text(json.dumps(own))]
+    everybody = [json.loads(text) for text in ranks.gather_text(json.dumps(own))]
     for name, value in everybody[0].items():
         different = [rank for rank, theirs in enumerate(everybody) if theirs[name] != value]
         if different:
@@ -41,15 +41,15 @@ def check_same_start(policy: Policy, config: TrainConfig, data: str) -> None:
                 f"the ranks do not have the same {name}: rank {different[0]} has {everybody[different[0]][name]}, "
                 f"rank 0 has {value}; give every machine the same version of prism, the same data and options"
             )
-            raise PrismError(message) if collective.is_leader() else collective.ReportedError(message)
+            raise PrismError(message) if ranks.is_leader() else ranks.ReportedError(message)
 
 
 def tell_state(state: tuple[TrainingState, dict[str, Tensor]] | None) -> tuple[TrainingState, dict[str, Tensor]] | None:
     """The state and model tensors that rank 0 resumes from, on every rank: only rank 0 has to see the checkpoints."""
-    if collective.world_size() == 1:
+    if ranks.world_size() == 1:
         return state
-    data = collective.from_leader(_pack(*state) if state is not None else b"")
-    return state if collective.is_leader() or not data else _unpack(data)
+    data = ranks.from_leader(_pack(*state) if state is not None else b"")
+    return state if ranks.is_leader() or not data else _unpack(data)
 
 
 def source_fingerprint() -> str:

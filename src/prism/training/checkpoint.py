@@ -28,8 +28,8 @@ from torch import Tensor
 
 import prism
 from prism.errors import PrismError
+from prism.methods.table import build_policy
 from prism.policy import Policy, PolicySpec
-from prism.presets import build_policy
 from prism.training import files
 from prism.training.files import DamagedError
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from prism import jsonconfig
 from prism.errors import PrismError
+from prism.io import jsonconfig
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]

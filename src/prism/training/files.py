@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from prism.atomic import HIDDEN, atomic_file, hidden_beside, sync, sync_folder
 from prism.errors import PrismError
+from prism.io.atomic import HIDDEN, atomic_file, hidden_beside, sync, sync_folder
 
 CHECKSUMS = "checksums.json"
 _BLOCK = 1 << 24

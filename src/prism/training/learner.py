@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from prism import collective
+from prism.distributed import ranks
 from prism.errors import PrismError
 from prism.policy import LossOutput, Policy
 from prism.training.batches import split_batch
@@ -96,7 +96,7 @@ class Learner:
                     loss, logs = self._model(losses)
                 weight = 1.0 if part.share is None else len(part.actions) / part.share.total
                 outputs.append((weight, loss.detach(), logs))
-                self.scaler.scale(loss * (weight * collective.world_size())).backward()
+                self.scaler.scale(loss * (weight * ranks.world_size())).backward()
         self.scaler.unscale_(self.optimizer)
         mean, logs = _mean_over_rows(outputs)
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
@@ -125,14 +125,14 @@ class Learner:
         self.synchronise_buffers()
         sums = torch.zeros(len(batches), 2, dtype=torch.float64)
         rng = torch.Generator()
-        for index in range(collective.rank(), len(batches), collective.world_size()):
+        for index in range(ranks.rank(), len(batches), ranks.world_size()):
             batch = batches[index]()
             rng.manual_seed(seeds[index])
             with self.autocast:
                 loss = self.average.loss(batch.to(self.device), rng).loss
             rows = len(batch.actions)
             sums[index] = torch.tensor([float(loss) * rows, rows], dtype=torch.float64)
-        values = collective.sum_over_ranks(sums).tolist()
+        values = ranks.sum_over_ranks(sums).tolist()
         total, count = sum(value for value, _ in values), sum(rows for _, rows in values)
         return total / count if math.isfinite(total) else None
 
@@ -178,7 +178,7 @@ def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
     A parameter may have no gradient in a step (a learned "absent" vector where no sensor is missing), on one rank or
     on all: DDP has to look for such ones, and warns once when it finds none.
     """
-    if collective.world_size() == 1:
+    if ranks.world_size() == 1:
         return model
     warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
     # Buffers: the threshold moves alike on every rank, from the same distances. PyTorch 2.13 renamed the option.
@@ -190,14 +190,14 @@ def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
 
 def _mean_over_rows(outputs: list[tuple[float, Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and logs of parts with their weights, over all ranks. A single whole batch is left as it is."""
-    if len(outputs) == 1 and collective.world_size() == 1:
+    if len(outputs) == 1 and ranks.world_size() == 1:
         return outputs[0][1], outputs[0][2]
     names = sorted(outputs[0][2])
     rows = [
         weight * torch.stack([loss.float(), *(logs[name].detach().float() for name in names)])
         for weight, loss, logs in outputs
     ]
-    mean, *values = collective.sum_over_ranks(torch.stack(rows).sum(0)).unbind()
+    mean, *values = ranks.sum_over_ranks(torch.stack(rows).sum(0)).unbind()
     return mean, dict(zip(names, values, strict=True))
 
 

@@ -22,9 +22,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from prism import collective
 from prism.data.loader import BatchOrder, Loader
 from prism.data.windows import Windows
+from prism.distributed import ranks
 from prism.errors import PrismError
 from prism.policy import Policy, PolicySpec
 from prism.training import checkpoint, files
@@ -76,11 +76,11 @@ def train(
     `until` < 1 stops at that fraction of the budget, saved; a resume goes on as if it had not: to look at a run on
     its way, off its clock.
 
-    Inside collective.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
+    Inside ranks.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
     """
-    leader = collective.is_leader()
+    leader = ranks.is_leader()
     with ExitStack() as stack:
-        with collective.together():
+        with ranks.together():
             if len(windows_train) == 0:
                 raise PrismError("there is nothing to train on: the dataset has no training window")
             if leader:
@@ -92,8 +92,8 @@ def train(
                 len(windows_train),
                 config.batch_size,
                 config.seed,
-                collective.rank(),
-                collective.world_size(),
+                ranks.rank(),
+                ranks.world_size(),
                 windows_train.blocks,
             )
             data = fingerprint(windows_train)
@@ -109,20 +109,20 @@ def train(
         saved: Path | None = None
         notes: list[str] = []
 
-        with collective.together():
+        with ranks.together():
             found = _find_state(run_dir, policy, config, data, notes) if leader and resume else None
         if (told := tell_state(found)) is not None:
             state, model = told
             saved = checkpoint.folder_of(run_dir, state.step)
-            with collective.together():
+            with ranks.together():
                 learner.restore(saved, model, state.weights, state.optimizer, state.scaler)
             step, seconds, skipped, skipped_total = state.step, state.seconds, state.skipped, state.skipped_total
             best_val_loss = state.best_val_loss
 
         rng = torch.Generator()  # on the CPU, whatever the device: a seed means the same everywhere
-        share = order.share() if collective.world_size() > 1 else None
+        share = order.share() if ranks.world_size() > 1 else None
         suspect: tuple[int, Batch] | None = None  # the first of a row of batches that gave no finite gradient
-        with collective.together():
+        with ranks.together():
             monitor: Monitor | Silent = Monitor(run_dir, config, step, console, title) if leader else Silent()
             stack.enter_context(monitor)
         loader = stack.enter_context(Loader(windows_train, order, step, config.workers))
@@ -139,7 +139,7 @@ def train(
             rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
             rate = learning_rate(config, step, fraction)
 
-            with collective.explain_loss():
+            with ranks.explain_loss():
                 output = learner.gradient(batch, rng)
             if output.finite:
                 learner.apply(rate, ema_decay(config, step))
@@ -150,13 +150,13 @@ def train(
                 suspect = suspect or (step, batch)
                 skipped, skipped_total = skipped + 1, skipped_total + 1
                 if skipped >= config.max_skipped_steps:
-                    with collective.together():
+                    with ranks.together():
                         _give_up(run_dir, skipped, suspect, config)
             step += 1
             now = time.perf_counter()
             clock_save = leader and 0 < 60 * config.checkpoint_minutes <= now - last_save
-            with collective.explain_loss():  # one clock, rank 0's, and one decision to stop
-                seconds, clock_due, signalled = collective.max_over_ranks(
+            with ranks.explain_loss():  # one clock, rank 0's, and one decision to stop
+                seconds, clock_due, signalled = ranks.max_over_ranks(
                     [clock() - started if leader else 0.0, float(clock_save), float(stop.number)]
                 )
             stopped_by = signal.Signals(int(signalled)).name if signalled else ""
@@ -165,11 +165,11 @@ def train(
             save_due = done or _every(config.checkpoint_every, step) or clock_due > 0
             measured = None
             if windows_val is not None and (save_due or _every(config.val_every, step)):
-                with collective.explain_loss():
+                with ranks.explain_loss():
                     measured = _validate(learner, windows_val, config)
                 val_loss = measured if measured is not None else val_loss
                 best_val_loss = min((x for x in (measured, best_val_loss) if x is not None), default=None)
-            with collective.together() if save_due or stopped_by else nullcontext():
+            with ranks.together() if save_due or stopped_by else nullcontext():
                 if done or stopped_by or measured is not None or step % config.log_every == 0:
                     monitor.write(step, seconds, rate, measured, skipped_total)
                 if leader and (save_due or stopped_by):
@@ -193,8 +193,8 @@ def train(
 
         assert saved is not None  # the last step is always saved
         learner.synchronise_buffers()
-    with collective.explain_loss():  # also a signal that came after the last step, in the validation or the save
-        (signalled,) = collective.max_over_ranks([float(stop.number)])
+    with ranks.explain_loss():  # also a signal that came after the last step, in the validation or the save
+        (signalled,) = ranks.max_over_ranks([float(stop.number)])
     if signalled:
         stopped_by = signal.Signals(int(signalled)).name
         monitor.say(f"stopped by {stopped_by} at step {step}, all saved in {saved}; continue with --resume")
@@ -278,7 +278,7 @@ def _plain(spec: PolicySpec) -> str:
 
 def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
     step, batch = suspect
-    whose = f"-rank-{collective.rank()}" if collective.world_size() > 1 else ""
+    whose = f"-rank-{ranks.rank()}" if ranks.world_size() > 1 else ""
     path = run_dir / f"bad-batch-step-{step:08d}{whose}.safetensors"
     seed = derive_seed(config.seed, _TRAINING, step)
     dump_batch(path, batch, {"step": str(step), "generator_seed": str(seed)})

@@ -1,0 +1,180 @@
+"""`prism`: find the command, parse its arguments, run it, and turn what went wrong into one line.
+
+A command is a frozen dataclass in prism.commands with a `run()` method; its docstrings are the help. Commands
+import torch, the simulators and the rest inside `run`, so that `prism --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tyro
+
+from prism.cli.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
+from prism.cli.bench_latency import Latency, Size
+from prism.cli.bench_realtime import Realtime, Scaling
+from prism.cli.bench_server import Server
+from prism.cli.bench_sims import Sims
+from prism.cli.compare import Compare
+from prism.cli.data import Collect, Convert, Download, Inspect
+from prism.cli.demo import Demo
+from prism.cli.evaluate import Eval
+from prism.cli.export import Export
+from prism.cli.report import Report
+from prism.cli.serve import Serve
+from prism.cli.study import (
+    Ablations,
+    Arithmetic,
+    DemonstrationCount,
+    Failures,
+    Lemmas,
+    ModalityStudy,
+    Multimodality,
+    SelectionRules,
+    Threshold,
+)
+from prism.cli.train import Train
+from prism.cli.trends import Trends
+from prism.errors import PrismError
+
+
+class Command(Protocol):
+    def run(self) -> None: ...
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "demo": Demo,
+    "train": Train,
+    "eval": Eval,
+    "report": Report,
+    "export": Export,
+    "serve": Serve,
+    "data collect": Collect,
+    "data inspect": Inspect,
+    "data convert": Convert,
+    "data download": Download,
+    "bench compare": Compare,
+    "bench latency": Latency,
+    "bench size": Size,
+    "study lemmas": Lemmas,
+    "study threshold": Threshold,
+    "study multimodality": Multimodality,
+    "study ablations": Ablations,
+    "study demonstrations": DemonstrationCount,
+    "study selection": SelectionRules,
+    "study failures": Failures,
+    "study modality": ModalityStudy,
+    "study arithmetic": Arithmetic,
+    "study trends": Trends,
+    "bench attention": Attention,
+    "bench train-step": TrainStep,
+    "bench global-batch": GlobalBatch,
+    "bench allocator": Allocator,
+    "bench data": Data,
+    "bench modality": Modality,
+    "bench realtime": Realtime,
+    "bench scaling": Scaling,
+    "bench modality-dropout": ModalityDropout,
+    "bench server": Server,
+    "bench sims": Sims,
+}
+
+HELP = """usage: prism COMMAND [OPTIONS]
+
+PRISM: real-time imitation learning from whatever sensors a robot has, in one pass.
+Start with `prism demo`: it records demonstrations, trains, evaluates and writes a page, in minutes on a laptop.
+
+{commands}
+
+Every command explains itself, with examples: prism train --help"""
+
+EXIT_BUG = 1
+EXIT_USER = 2  # something the user can mend, or arguments that do not parse
+EXIT_INTERRUPTED = 130  # as shells report Ctrl-C
+
+_STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName, tyro.conf.HelptextFromCommentsOff)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command; the status to exit with. PRISM_DEBUG=1 lets every exception through with its traceback."""
+    words = list(sys.argv[1:] if args is None else args)
+    if os.environ.get("PRISM_DEBUG", "") not in ("", "0"):
+        return _dispatch(words)
+    if threading.current_thread() is threading.main_thread():  # SIGTERM ends like Ctrl-C: clean up, tell the children
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # `prism ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PrismError as error:
+        return _fail(f"error: {error}", EXIT_USER)
+    except OSError as error:  # full disk, no permission: the system's words and the file say it all
+        return _fail(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), EXIT_USER)
+    except Exception as error:
+        return _fail(f"error: {type(error).__name__}: {error} (a bug in prism; PRISM_DEBUG=1 shows where)", EXIT_BUG)
+
+
+def _dispatch(words: list[str]) -> int:
+    for size in (2, 1):  # "data collect" before "train"
+        name = " ".join(words[:size])
+        if name in COMMANDS:
+            args = _gather(COMMANDS[name], words[size:])
+            config: dict[str, Any] = {"prog": f"prism {name}", "args": args, "config": _STYLE}
+            tyro.cli(COMMANDS[name], **config).run()
+            return 0
+    group = [name for name in COMMANDS if words and name.startswith(words[0] + " ")]
+    rest = words[1:] if group else words
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        print(HELP.format(commands=_listing(group or list(COMMANDS))))
+        return 0
+    if rest[0] == "--version":
+        from prism import __version__
+
+        print(f"prism {__version__}")
+        return 0
+    tried = " ".join(words[:2] if group else words[:1])
+    close = difflib.get_close_matches(tried, COMMANDS, n=3, cutoff=0.5) or group
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    raise PrismError(f"no command '{tried}'{hint} (prism --help lists them)")
+
+
+def _gather(command: type[Any], words: list[str]) -> list[str]:
+    """--set A --set B -> --set A B: of an option that takes several values, argparse would keep the last one alone."""
+    several = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(command) if "tuple[" in str(f.type)}
+    kept: list[str] = []
+    values: dict[str, list[str]] = {}
+    into = kept
+    for word in words:
+        if word.startswith("--"):
+            flag, equals, value = word.partition("=")
+            flag = flag.replace("_", "-")
+            into = values.setdefault(flag, []) if flag in several else kept
+            if flag in several:
+                into.extend([value] if equals else [])
+                continue
+        into.append(word)
+    return kept + [word for flag, given in values.items() for word in (flag, *given)]
+
+
+def _listing(names: Sequence[str]) -> str:
+    width = max(map(len, COMMANDS))
+    return "\n".join(f"  {name:<{width}}  {(COMMANDS[name].__doc__ or '').splitlines()[0]}" for name in names)
+
+
+def _fail(message: str, status: int) -> int:
+    print("prism: " + " ".join(message.split()), file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":  # torchrun -m prism.cli train ...
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""prism bench compare"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from prism.cli.style import OutputFile, option
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.runs.comparison.summary import Comparison
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Methods side by side: train each on the same data for the same time, evaluate on the same episodes.
+
+    Try:
+        prism bench compare pusht-human --minutes 30 --out compare/pusht
+        prism bench compare metaworld-reach --methods prism mse --steps 2000 --seeds 0 1 --out compare/reach
+        prism bench compare pusht --methods prism "k16=prism:policy.objective.candidates=16" --minutes 5 --out compare/k
+        prism bench compare pusht-human --minutes 30 --out compare/pusht --status     what is there so far
+        prism bench compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
+
+    Killed at any moment, the same command goes on where it was. Writes comparison.html and comparison.json into
+    FOLDER; docs/comparison.md explains the figures.
+    """
+
+    recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...", help_behavior_hint="")]
+    """Recipes or tasks, as for prism train."""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """Where the runs and the results go."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = (
+        "prism", "diffusion", "flow_matching", "imle", "act", "mse",
+    )  # fmt: skip
+    """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set. All six unless told."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training; each method is trained once with each. 0 1 2 unless told."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Train each for this many minutes of one core."""
+    steps: Annotated[int | None, option("N")] = None
+    """Train each for this many steps (one of the two is needed)."""
+    clock: Literal["wall", "cpu"] = "wall"
+    """What the minutes count: wall-clock time, or the CPU time of the process (fair on a busy machine)."""
+    preset: Annotated[Literal["tiny", "base", "paper"] | None, option("{tiny,base,paper}")] = None
+    """Size of the networks; the recipe's own unless told."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change a setting of the recipe for every method: --set train.batch_size=32."""
+    episodes: int = 50
+    """Episodes of the evaluation at the end, on seeds from 100,000."""
+    first_seed: int = 100_000
+    """Seed of the first of them."""
+    curve: Annotated[tuple[float, ...], option("FRACTION ...")] = (0.1, 0.25, 0.5)
+    """Where on the way to look, as fractions of the budget; off the training's clock."""
+    curve_episodes: int = 20
+    """Episodes of each look."""
+    jobs: Annotated[int | None, option("N")] = None
+    """Runs at the same time, one thread each; as many as there are cores unless told."""
+    trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
+    (--first-seed) or executed in another way (variations of controller...)."""
+    ray: bool = False
+    """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
+    status: bool = False
+    """Run nothing: show what is in FOLDER."""
+    json: OutputFile = None
+    """Write comparison.json to this file too."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise PrismError(f"--jobs {self.jobs} is out of range: use 1 or more")
+        if self.minutes is not None and self.minutes <= 0:
+            raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
+        if self.steps is not None and self.steps < 1:
+            raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
+        if self.trained is not None and self.trained.resolve() == self.out.resolve():
+            raise PrismError(f"--trained {self.trained} is --out itself: name another folder for what is new")
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.bench.output import refuse_existing
+        from prism.rollout.results import write_json
+        from prism.runs.comparison.grid import CompareConfig, Contestant, EvaluationPlan, check_cells
+        from prism.runs.comparison.run import PAGE, compare
+        from prism.runs.comparison.summary import summarise
+
+        refuse_existing(self.json, overwrite=self.overwrite)
+        config = CompareConfig(
+            recipes=self.recipe,
+            contestants=tuple(Contestant.parse(text) for text in self.methods),
+            seeds=self.seeds,
+            minutes=self.minutes,
+            steps=self.steps,
+            clock=self.clock,
+            preset=self.preset,
+            settings=self.set,
+            evaluation=EvaluationPlan(
+                self.episodes, self.first_seed, self.curve if self.trained is None else (), self.curve_episodes
+            ),
+        )
+        console = Console(stderr=True)
+        if self.status:
+            if not self.out.is_dir():
+                raise PrismError(f"{self.out} does not exist: there is no comparison to show")
+            check_cells(self.out, config)
+            comparison = summarise(self.out, config)
+        elif self.ray:
+            from prism.runs.comparison.ray_cells import run_on_ray
+
+            comparison = compare(self.out, config, self.jobs or 0, console, run_on_ray, self.trained)
+        else:
+            comparison = compare(self.out, config, self.jobs or os.cpu_count() or 1, console, trained=self.trained)
+        if self.json is not None:
+            write_json(self.json, comparison.to_json(), self.overwrite)
+        print_comparison(comparison)
+        if (self.out / PAGE).is_file():
+            print(f"page: {self.out / PAGE}")
+        if comparison.missing and not self.status:
+            total = len(comparison.missing) + len(comparison.cells)
+            raise PrismError(
+                f"{len(comparison.missing)} of {total} cells are missing (listed above): run the same command again"
+            )
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """One row a contestant and recipe; then what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+
+    config = comparison.config
+    console = Console()
+    console.width = max(console.width, 126)  # a narrow terminal wraps lines; cut figures would be worse
+    for recipe in config.recipes:
+        rows = [row for row in comparison.rows if row.recipe == recipe]
+        table = Table(box=None, padding=(0, 1, 0, 0), title=f"{recipe}, {config.budget}", title_justify="left")
+        table.add_column("method", no_wrap=True)
+        against = f"- {config.reference} [95 %]"
+        for name in ("n", "score [95 %]", against, "p", "success [95 %]", "plan ms", "K, Ta", "jerk", "steps"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            d = row.difference
+            few = "" if d is None or d.seeds == len(row.seeds) else f" n={d.seeds}"
+            table.add_row(
+                row.contestant,
+                str(len(row.seeds)) + ("" if row.complete else f"/{row.of}"),
+                f"{row.score:.3f} [{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]",
+                "" if d is None else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]{few}",
+                "" if d is None else f"{d.p:.2g}",
+                f"{row.success:.0%} [{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]",
+                f"{row.latency_p50_ms:.1f}",
+                f"{row.candidates}, {row.exec_horizon}",
+                f"{row.jerk:.4f}",
+                f"{row.steps:,.0f}",
+            )
+        console.print(table)
+    if comparison.rows:
+        test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes; K, Ta: candidates drawn "
+        test += "and steps executed a plan"
+        console.print(test, highlight=False, soft_wrap=True)
+    for one in comparison.missing:
+        console.print(f"missing: {one.cell}: {one.reason}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,284 @@
+"""prism data collect | inspect | convert | download"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional
+
+from prism.cli.style import OutputFile, option
+from prism.errors import PrismError
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Record demonstrations of a task, or of all tasks of a simulator, from their experts.
+
+    Try:
+        prism data collect metaworld-button-press-topdown --episodes 20
+        prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
+        prism data collect metaworld --all --episodes 1 --json experts.json
+        prism data collect 'robosuite-*' --all --episodes 5 --out data/robosuite
+
+    Only episodes that succeed are kept. Nothing existing is overwritten. --all prints how often each expert succeeds,
+    the ceiling of imitation; interrupted, the same command goes on.
+    """
+
+    task: Positional[str]
+    """Name of the task; with --all of a simulator, or a pattern."""
+    all: bool = False
+    """Every task of the simulator (without its variants for pixels, unless the pattern ends in one)."""
+    episodes: int = 20
+    """Successful episodes to record."""
+    episodes_of: Annotated[tuple[str, ...], option("TASK=N")] = ()
+    """With --all: another number for some tasks."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where the dataset goes; data/TASK unless told. With --all, the folder above them."""
+    seed: int = 0
+    """Of the first episode; each one has its own."""
+    noise: float = 0.0
+    """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
+    failures: bool = False
+    """Keep episodes that fail as well: so many attempts, whatever becomes of them."""
+    workers: Annotated[int | None, option("N")] = None
+    """Processes that record in parallel; one a core unless told."""
+    json: OutputFile = None
+    """With --all: write the table of the experts to this file (success.TASK, attempts.TASK, mean.SPLIT)."""
+    overwrite: bool = False
+    """Replace what is there."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+        if self.seed < 0:
+            raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
+        if self.noise < 0:
+            raise PrismError(f"--noise {self.noise:g} is out of range: use 0 or more")
+        if self.workers is not None and self.workers < 1:
+            raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
+        if self.json is not None and not self.all:
+            raise PrismError("--json writes the table of several tasks: give --all too")
+        if self.episodes_of and not self.all:
+            raise PrismError("--episodes-of is for some of several tasks: give --all too, or use --episodes")
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.runs.demonstrations import COLLECTED
+        from prism.sims.collect import collect
+
+        if self.all:
+            self._run_all()
+            return
+        collected = collect(
+            self.task,
+            self.episodes,
+            self.out or COLLECTED / self.task,
+            seed=self.seed,
+            console=Console(stderr=True),
+            overwrite=self.overwrite,
+            workers=self.workers,
+            noise=self.noise,
+            failures=self.failures,
+        )
+        print(
+            f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; "
+            f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
+        )
+
+    def _run_all(self) -> None:
+        from rich.console import Console
+
+        from prism.bench.output import refuse_existing
+        from prism.cli.summary import print_experts
+        from prism.rollout.results import run_info, write_json
+        from prism.runs.demonstrations import COLLECTED
+        from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
+
+        refuse_existing(self.json, overwrite=self.overwrite)
+        tasks = tasks_of(self.task)
+        others = parse_episodes(self.episodes_of, tasks)
+        recording = Recording(self.episodes, self.seed, self.noise, self.failures, others)
+        out = self.out or COLLECTED
+        console = Console(stderr=True)
+        rows = collect_all(tasks, recording, out, console=console, overwrite=self.overwrite, workers=self.workers)
+        table = expert_table(rows)
+        if self.json is not None:
+            write_json(self.json, {**table, **run_info(self.seed)}, self.overwrite)
+        print_experts(rows, table)
+        without = [row.task for row in rows if row.path is None]
+        print(f"{out}: {len(rows) - len(without)} datasets" + (f"; none of {', '.join(without)}" if without else ""))
+        if without:
+            raise PrismError(
+                f"{without[0]}: too few successes for {recording.episodes_of(without[0])} episodes; ask for fewer"
+            )
+
+
+@dataclass(frozen=True)
+class Inspect:
+    """Summarise a dataset in any format prism reads: episodes, lengths, sensors, ranges.
+
+    Try:
+        prism data inspect data/metaworld-button-press-topdown
+        prism data inspect pusht_cchi_v7_replay.zarr.zip --page pusht.html
+        prism data inspect lift.hdf5 --map agentview_image=rgb_static robot0_eef_pos=proprio actions=action
+
+    Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.1 and v3, CALVIN, ROS 2 bags.
+    """
+
+    path: Positional[Path]
+    """The dataset: a folder or a file."""
+    page: OutputFile = None
+    """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4' (docs/sensors.md)."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
+    overwrite: bool = False
+    """Replace the page if it exists."""
+
+    def __post_init__(self) -> None:
+        _check_fps(self.fps)
+
+    def run(self) -> None:
+        from rich.console import Console
+
+        from prism.data import format_name, open_dataset, parse_map
+        from prism.data.inspect import print_summary, summarise
+        from prism.report.dataset import write_page
+
+        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
+        with _steps_bar() as advance:
+            if self.page is None:
+                summary = summarise(source, format_name(self.path), advance)
+            else:
+                summary = write_page(source, self.page, self.overwrite, advance)
+        print_summary(summary, Console())
+        if self.page is not None:
+            print(f"page: {self.page}")
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write a dataset of any format anew: in prism's own, as LeRobot v3, or (robosuite tasks) as robomimic's HDF5.
+
+    Try:
+        prism data convert lift.hdf5 data/lift
+        prism data convert data/lift lift-lerobot --to lerobot
+        prism data convert data/robosuite-lift lift.hdf5 --to robomimic
+        prism data convert calvin/training data/calvin --sensor 'depth_*.clip=0.1,5' 'rgb_*.random_shift=6'
+    """
+
+    path: Positional[Path]
+    """The dataset: a folder or a file."""
+    out: Positional[Path]
+    """The new folder."""
+    to: Literal["prism", "lerobot", "robomimic"] = "prism"
+    """The new format."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor, stored with the dataset: rgb_static.crop=76,76 (docs/sensors.md)."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
+    task: Annotated[str | None, option("TEXT")] = None
+    """What the demonstrations show; the dataset's own words unless told."""
+    codec: Literal["h264", "av1"] = "h264"
+    """LeRobot: how pictures are compressed."""
+    overwrite: bool = False
+    """Replace the new folder if it exists."""
+
+    def __post_init__(self) -> None:
+        _check_fps(self.fps)
+
+    def run(self) -> None:
+        from prism.data import open_dataset, parse_map
+        from prism.data.convert import convert
+
+        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
+        with _steps_bar() as advance:
+            if self.to == "robomimic":
+                from prism.sims.robosuite_replay import to_robomimic
+
+                episodes, steps = to_robomimic(
+                    source,
+                    self.out,
+                    overwrite=self.overwrite,
+                    progress=advance,
+                )
+                print(f"{self.out}: {episodes} episodes, {steps} steps")
+                return
+            result = convert(
+                source,
+                self.out,
+                self.to,
+                self.task,
+                self.codec,
+                overwrite=self.overwrite,
+                progress=advance,
+            )
+        for note in result.notes:
+            print(f"note: {note}")
+        print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")
+
+
+@contextmanager
+def _steps_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal; call it with the steps done and the steps in all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        row = bar.add_task("steps", total=None)
+        yield lambda done, total: bar.update(row, completed=done, total=total)
+
+
+def _check_fps(fps: float | None) -> None:
+    if fps is not None and fps <= 0:
+        raise PrismError(f"--fps {fps:g} is out of range: use a positive number")
+
+
+@dataclass(frozen=True)
+class Download:
+    """Fetch a public dataset (needs internet).
+
+    Try:
+        prism data download pusht      206 human demonstrations of Push-T, for prism train pusht-human
+    """
+
+    name: Positional[str]
+    """Name of the dataset."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where it goes; the folder that PRISM_DATA names, or the user's cache, unless told."""
+    overwrite: bool = False
+    """Fetch it again if it is there."""
+
+    def run(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        from prism.data.locate import download
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            row = bar.add_task(self.name, total=None)
+            path = download(
+                self.name,
+                self.out,
+                self.overwrite,
+                progress=lambda done, total: bar.update(row, completed=done, total=total),
+            )
+        print(path)

@@ -1,0 +1,30 @@
+"""prism report"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from prism.errors import PrismError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the page that shows a run: one self-contained report.html that opens from disk.
+
+    Try:
+        prism report runs/pusht-human
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run that has been evaluated (prism eval RUN), or a demo."""
+
+    def run(self) -> None:
+        from prism.runs.workflow import write_run_report
+
+        if not self.run_folder.is_dir():
+            raise PrismError(f"{self.run_folder} does not exist: give the folder of a run, or of a demo")
+        print(write_run_report(self.run_folder))

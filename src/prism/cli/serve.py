@@ -1,0 +1,204 @@
+"""prism serve"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+from prism.cli.style import option
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.policy import Policy
+    from prism.serve.server import PolicyServer
+
+KEY_VARIABLE = "PRISM_API_KEY"
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a trained policy to robots over the network, with a live page.
+
+    Try:
+        prism serve runs/pusht                      ws://127.0.0.1:8000, page at http://127.0.0.1:8000
+        prism serve runs/pusht --host 0.0.0.0 --api-key-file key.txt
+        prism serve runs/mine --map observation/image=rgb_static prompt=instruction
+        prism serve runs/mine --backend onnx-int8   cameras two to four times faster
+
+    Speaks openpi's protocol: openpi-client works as it is; prism-client (packages/prism-client) is
+    small and knows more. Ctrl-C ends it. docs/serving.md explains the protocol and every limit.
+    """
+
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run folder, or one checkpoint in it."""
+    host: str = "127.0.0.1"
+    """Where to listen: this computer only, unless told; 0.0.0.0 is every network it is on."""
+    port: int = 8000
+    """Port of everything: robots, page, /healthz and /metrics; 0 takes a free one."""
+    api_key_file: Annotated[Path | None, option("FILE")] = None
+    """Clients must send the key in this file (Authorization: Api-Key KEY); PRISM_API_KEY does the same."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """What the clients call a sensor; KEY= ignores a key."""
+    candidates: Annotated[int | None, option("K")] = None
+    """Action sequences to draw for each plan; the recipe's own unless told."""
+    selection: Annotated[str | None, option("RULE")] = None
+    """Which of them to send; as the recipe unless told (prism eval --help lists the rules)."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
+    backend: Annotated[str, option("NAME")] = "eager"
+    """What runs the network: eager, compile, onnx or onnx-int8 (docs/realtime.md)."""
+    max_clients: int = 128
+    """More robots than this are turned away."""
+    max_message_mb: Annotated[float | None, option("MB")] = None
+    """Largest message; four full observations of this policy unless told."""
+    rate: float = 200.0
+    """Requests a second that one client may send; a faster one waits. 0: no limit."""
+    idle_timeout: float = 300.0
+    """Seconds without a request after which a client is closed."""
+    threads: Annotated[int | None, option("N")] = None
+    """Threads of the network; one less than the computer has cores unless told."""
+    seed: int = 0
+    """Of the random numbers of every client's first episode."""
+
+    def __post_init__(self) -> None:
+        for entry in self.map:
+            if "=" not in entry or not entry.partition("=")[0]:
+                raise PrismError(f"--map {entry}: write KEY=SENSOR, or KEY= to ignore a key")
+        if self.max_message_mb is not None and not 0 < self.max_message_mb < math.inf:
+            raise PrismError(f"--max-message-mb {self.max_message_mb} is out of range: use megabytes above 0")
+
+    def run(self) -> None:
+        import asyncio
+
+        from prism.data.formats.extras import need
+
+        need("websockets", "serve", "prism serve")
+        need("msgpack", "serve", "prism serve")
+        asyncio.run(_serve(self._server()))
+
+    def _server(self) -> PolicyServer:
+        from prism.controller import ControllerConfig
+        from prism.runs.recipes import FILE, Experiment
+        from prism.runs.workflow import EvalOptions, calibration_frames
+        from prism.serve.backends import check_backend, load_behind
+        from prism.serve.server import PolicyServer, ServerConfig
+        from prism.training.checkpoint import load_policy, resolve
+
+        check_backend(self.backend)
+        config = ServerConfig(
+            host=self.host,
+            port=self.port,
+            api_key=self._key(),
+            max_clients=self.max_clients,
+            max_message=None if self.max_message_mb is None else int(self.max_message_mb * 2**20),
+            rate=self.rate,
+            idle_timeout=self.idle_timeout,
+            threads=max(1, (os.cpu_count() or 2) - 1) if self.threads is None else self.threads,
+            seed=self.seed,
+            rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
+        )
+        folder = resolve(self.run_folder)
+        policy: Policy = load_policy(folder)
+        homes = [home for home in (folder, *folder.resolve().parents[:2]) if (home / FILE).is_file()]
+        trained = Experiment.load(homes[0]).controller if homes else ControllerConfig()  # a checkpoint may travel alone
+        if self.backend != "eager":
+            frames = calibration_frames(folder) if self.backend == "onnx-int8" else ()
+            policy = load_behind(folder, self.backend, frames, config.threads or 1)
+        options = EvalOptions(candidates=self.candidates, selection=self.selection, settings=self.set)
+        name = (homes[0] if homes else folder).resolve().name
+        return PolicyServer(policy, options.controller(trained), config, name)
+
+    def _key(self) -> str | None:
+        if self.api_key_file is None:
+            source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+            if key is None:
+                return None
+        else:
+            source = f"--api-key-file {self.api_key_file}"
+            try:
+                key = self.api_key_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise PrismError(f"{source} cannot be read ({error})") from None
+        if not key or not key.isascii() or any(letter.isspace() for letter in key):
+            raise PrismError(f"{source}: a key is one word of ASCII letters; this is none")
+        return key
+
+
+async def _serve(server: PolicyServer) -> None:
+    import asyncio
+    import signal
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        for name in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C does not wait
+            loop.remove_signal_handler(name)
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(name, end)
+    with _log_to_stderr():
+        await server.run(stop, lambda: _announce(server))
+    requests = sum(server.metrics.requests.values())
+    print(f"stopped after {requests} requests of {server.metrics.connections['accepted']} clients")
+
+
+def _announce(server: PolicyServer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    spec, config = server.policy.spec, server.config
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "localhost") else config.host
+    host = f"[{host}]" if ":" in host else host
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{server.name}[/bold] at [bold]ws://{host}:{server.port}[/bold]")
+    console.print(f"live page: http://{host}:{server.port}/   (also /healthz, /metrics)")
+    access = "an API key" if config.api_key else "no key"
+    reach = "this computer only" if config.is_local else f"every computer that reaches {config.host}"
+    console.print(f"open to: {reach}, with {access}", markup=False)
+    if not config.is_local and not config.api_key:
+        console.print("[yellow]anybody on the network can send requests and watch: consider --api-key-file[/yellow]")
+    table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("sensor", "kind", "shape", "type"):
+        table.add_column(column)
+    for sensor in spec.sensors:
+        table.add_row(sensor.name, sensor.kind, " x ".join(map(str, sensor.shape)), sensor.dtype.name)
+    console.print(table)
+    console.print(
+        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers at {spec.fps:g} a second; "
+        f"execute {server.controller.exec_horizon}, then ask again. Ctrl-C ends the server."
+    )
+
+
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    import logging
+    import sys
+
+    from prism.serve.sessions import WHO
+
+    class Line(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            line = super().format(record)
+            who = WHO.get()
+            return line if who == "-" or who in line else f"{line} [{who}]"
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Line("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    root = logging.getLogger("prism")
+    root.addHandler(handler)
+    level = root.level
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)

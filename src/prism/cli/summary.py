@@ -1,0 +1,83 @@
+"""The table at the end of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prism.rollout.modality import ModalityStudy
+    from prism.rollout.results import EvaluationResult
+    from prism.sims.collect_all import ExpertRow
+
+
+def print_summary(results: Sequence[EvaluationResult]) -> None:
+    """One row a task: means, with 95 % intervals where they say how much to trust them."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1, 0, 0))  # fits 80 columns
+    table.add_column("task", no_wrap=True)
+    for name in ("success [95 %]", "of", "score", "jerk", "p50, p99 ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for result in results:
+        row = result.summary()
+        low, high = row["success_ci"]
+        latency = row["latency_ms"]
+        table.add_row(
+            result.task,
+            f"{row['success']:.0%} [{low * 100:.0f}, {high * 100:.0f}]",
+            str(row["episodes"]),
+            f"{row['score']:.3f}",
+            f"{row['jerk']:.4f}",
+            f"{latency['p50']:.1f}, {latency['p99']:.1f}",
+        )
+    console = Console()
+    console.print(table)
+    for hint in dict.fromkeys(result.rendering_hint for result in results if result.rendering_hint):
+        console.print(f"no pictures of the scenes: {hint}", highlight=False, markup=False, soft_wrap=True)
+    for crash in (line for result in results for line in result.crashes):
+        console.print(f"a rollout process died and was replaced: {crash}", highlight=False, markup=False)
+
+
+def print_modality(study: ModalityStudy) -> None:
+    """One row a condition, the costliest last."""
+    from rich.console import Console
+    from rich.table import Table
+
+    metric = study.metric
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("without")
+    for name in ("success [95 %]", "score", f"{metric}, change [95 %]"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for dropped in sorted(study.results, key=lambda dropped: -study.change(dropped, metric)[0]):
+        row = study.results[dropped].summary()
+        low, high = row["success_ci"]
+        change, least, most = study.change(dropped, metric)
+        table.add_row(
+            " + ".join(dropped) or "nothing",
+            f"{row['success']:.0%} [{low * 100:.0f}, {high * 100:.0f}]",
+            f"{row['score']:.3f}",
+            f"{change:+.2f} [{least:+.2f}, {most:+.2f}]" if dropped else "",
+        )
+    Console().print(table)
+
+
+def print_experts(rows: Sequence[ExpertRow], means: Mapping[str, float]) -> None:
+    """One row a task, then the means of the splits: what an expert cannot do, nobody learns from it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from prism.rollout.metrics import wilson_interval
+
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("expert of", no_wrap=True)
+    for name in ("success [95 %]", "attempts"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        low, high = wilson_interval(row.successes, row.attempts)
+        table.add_row(row.task, f"{row.success:.0%} [{low * 100:.0f}, {high * 100:.0f}]", str(row.attempts))
+    for key, value in means.items():
+        if key.startswith("mean."):
+            table.add_row(f"mean, {key.removeprefix('mean.')}", f"{value:.1%}")
+    Console().print(table)

@@ -1,0 +1,178 @@
+"""prism train"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional
+
+from prism.cli.style import option
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.runs.recipes import Experiment
+
+Preset = Literal["tiny", "base", "paper"]
+Method = Literal[  # presets.METHODS, without torch
+    "prism", "diffusion", "flow_matching", "imle", "act", "mse", "rectified_flow", "consistency", "consistency_fm",
+    "adaflow",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy: on a recipe, a task, or a dataset of yours.
+
+    Try:
+        prism train pusht-human --minutes 15        human demonstrations of Push-T
+        prism train pusht                           the demonstrations that ship with prism
+        prism train metaworld-drawer-open           records demonstrations first, then trains
+        prism train pusht --data my.zarr.zip --out runs/mine
+        prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
+        prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
+        prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
+        prism train pusht-human --method diffusion  another method on the same encoder and data (docs/baselines.md)
+        prism train pusht-human --resume            goes on where runs/pusht-human stopped
+        torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs (docs/distributed.md)
+
+    A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
+        prism eval runs/pusht-human
+    """
+
+    recipe: Positional[str]
+    """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset."""
+    data: Annotated[Path | None, option("PATH")] = None
+    """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76 (docs/sensors.md lists the keys)."""
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second of that dataset, for formats that do not store it."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
+    fraction: Annotated[float | None, option("F")] = None
+    """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
+    demonstrations: Annotated[int | None, option("N")] = None
+    """Train on so many of the demonstrations, drawn by the seed; with one seed, fewer are among more."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Stop after this many minutes of training; the learning rate follows this budget."""
+    steps: Annotated[int | None, option("N")] = None
+    """Stop after this many steps; the learning rate follows this budget."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where the run goes; runs/RECIPE unless told, runs/RECIPE-METHOD for another method."""
+    method: Annotated[Method | None, option("NAME")] = None
+    """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse, and the few-step methods
+    rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
+    teacher: Annotated[Path | None, option("RUN")] = None
+    """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
+    preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
+    """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
+    episodes: Annotated[int | None, option("N")] = None
+    """Demonstrations to record where the task has an expert and no data was given."""
+    seed: Annotated[int | None, option("N")] = None
+    """Same seed, same machine, same numbers; 0 unless told."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change any setting of the recipe: --set policy.objective.scope=batch train.learning_rate=5e-4; the run's
+    experiment.json lists them all."""
+    resume: bool = False
+    """Go on from the newest checkpoint of the run."""
+    auto_resume: bool = False
+    """Go on with the run if it is there, start it if not: for jobs that are restarted (torchrun --max-restarts)."""
+
+    def __post_init__(self) -> None:
+        if self.resume and self.auto_resume:
+            raise PrismError("give --resume or --auto-resume, not both: the second also starts a run that is not there")
+        if self.minutes is not None and self.steps is not None:
+            raise PrismError("give --minutes or --steps, not both: each is the whole training budget")
+        if self.minutes is not None and self.minutes <= 0:
+            raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
+        if self.steps is not None and self.steps < 1:
+            raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
+        if self.episodes is not None and self.episodes < 1:
+            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
+            if value is not None and not value > 0:
+                raise PrismError(f"--{name} {value:g} is out of range: use a positive number")
+        if self.seed is not None and self.seed < 0:
+            raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
+
+    def run(self) -> None:
+        from prism.distributed import ranks
+
+        with ranks.session(), ranks.explain_loss():
+            try:
+                self._train()
+            except ranks.ReportedError:
+                raise SystemExit(2) from None  # rank 0 says what is wrong
+
+    def _train(self) -> None:
+        from rich.console import Console
+
+        from prism.distributed import ranks
+        from prism.runs.workflow import tell_experiment, train_experiment
+
+        with ranks.together():  # what one rank does not find, all learn
+            asked, run = self._recipe()
+            stored = self._stored(run) if ranks.is_leader() else None
+        stored = tell_experiment(stored)
+        with ranks.together():
+            experiment = self._experiment(stored or asked)
+        console = Console(stderr=True)
+        resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
+        result = train_experiment(experiment, run, resume, console, title=experiment.name)
+        if not ranks.is_leader():
+            return
+        measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
+        print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
+        again = f"prism train {self.recipe}" + (f" --method {self.method}" if self.method is not None else "")
+        again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
+        task = "" if experiment.task is not None else " --task TASK (or prism serve, on a robot)"
+        print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}{task}")
+
+    def _recipe(self) -> tuple[Experiment, Path]:
+        """The recipe as it is, and the folder of the run."""
+        from prism.runs.recipes import recipe
+
+        experiment = recipe(self.recipe)
+        other = "" if self.method in (None, experiment.method) else f"-{self.method}"
+        return experiment, self.out or Path("runs") / f"{experiment.name}{other}"
+
+    def _stored(self, run: Path) -> Experiment | None:
+        """The run to go on with: options that were given the first time need not be given again."""
+        from prism.runs.recipes import FILE, Experiment
+
+        there = (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists())
+        return Experiment.load(run) if there else None
+
+    def _experiment(self, experiment: Experiment) -> Experiment:
+        """That experiment with the options of this call."""
+        from prism.io.jsonconfig import with_settings
+        from prism.runs.recipes import with_budget, with_method, with_preset, with_teacher
+
+        experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
+        if self.preset is not None:
+            experiment = with_preset(experiment, self.preset)
+        if self.method is not None and self.method != experiment.method:
+            experiment = with_method(experiment, self.method, self.preset)
+        if self.teacher is not None and str(self.teacher) != experiment.teacher:
+            experiment = with_teacher(experiment, self.teacher)
+        demonstrations = experiment.demonstrations
+        if self.episodes is not None:
+            demonstrations = replace(demonstrations, episodes=self.episodes)
+        if self.data is not None:
+            kind = demonstrations.kind if demonstrations.kind == "human" else "path"
+            demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
+        if self.map:
+            demonstrations = replace(demonstrations, map=self.map)
+        if self.sensor:
+            demonstrations = replace(demonstrations, sensors=self.sensor)
+        if self.fps is not None:
+            demonstrations = replace(demonstrations, fps=self.fps)
+        if self.tolerance is not None:
+            demonstrations = replace(demonstrations, tolerance=self.tolerance)
+        if self.fraction is not None or self.demonstrations is not None:
+            demonstrations = replace(demonstrations, fraction=self.fraction, count=self.demonstrations)
+        return with_settings(replace(experiment, demonstrations=demonstrations), self.set)

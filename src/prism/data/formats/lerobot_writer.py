@@ -1,0 +1,298 @@
+"""Writing LeRobot v3: parquet for numbers, one video a camera (h264 or AV1, lossy), whole or not at all.
+
+RGB streams become videos; an instruction becomes the task; everything else is a column. What LeRobot has no word
+for (depth, tactile images of other than 3 channels, audio, absent sensors) is stored as columns that LeRobot
+shows as numbers, and described for prism in meta/prism.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from prism.data.episodes import Array
+from prism.data.formats.extras import need
+from prism.data.formats.lerobot import PRESENT, SPECS, TASK
+from prism.data.formats.lerobot_encode import VideoWriter
+from prism.data.formats.lerobot_meta import INFO
+from prism.data.formats.manifest import check_sensors
+from prism.errors import PrismError
+from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync
+from prism.normalize import RunningStatistics
+from prism.sensors import SensorSpec, decode_text
+
+Codec = Literal["h264", "av1"]
+_FILE_BYTES = 200 * 2**20  # of one video file, as LeRobot does
+_DATA = "data/chunk-{:03d}/file-{:03d}.parquet"
+_VIDEO = "videos/{}/chunk-{:03d}/file-{:03d}.mp4"
+_CHUNK = 1000  # files in a folder
+_STATE = "observation.state"
+
+
+def feature_keys(sensors: Sequence[SensorSpec]) -> dict[str, str]:
+    """The LeRobot key of every sensor. The vector that is the robot's own state is `observation.state`."""
+    vectors = [sensor.name for sensor in sensors if sensor.kind == "vector"]
+    state = next((name for name in ("state", "proprio") if name in vectors), vectors[0] if len(vectors) == 1 else "")
+    keys = {}
+    for sensor in sensors:
+        if sensor.kind == "text":
+            keys[sensor.name] = TASK
+        elif _is_video(sensor):
+            keys[sensor.name] = f"observation.images.{sensor.name}"
+        else:
+            keys[sensor.name] = _STATE if sensor.name == state else f"observation.{sensor.name}"
+    return keys
+
+
+def _is_video(sensor: SensorSpec) -> bool:
+    return sensor.kind in ("rgb", "tactile") and sensor.shape[2] == 3
+
+
+class LeRobotWriter(AtomicWriter):
+    """Like DatasetWriter: extend, end_episode, close; an exception inside the `with` block leaves nothing behind."""
+
+    def __init__(
+        self,
+        path: Path,
+        sensors: Sequence[SensorSpec],
+        action_dim: int,
+        fps: float,
+        task: str,
+        overwrite: bool = False,
+        codec: Codec = "h264",
+        sometimes_absent: Collection[str] = (),
+    ) -> None:
+        self.path, self.sensors, self.fps, self.task = Path(path), tuple(sensors), fps, task or "no instruction"
+        check_sensors(sensors)
+        if sum(sensor.kind == "text" for sensor in sensors) > 1:
+            raise PrismError(f"{path}: LeRobot has one instruction a step; choose one of the text sensors")
+        if self.path.exists() or self.path.is_symlink():
+            if not overwrite:
+                raise PrismError(f"{path}: exists already; choose another path or pass overwrite")
+            if not (self.path / INFO).is_file():
+                raise PrismError(f"{path}: exists and is not a LeRobot dataset, so it is not overwritten")
+        self._pa: Any = need("pyarrow", "data", f"{path}: parquet")
+        self._parquet: Any = need("pyarrow.parquet", "data", f"{path}: parquet")
+        self._keys = feature_keys(sensors)
+        self._sometimes_absent, self._action_dim = frozenset(sometimes_absent), action_dim
+        self._ends: list[int] = [0]
+        self._rows = 0
+        self._tasks: dict[str, int] = {}
+        self._episodes: list[dict[str, Any]] = []
+        self._episode_tasks: dict[str, None] = {}
+        self._stats = {"action": RunningStatistics(action_dim)}
+        self._stats |= {
+            self._keys[s.name]: RunningStatistics(3 if _is_video(s) else int(np.prod(s.shape)))
+            for s in sensors
+            if s.kind != "text"
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._temp = hidden_beside(self.path)
+        self._temp.mkdir()
+        self._videos = {
+            s.name: VideoWriter(self._temp, _VIDEO, self._keys[s.name], fps, (s.shape[0], s.shape[1]), codec)
+            for s in sensors
+            if _is_video(s)
+        }
+        self._data: Any = None
+        self._open = True
+
+    @property
+    def episodes(self) -> int:
+        return len(self._ends) - 1
+
+    def extend(
+        self, streams: Mapping[str, ArrayLike], actions: ArrayLike, present: Mapping[str, ArrayLike] | None = None
+    ) -> None:
+        """The next steps of the episode that is being written."""
+        values = np.asarray(actions, np.float32)
+        length, step = len(values), self._rows - self._ends[-1]
+        if length == 0:
+            return
+        masks = {name: np.asarray(mask, np.bool_) for name, mask in (present or {}).items()}
+        steps = np.arange(step, step + length)
+        columns: dict[str, Any] = {"action": self._column(values, "action")}
+        tasks = [self.task] * length
+        for sensor in self.sensors:
+            array = np.asarray(streams[sensor.name])
+            if array.shape != (length, *sensor.shape) or array.dtype != sensor.dtype:
+                raise PrismError(
+                    f"{self.path}: episode {self.episodes}: '{sensor.name}' is {array.dtype} {array.shape}"
+                )
+            mask = masks.get(sensor.name, np.ones(length, np.bool_))
+            key = self._keys[sensor.name]
+            if sensor.kind == "text":
+                tasks = [decode_text(row) if here else "" for row, here in zip(array, mask, strict=True)]
+                continue
+            if _is_video(sensor):
+                self._videos[sensor.name].add(array)
+                pixels = array[:: max(length // 8, 1), ::4, ::4].reshape(-1, 3)
+                self._stats[key].add(pixels.astype(np.float32) / 255)
+            else:
+                columns[key] = self._column(np.where(_wide(mask, array), array, 0).astype(array.dtype), key)
+                self._stats[key].add(array[mask].reshape(int(mask.sum()), -1))
+            if sensor.name in self._sometimes_absent:
+                columns[PRESENT + key] = self._pa.array(mask)
+            elif not mask.all():
+                raise PrismError(f"{self.path}: episode {self.episodes}: '{sensor.name}' is absent, unannounced")
+        self._stats["action"].add(values)
+        for text in dict.fromkeys(tasks):
+            self._tasks.setdefault(text, len(self._tasks))
+            self._episode_tasks[text] = None
+        columns |= {
+            "timestamp": self._pa.array((steps / self.fps).astype(np.float32)),
+            "frame_index": self._pa.array(steps),
+            "episode_index": self._pa.array(np.full(length, self.episodes)),
+            "index": self._pa.array(self._rows + np.arange(length)),
+            "task_index": self._pa.array(np.array([self._tasks[text] for text in tasks], np.int64)),
+        }
+        self._write_rows(columns)
+        self._rows += length
+
+    def end_episode(self) -> None:
+        length = self._rows - self._ends[-1]
+        if length == 0:
+            raise PrismError(f"{self.path}: episode {self.episodes}: is empty; leave it out")
+        entry: dict[str, Any] = {
+            "episode_index": self.episodes,
+            "tasks": list(self._episode_tasks),
+            "length": length,
+            "data/chunk_index": 0,
+            "data/file_index": 0,
+            "dataset_from_index": self._ends[-1],
+            "dataset_to_index": self._rows,
+        }
+        for name, video in self._videos.items():
+            prefix = f"videos/{self._keys[name]}"
+            file, start, stop = video.end_episode(_FILE_BYTES)
+            entry |= {f"{prefix}/chunk_index": file // _CHUNK, f"{prefix}/file_index": file % _CHUNK}
+            entry |= {f"{prefix}/from_timestamp": start, f"{prefix}/to_timestamp": stop}
+        self._episodes.append({**entry, "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
+        self._ends.append(self._rows)
+        self._episode_tasks = {}
+
+    def close(self) -> None:
+        """Completes the files and gives the folder its name."""
+        if not self._open:
+            return
+        try:
+            if not self._episodes or self._rows != self._ends[-1]:
+                raise PrismError(f"{self.path}: no episode was recorded, or the last was not ended; nothing is written")
+            self._finish()
+        except BaseException:
+            self.abandon()
+            raise
+        self._open = False
+        replace_folder(self._temp, self.path)
+
+    def abandon(self) -> None:
+        """Removes everything written so far."""
+        self._open = False
+        for video in self._videos.values():
+            video.abandon()
+        if self._data is not None:
+            self._data.close()
+        shutil.rmtree(self._temp, ignore_errors=True)
+
+    def _column(self, values: Array, key: str) -> Any:
+        """(T, ...) as a column: numbers where there is one a step, else (nested) lists."""
+        flat = self._pa.array(np.ascontiguousarray(values).reshape(-1))
+        if values.shape[1:] == (1,):
+            return flat
+        for size in reversed(values.shape[1:]):
+            flat = self._pa.FixedSizeListArray.from_arrays(flat, int(size))
+        return flat
+
+    def _write_rows(self, columns: dict[str, Any]) -> None:
+        table = self._pa.table(columns)
+        if self._data is None:
+            file = self._temp / _DATA.format(0, 0)
+            file.parent.mkdir(parents=True)
+            self._data = self._parquet.ParquetWriter(
+                file, table.schema, compression="zstd", write_page_checksum=True, use_dictionary=False
+            )
+        self._data.write_table(table)
+
+    def _finish(self) -> None:
+        for video in self._videos.values():
+            video.close()
+        self._data.close()
+        meta = self._temp / "meta"
+        (meta / "episodes/chunk-000").mkdir(parents=True)
+        episodes = {key: [episode[key] for episode in self._episodes] for key in self._episodes[0]}
+        self._save(self._pa.table(episodes), meta / "episodes/chunk-000/file-000.parquet")
+        self._save(self._tasks_table(), meta / "tasks.parquet")
+        info, features = self._info()
+        stats = {key: _stats_json(running, features[key]) for key, running in self._stats.items() if running.count}
+        specs = {key: s.to_json() for s in self.sensors for key in (self._keys[s.name],)}
+        for name, content in ((INFO, info), ("meta/stats.json", stats), (SPECS, {"sensors": specs})):
+            (self._temp / name).write_text(json.dumps(content, indent=1))
+        for file in self._temp.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as opened:
+                    sync(opened)
+
+    def _save(self, table: Any, file: Path) -> None:
+        self._parquet.write_table(table, file, write_page_checksum=True)
+
+    def _tasks_table(self) -> Any:
+        """A pandas table with the text as its index, which is how LeRobot reads it."""
+        table = self._pa.table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
+        kinds = (("task_index", "int64", "int64"), ("task", "unicode", "object"))
+        columns = [
+            {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": numpy, "metadata": None}
+            for name, kind, numpy in kinds
+        ]
+        pandas = {"index_columns": ["task"], "column_indexes": [], "columns": columns, "pandas_version": "2.0.0"}
+        return table.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()})
+
+    def _info(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        action = {"dtype": "float32", "shape": [self._action_dim], "names": None}
+        features: dict[str, Any] = {"action": action}
+        for sensor in self.sensors:
+            key = self._keys[sensor.name]
+            if sensor.kind == "text":
+                continue
+            entry: dict[str, Any] = {"dtype": str(sensor.dtype), "shape": list(sensor.shape), "names": None}
+            if _is_video(sensor):
+                entry |= {"dtype": "video", "names": ["height", "width", "channels"]}
+                entry["info"] = self._videos[sensor.name].info()
+            features[key] = entry
+            if sensor.name in self._sometimes_absent:
+                features[PRESENT + key] = {"dtype": "bool", "shape": [1], "names": None}
+        index = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64"}
+        for key, dtype in {**index, "index": "int64", "task_index": "int64"}.items():
+            features[key] = {"dtype": dtype, "shape": [1], "names": None}
+        info = {
+            "codebase_version": "v3.0",
+            "robot_type": None,
+            "total_episodes": self.episodes,
+            "total_frames": self._rows,
+            "total_tasks": len(self._tasks),
+            "chunks_size": _CHUNK,
+            "data_files_size_in_mb": 100,
+            "video_files_size_in_mb": _FILE_BYTES >> 20,
+            "fps": int(self.fps) if float(self.fps).is_integer() else self.fps,
+            "splits": {"train": f"0:{self.episodes}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+            "features": features,
+        }
+        return info, features
+
+
+def _wide(mask: Array, array: Array) -> Array:
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _stats_json(running: RunningStatistics, feature: dict[str, Any]) -> dict[str, Any]:
+    result = running.result("statistics")
+    shape = (3, 1, 1) if feature["dtype"] == "video" else tuple(feature["shape"])
+    values = {name: getattr(result, name).reshape(shape).tolist() for name in ("min", "max", "mean", "std")}
+    return {**values, "count": [running.count]}

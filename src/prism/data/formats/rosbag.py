@@ -1,0 +1,401 @@
+"""ROS 2 bags (sqlite or MCAP, read with `rosbags`): one bag an episode, every topic brought to the camera's clock.
+
+Keys are topics (`/joint_states.position` for a part of a message). The clock is the first camera's; the actions
+are the topic mapped to `action`, and an episode is the stretch in which they are known. Finding the messages takes
+a pass over each bag: convert bags once, and train on the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prism.data.align import (
+    AlignConfig,
+    Times,
+    audio_windows,
+    camera_clock,
+    check_times,
+    continuous_quaternions,
+    count_gaps,
+    interpolate,
+    named,
+    pick,
+)
+from prism.data.episodes import Array, BoolArray, IntArray
+from prism.data.formats import rosmsg
+from prism.data.formats.extras import need
+from prism.data.formats.mapping import Column, Entry
+from prism.data.formats.table import Raw, Stream, TableSource, make_table
+from prism.errors import PrismError, reason
+from prism.sensors import encode_text
+
+AGAIN = "copy or record it again"
+_ACTION_WORDS = ("action", "command", "cmd", "target")
+_KEPT = 4  # bags whose alignment is kept in memory
+_TEXT_BYTES = 128  # at least; more where the first bag has longer texts
+_MOST_TEXT = 1024  # longer ones are no instructions: a robot's description
+
+
+_Message = tuple[Any, int, bytes]  # connection, when it was received (nanoseconds), content
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A column: the topic, its type, and which part of the message it is."""
+
+    topic: str
+    msgtype: str
+    field: rosmsg.Field | None  # None: an image, audio or text
+    stamped: bool  # messages begin with a header whose time is set
+    column: Column
+
+
+@dataclass(frozen=True)
+class _Bag:
+    """One bag on its clock: numbers ready, pictures by the time at which they were received."""
+
+    values: dict[str, Array]
+    pictures: dict[str, tuple[IntArray, Times]]  # receive time of each step's message, and its stamp
+    present: dict[str, BoolArray]
+    length: int
+    gaps: tuple[str, ...]
+
+
+class RosbagSource(TableSource):
+    """A bag, or a folder of bags. `fps` is the rate of the steps; the camera's own unless told."""
+
+    def __init__(
+        self, path: Path, fps: float | None = None, entries: Sequence[Entry] = (), tolerance: float | None = None
+    ) -> None:
+        self.path = path
+        self._arguments = (path, fps, tuple(entries), tolerance)
+        self._highlevel: Any = need("rosbags.highlevel", "ros", f"{path}: ROS 2 bags")
+        self._typesys: Any = need("rosbags.typesys", "ros", f"{path}: ROS 2 bags")
+        single = (path / "metadata.yaml").is_file()
+        self._bags = [path] if single else sorted(file.parent for file in path.glob("*/metadata.yaml"))
+        self._lock = threading.RLock()
+        self._known: OrderedDict[int, _Bag] = OrderedDict()
+        self._reader: tuple[int, Any] | None = None
+        notes: list[str] = []
+        self._left_out: dict[str, str] = {}  # by topic, in words
+        guess = all(entry.name == "action" for entry in entries)
+        self._keys: dict[str, _Key] = self._guarded(0, "the topics", self._survey, fps or 10.0, guess)
+        notes += self._left_out.values()
+        for source in (source for entry in entries for source in entry.sources):
+            if source not in self._keys and (why := self._left_out.get(source.partition(".")[0])):
+                raise PrismError(f"{path}: --map {source}: {why}; map another topic")
+        action = self._find_action(entries, notes)
+        columns = [key.column for key in self._keys.values()]
+        table = make_table(path, columns, action, entries, fps or 10.0, notes)
+        pictures = [s for s in table.streams if s.spec.is_image]
+        first = next((s for s in pictures if s.spec.kind == "rgb"), pictures[0] if pictures else table.action)
+        self._clock: str = first.columns[0].key
+        if fps is None and any(stream.spec.kind == "audio" for stream in table.streams):
+            raise PrismError(f"{path}: how much audio belongs to a step depends on the rate; give --fps")
+        if fps is None:
+            fps = self._guarded(0, self._clock, self._own_rate)
+            notes.append(f"steps are at the rate of '{self._clock}', {fps:g} a second; --fps chooses another")
+        self.fps = float(fps)
+        self._config = AlignConfig(self.fps, tolerance)
+        notes.append(f"every topic is brought to the times of '{self._clock}', within {self._config.reach:.3g} s")
+        self._use(table)
+        self._rates: dict[str, float] = {}  # of each key's messages in the first bag
+        lengths = []
+        for number in range(len(self._bags)):
+            bag = self._bag(number)
+            lengths.append(bag.length)
+            notes += [f"{self._bags[number].name}: {sentence}" for sentence in bag.gaps]
+        self._use(dataclasses.replace(table, streams=tuple(map(self._at_own_rate, table.streams))))
+        self.lengths = np.array(lengths, np.int64)
+        self.sometimes_absent = frozenset(sensor.name for sensor in self.sensors)
+        self.notes = tuple(notes)
+
+    def __reduce__(self) -> tuple[type[RosbagSource], tuple[Any, ...]]:
+        return RosbagSource, self._arguments
+
+    def _where(self, episode: int) -> str:
+        return f"{self._bags[episode]}: episode {episode}"
+
+    def _guarded(self, number: int, what: str, work: Any, *arguments: Any) -> Any:
+        """Whatever a damaged bag makes rosbags, sqlite or a message raise becomes one line."""
+        try:
+            return work(number, *arguments)
+        except PrismError:
+            raise
+        except Exception as error:
+            raise PrismError(f"{self._where(number)}: {what}: not readable ({reason(error)}); {AGAIN}") from None
+
+    def _open(self, number: int) -> Any:
+        if self._reader is None or self._reader[0] != number:
+            self._close()
+            store = self._typesys.get_typestore(self._typesys.Stores.ROS2_HUMBLE)
+            reader = self._highlevel.AnyReader([self._bags[number]], default_typestore=store)
+            reader.open()
+            self._reader = number, reader
+        return self._reader[1]
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader[1].close()
+            self._reader = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_reader", None) is not None and not sys.is_finalizing():  # else it cannot import any more
+            self._close()
+
+    def _messages(
+        self, reader: Any, topic: str, number: int, start: int | None = None, stop: int | None = None
+    ) -> closing[Generator[_Message]]:
+        """Closed by a `with`, also where a message cannot be read: a bag that is still being read does not close."""
+        found = [c for c in reader.connections if c.topic == topic]
+        if not found:
+            raise PrismError(f"{self._where(number)}: has no topic '{topic}', the first bag has; leave one of them out")
+        return closing(reader.messages(found, start, stop))
+
+    def _survey(self, number: int, fps: float, guess: bool) -> dict[str, _Key]:
+        """The columns, by the first message of every topic of the first bag. What is not read is left out, with a note;
+        what is damaged as well, but only where a table says what is wanted."""
+        reader = self._open(number)
+        keys: dict[str, _Key] = {}
+        for topic, msgtype in sorted({(c.topic, c.msgtype) for c in reader.connections}):
+            all_count = msgtype == rosmsg.TEXT or rosmsg.is_audio(msgtype)  # for their sizes
+            with self._messages(reader, topic, number) as messages:
+                recorded = list(messages if all_count else islice(messages, 1))
+            try:
+                keys |= {key.column.key: key for key in self._topic_keys(reader, topic, msgtype, recorded, fps)}
+            except Exception as error:
+                if guess and not isinstance(error, rosmsg.NotReadError):
+                    raise PrismError(
+                        f"{self._where(number)}, '{topic}': not readable ({reason(error)}); {AGAIN}, or say with --map "
+                        "which topics to read"
+                    ) from None
+                self._left_out[topic] = f"'{topic}' ({msgtype}) is left out: {reason(error)}"
+        if not keys:
+            why = next(iter(self._left_out.values()), "it has no topics")
+            raise PrismError(f"{self._where(number)}: holds no message that could be a sensor ({why}); {AGAIN}")
+        return keys
+
+    def _topic_keys(
+        self, reader: Any, topic: str, msgtype: str, recorded: Sequence[_Message], fps: float
+    ) -> list[_Key]:
+        """`recorded`: the first message, or all of them. NotReadError says why there are no keys."""
+        if not rosmsg.is_read(msgtype):
+            raise rosmsg.NotReadError("messages of this type are not read")
+        if not recorded:
+            raise rosmsg.NotReadError("it has no messages")
+        if msgtype not in reader.typestore.fielddefs:
+            raise rosmsg.NotReadError("the bag lacks the definition of this type")
+        messages = [reader.deserialize(content, connection.msgtype) for connection, _, content in recorded]
+        header = getattr(messages[0], "header", None)
+        stamped = header is not None and (header.stamp.sec, header.stamp.nanosec) != (0, 0)
+        if msgtype in rosmsg.IMAGES:
+            image = rosmsg.decode_image(messages[0])
+            return [_Key(topic, msgtype, None, stamped, Column(topic, image.shape, image.dtype))]
+        if msgtype == rosmsg.TEXT:
+            size = max(_TEXT_BYTES, *(len(str(message.data).encode()) for message in messages))
+            if size > _MOST_TEXT:
+                raise rosmsg.NotReadError(f"a text of {size} bytes is no instruction, which have at most {_MOST_TEXT}")
+            return [_Key(topic, msgtype, None, stamped, Column(topic, (size,), np.dtype(np.str_)))]
+        if rosmsg.is_audio(msgtype):
+            sizes = [len(rosmsg.audio_samples(message)) for message in messages]
+            rate = rosmsg.audio_rate(sum(sizes[:-1]), (recorded[-1][1] - recorded[0][1]) * 1e-9)
+            column = Column(topic, (max(round(rate / fps), 1),), np.dtype(np.float32), sample_rate=rate)
+            return [_Key(topic, msgtype, None, stamped, column)]
+        found = []
+        for field in rosmsg.FIELDS[msgtype]:
+            if size := len(field.get(messages[0])):
+                key = f"{topic}.{field.name}" if field.name else topic
+                name = topic.strip("/") if field.name == "position" else ""
+                column = Column(key, (size,), np.dtype(np.float32), name, field.skip)
+                found.append(_Key(topic, msgtype, field, stamped, column))
+        if not found:
+            raise rosmsg.NotReadError("its first message holds no numbers")
+        return found
+
+    def _find_action(self, entries: Sequence[Entry], notes: list[str]) -> str:
+        if any(entry.name == "action" for entry in entries):
+            return ""
+        vectors: list[str] = [key for key, found in self._keys.items() if found.field is not None]
+        likely = [key for key in vectors if any(word in key.lower() for word in _ACTION_WORDS)]
+        if len(likely) != 1:
+            raise PrismError(
+                f"{self.path}: which topic is the action? Say it: --map TOPIC=action "
+                f"(there are {', '.join(likely or vectors) or 'no topics of numbers'})"
+            )
+        notes.append(f"'{likely[0]}' is taken for the action, by its name")
+        return likely[0]
+
+    def _own_rate(self, number: int) -> float:
+        times, _ = self._stamps(number, self._keys[self._clock])
+        if not (rate := _rate(times)):
+            raise PrismError(f"{self._where(number)}: '{self._clock}' has no rate of its own; give --fps")
+        return rate
+
+    def _at_own_rate(self, stream: Stream) -> Stream:
+        """With the rate of the topic in its spec: what is late, depends on it."""
+        if stream.spec.kind in ("audio", "text"):
+            return stream
+        rate = min(self._rates.get(column.key, 0.0) for column in stream.columns)
+        return dataclasses.replace(stream, spec=dataclasses.replace(stream.spec, fps=rate))
+
+    def _stamps(self, number: int, key: _Key) -> tuple[Times, IntArray]:
+        """The messages' own times in seconds, and when they were received in nanoseconds."""
+        reader = self._open(number)
+        stamps, received = [], []
+        with self._messages(reader, key.topic, number) as messages:
+            for _, time, content in messages:
+                stamps.append(_stamp(content) if key.stamped else time * 1e-9)
+                received.append(time)
+        return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), np.array(received, np.int64)
+
+    def _samples(self, number: int, key: _Key) -> tuple[Times, list[Any]]:
+        reader = self._open(number)
+        stamps: list[float] = []
+        values: list[Any] = []
+        with self._messages(reader, key.topic, number) as messages:
+            for connection, time, content in messages:
+                message = reader.deserialize(content, connection.msgtype)
+                if key.field is not None:
+                    sample: Any = key.field.get(message)
+                    if sample.shape != key.column.shape:
+                        raise ValueError(
+                            f"message {len(values)} has {len(sample)} numbers, the first {key.column.shape[0]}"
+                        )
+                else:
+                    sample = str(message.data) if key.column.is_text else rosmsg.audio_samples(message)
+                stamps.append(_stamp(content) if key.stamped else time * 1e-9)
+                values.append(sample)
+        return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), values
+
+    def _bag(self, number: int) -> _Bag:
+        with self._lock:
+            if number not in self._known:
+                self._known[number] = self._guarded(number, "the messages", self._align)
+                while len(self._known) > _KEPT:
+                    self._known.popitem(last=False)
+            return self._known[number]
+
+    def _align(self, number: int) -> _Bag:
+        values: dict[str, Array] = {}
+        pictures: dict[str, tuple[IntArray, Times]] = {}
+        present: dict[str, BoolArray] = {}
+        reach = self._config.reach
+        stamps = self._stamps(number, self._keys[self._clock])[0]
+        with named(f"{self._where(number)}, '{self._clock}'"):
+            clock = camera_clock(stamps, self.fps)
+        gaps = []
+        streams = (*self.table.streams, self.table.action)
+        for name in dict.fromkeys(column.key for stream in streams for column in stream.columns):
+            key = self._keys[name]
+            if key.msgtype in rosmsg.IMAGES:
+                times, received = self._stamps(number, key)
+                chosen, present[name] = pick(times, clock, reach, self._config.images)
+                pictures[name] = received[chosen], times[chosen]
+            else:
+                times, samples = self._samples(number, key)
+                if key.field is not None:
+                    turns = key.field.quaternions
+                    data = continuous_quaternions(np.stack(samples), turns, scalar=3)  # x, y, z, w
+                    with named(f"{self._where(number)}, '{name}'"):
+                        values[name], present[name] = interpolate(times, data, clock, reach, turns)
+                elif key.column.is_text:
+                    with named(f"{self._where(number)}, '{name}'"):
+                        for text in set(samples):  # refused now, and not in the middle of a training
+                            encode_text(text, key.column.shape[0])
+                    chosen, present[name] = pick(times, clock, np.inf, "hold")
+                    values[name] = np.array([samples[i] for i in chosen.tolist()], dtype=object)
+                else:
+                    counts = np.array([len(sample) for sample in samples])
+                    joined = np.concatenate(samples).astype(np.float32) / 32768
+                    size, rate = key.column.shape[0], key.column.sample_rate
+                    with named(f"{self._where(number)}, '{name}'"):
+                        values[name], present[name] = audio_windows(times, counts, joined, rate, clock, size, reach)
+            if number == 0:
+                self._rates[name] = _rate(times)
+            gap = count_gaps(name, times, clock, present[name])
+            gaps += [str(gap)] if gap.absent else []
+        return self._trim(number, _Bag(values, pictures, present, len(clock), tuple(gaps)))
+
+    def _trim(self, number: int, bag: _Bag) -> _Bag:
+        """From the first step with an action to the last; there must be one at every step between."""
+        known = np.all([bag.present[column.key] for column in self.table.action.columns], axis=0)
+        if not known.any():
+            raise PrismError(f"{self._where(number)}: no action at any time of '{self._clock}'; {AGAIN}")
+        first, last = int(np.argmax(known)), len(known) - int(np.argmax(known[::-1]))
+        if not known[first:last].all():
+            step = first + int(np.argmin(known[first:last]))
+            raise PrismError(
+                f"{self._where(number)}, '{self.table.action.columns[0].key}': no action near step {step} "
+                f"({step / self.fps:.2f} s); raise --tolerance, or cut the bag there"
+            )
+        part = slice(first, last)
+        return _Bag(
+            {key: value[part] for key, value in bag.values.items()},
+            {key: (received[part], stamps[part]) for key, (received, stamps) in bag.pictures.items()},
+            {key: mask[part] for key, mask in bag.present.items()},
+            last - first,
+            bag.gaps,
+        )
+
+    def _raw(
+        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
+    ) -> tuple[Raw, dict[str, BoolArray]]:
+        bag = self._bag(episode)
+        raw: Raw = {}
+        for key, column in columns.items():
+            if key in bag.values:
+                raw[key] = bag.values[key][start:stop]
+            else:
+                with self._lock:
+                    raw[key] = self._guarded(episode, f"'{key}'", self._pictures, bag, key, column, start, stop)
+        absent = {key: ~bag.present[key][start:stop] for key in columns}
+        return raw, {key: mask for key, mask in absent.items() if mask.any()}
+
+    def _pictures(self, number: int, bag: _Bag, name: str, column: Column, start: int, stop: int) -> Array:
+        """One pass over the messages between the first and the last that are wanted."""
+        out = np.zeros((stop - start, *column.shape), column.dtype)
+        received, stamps = (part[start:stop] for part in bag.pictures[name])
+        here = bag.present[name][start:stop]
+        if not here.any():
+            return out
+        reader, key = self._open(number), self._keys[name]
+        wanted: dict[tuple[int, float], list[int]] = {}
+        for row in np.flatnonzero(here).tolist():
+            wanted.setdefault((int(received[row]), float(stamps[row])), []).append(row)
+        times = [time for time, _ in wanted]
+        with self._messages(reader, key.topic, number, min(times), max(times) + 1) as messages:
+            for connection, time, content in messages:
+                rows = wanted.pop((time, _stamp(content) if key.stamped else time * 1e-9), None)
+                if rows is not None:
+                    image = rosmsg.decode_image(reader.deserialize(content, connection.msgtype))
+                    if image.shape != column.shape or image.dtype != column.dtype:
+                        raise ValueError(f"an image is {image.dtype} {image.shape}, the first {column}")
+                    out[rows] = image
+        if wanted:
+            raise ValueError("a message that was there is gone")
+        return out
+
+
+def _rate(times: Times) -> float:
+    """Samples a second, by the median step: a whole number where it is nearly one. 0: there is none."""
+    step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
+    rate = 1 / step if step > 0 else 0.0
+    return float(round(rate)) if abs(rate - round(rate)) < 0.05 * rate and rate > 0.5 else rate
+
+
+def _stamp(content: bytes) -> float:
+    """The time of the header that a message begins with: CDR, 4 bytes of encoding, then seconds and nanoseconds."""
+    seconds, nano = struct.unpack_from("<iI" if content[1] & 1 else ">iI", content, 4)
+    return float(seconds + nano * 1e-9)

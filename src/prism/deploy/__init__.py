@@ -1,1 +1,0 @@
-"""The trained policy at work: the inference runtime, and the server that robots speak to."""

@@ -1,0 +1,1 @@
+"""Several processes, one policy: broadcast, gather, barrier, and random numbers by row of the global batch."""

@@ -1,0 +1,134 @@
+"""One encoder for each kind of sensor (paper, App. A.2): one time step -> features."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from prism.encoders.audio import AudioConfig, AudioNet
+from prism.encoders.text import ByteText, ClipText, TextConfig
+from prism.encoders.vision import NormKind, PooledCNN, ResNet18, SmallCNN, prepare_depth, prepare_image
+from prism.normalize import Normalizer
+from prism.sensors import SensorSpec
+
+
+class SensorEncoder(nn.Module, ABC):
+    """One sensor, one time step: (N, ...) -> features (N, d_m). Absence is handled here, for every kind alike."""
+
+    def __init__(self, spec: SensorSpec, features: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.features = features
+        self.absent = nn.Parameter(torch.randn(features, generator=torch.Generator().manual_seed(0)) * 0.02)
+
+    @abstractmethod
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Float[Tensor, "N F"]:
+        """`rng` is given in training only, and drives augmentation."""
+
+    def forward(
+        self, stream: Tensor, present: Bool[Tensor, " N"], rng: torch.Generator | None
+    ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, " N"]]:
+        if bool(present.all()):
+            return self.encode(stream, rng), present
+        features = self.absent.expand(present.shape[0], -1)
+        if bool(present.any()):  # what is absent may hold anything, NaN included: never let it in
+            rows = present.nonzero().squeeze(1)
+            features = features.index_copy(0, rows, self.encode(stream[rows], rng).to(features.dtype))
+        return features, present
+
+
+def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    """One hidden layer, or none."""
+    if hidden == 0:
+        return nn.Linear(inputs, outputs)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+class VectorEncoder(SensorEncoder):
+    """Vectors (proprioception, object state, force and torque), z-normalised with the training statistics: an MLP."""
+
+    def __init__(self, spec: SensorSpec, hidden: int, features: int, normalizer: Normalizer) -> None:
+        super().__init__(spec, features)
+        self.normalizer = [normalizer]  # in a list: shared, not a submodule twice
+        self.mlp = mlp(spec.shape[0], hidden, features)
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()))
+        return x
+
+
+class RgbEncoder(SensorEncoder):
+    """RGB: uint8 until here, cut and resized, to [0, 1], through a convolutional network."""
+
+    def __init__(
+        self,
+        spec: SensorSpec,
+        small: bool,
+        features: int,
+        norm: NormKind = "group",
+        weights: str | None = None,
+        focus: float = 1.0,
+    ) -> None:
+        super().__init__(spec, features)
+        self.weights = weights
+        self.backbone = (
+            SmallCNN(features, spec.picture_size, focus=focus)
+            if small
+            else ResNet18(features, norm, standardise=weights is not None)
+        )
+
+    def load_pretrained(self) -> None:
+        if self.weights is not None and isinstance(self.backbone, ResNet18):
+            self.backbone.load_pretrained(Path(self.weights))
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.backbone(prepare_image(stream, self.spec, rng))
+        return x
+
+
+class DepthEncoder(SensorEncoder):
+    """Depth: metres, clipped as the spec says, through the paper's three convolutions."""
+
+    def __init__(self, spec: SensorSpec, widths: tuple[int, ...], features: int) -> None:
+        super().__init__(spec, features)
+        self.backbone = PooledCNN(1, widths, features)
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.backbone(prepare_depth(stream, self.spec, rng))
+        return x
+
+
+class TactileEncoder(SensorEncoder):
+    """Tactile images of any number of channels: uint8 to [0, 1], the same network as depth."""
+
+    def __init__(self, spec: SensorSpec, widths: tuple[int, ...], features: int) -> None:
+        super().__init__(spec, features)
+        self.backbone = PooledCNN(spec.shape[2], widths, features)
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.backbone(prepare_image(stream, self.spec, rng))
+        return x
+
+
+class AudioEncoder(SensorEncoder):
+    def __init__(self, spec: SensorSpec, config: AudioConfig) -> None:
+        super().__init__(spec, config.features)
+        self.backbone = AudioNet(config, spec.shape[0], spec.sample_rate)
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.backbone(stream)
+        return x
+
+
+class TextEncoder(SensorEncoder):
+    def __init__(self, spec: SensorSpec, config: TextConfig) -> None:
+        super().__init__(spec, config.features)
+        self.backbone = ByteText(config, spec.shape[0]) if config.kind == "learned" else ClipText(config)
+
+    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+        x: Tensor = self.backbone(stream)
+        return x

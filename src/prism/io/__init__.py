@@ -1,0 +1,1 @@
+"""Files, configs and processes: what everything else stands on."""

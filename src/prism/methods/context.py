@@ -1,0 +1,135 @@
+"""What every method here shares: one encoder, one anchor, one normaliser; a method adds its head (Sec. 4.1).
+
+    observation -> encoder.steps -> encoder.mix -> context (B, S, D) -> plan -> (+ anchor) -> robot units
+
+PRISM and the baselines differ in `plan` and `loss` alone, so a comparison between them compares just that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from prism.distributed import draws
+from prism.encoder import Encoder, EncoderConfig
+from prism.errors import PrismError
+from prism.io.jsonconfig import ADDED_LATER, to_json
+from prism.normalize import Normalizer
+from prism.policy import Policy, PolicySpec
+from prism.sensors import SensorSpec
+from prism.types import Batch, Observation
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """The part of a method's config that all methods share."""
+
+    method: ClassVar[str]
+
+    obs_horizon: int = 8  # To; paper, Sec. 5
+    pred_horizon: int = 16  # Tp; paper, Sec. 5
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    anchor: str | None = None  # a vector sensor in the action's units: plans are offsets from its newest reading
+    observation_noise: float = field(default=0.0, metadata=ADDED_LATER)  # training: on vectors, in standard deviations
+
+    def __post_init__(self) -> None:
+        if self.observation_noise < 0:
+            raise PrismError(f"observation_noise is {self.observation_noise}; it must be 0 or more")
+        if self.obs_horizon < 1 or self.pred_horizon < 1:
+            raise PrismError(f"obs_horizon {self.obs_horizon} and pred_horizon {self.pred_horizon} must be at least 1")
+
+    def spec(self, sensors: tuple[SensorSpec, ...], action_dim: int, fps: float) -> PolicySpec:
+        return PolicySpec(self.method, to_json(self), sensors, action_dim, fps, self.obs_horizon, self.pred_horizon)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A batch, normalised and encoded: what a loss starts from."""
+
+    target: Float[Tensor, "B Tp Da"]
+    context: Float[Tensor, "B S D"]
+    anchor: Float[Tensor, "B 1 1 Da"] | None
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[torch.Generator]:
+    """For building layers: torch's initialise from the global generator, ours from the one that is given."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield torch.Generator().manual_seed(seed)
+
+
+class ContextPolicy(Policy):
+    """A method on top of the shared encoder. A subclass makes `self.encoder` and its head, within seeded(seed)."""
+
+    config: ContextConfig
+    encoder: Encoder
+
+    def __init__(self, spec: PolicySpec, config: ContextConfig, normalizer: Normalizer) -> None:
+        super().__init__()
+        self.spec = spec
+        self.config = config
+        self.normalizer = normalizer
+        if config.anchor is not None:
+            shapes = {s.name: s.shape for s in spec.sensors if s.kind == "vector"}
+            if config.anchor not in shapes or shapes[config.anchor][0] < spec.action_dim:
+                raise PrismError(
+                    f"anchor '{config.anchor}' must be a vector sensor of at least {spec.action_dim} values; "
+                    f"the vectors are {shapes}"
+                )
+
+    @abstractmethod
+    def plan(
+        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
+    ) -> Float[Tensor, "B K Tp Da"]:
+        """K plans a context, normalised, before the anchor is added."""
+
+    @torch.inference_mode()
+    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        return self.finish(self.plan(self.encoder(observation), candidates, rng), self.anchor(observation))
+
+    def finish(self, plans: Float[Tensor, "B K Tp Da"], anchor: Tensor | None) -> Float[Tensor, "B K Tp Da"]:
+        """From what `plan` returns to robot units."""
+        plans = plans if anchor is None else plans + anchor
+        return self.normalizer.unnormalize_actions(plans.float())
+
+    def anchor(self, observation: Observation) -> Float[Tensor, "B 1 1 Da"] | None:
+        """What a plan is added to, in normalised action space: the newest reading in the window that is present.
+
+        0, the middle of the actions' range, where the window has none.
+        """
+        if self.config.anchor is None:
+            return None
+        stream, present = observation.streams[self.config.anchor], observation.present[self.config.anchor]
+        steps = torch.arange(1, present.shape[1] + 1, device=present.device)
+        newest = (present * steps).argmax(1)  # (B,)
+        latest = stream[torch.arange(len(stream), device=stream.device), newest, : self.spec.action_dim].float()
+        normalised = self.normalizer.normalize_actions(latest)
+        known = present.any(1, keepdim=True)
+        return torch.where(known, normalised, torch.zeros_like(normalised))[:, None, None, :]
+
+    def example(self, batch: Batch, rng: torch.Generator) -> Example:
+        """Normalise, disturb (in training) and encode. `rng` belongs to the rows already (draws.for_rows)."""
+        target = self.normalizer.normalize_actions(batch.actions)
+        observation = self.encoder.drop(batch.observation, rng) if self.training else batch.observation
+        anchor = self.anchor(observation)
+        if self.training and self.config.observation_noise > 0:
+            observation = self._disturb(observation, rng)
+        return Example(target, self.encoder(observation, rng if self.training else None), anchor)
+
+    def _disturb(self, observation: Observation, rng: torch.Generator) -> Observation:
+        """Noise on every vector, in units of its standard deviation: a small dataset is soon known by heart."""
+        streams = dict(observation.streams)
+        for spec in self.spec.sensors:
+            if spec.kind == "vector":
+                clean = streams[spec.name].float()
+                noise = draws.randn(clean.shape, rng).to(clean.device)
+                streams[spec.name] = clean + self.config.observation_noise * self.normalizer.scale(spec.name) * noise
+        return Observation(streams, observation.present)

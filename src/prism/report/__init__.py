@@ -1,0 +1,1 @@
+"""Everything that becomes HTML or SVG."""

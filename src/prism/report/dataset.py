@@ -1,0 +1,239 @@
+"""The summary of a dataset as one HTML page that opens from disk: lengths, distributions, motion, frames."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.data import format_name
+from prism.data.episodes import Array, Episode, EpisodeSource
+from prism.data.inspect import (
+    Progress,
+    StreamSummary,
+    Summary,
+    as_picture,
+    duration,
+    numbers,
+    sample_frames,
+    size,
+    summarise,
+)
+from prism.io.atomic import atomic_file
+
+_BINS = 32
+_MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
+_TRACES = 6  # episodes drawn over time
+_TRACE_POINTS = 160
+_FRAME_EPISODES, _FRAMES_EACH = 3, 6
+_THUMB = 192  # pixels, longest side of a sample frame
+
+Histogram = NDArray[np.int64]  # (D, bins)
+
+
+def write_page(source: EpisodeSource, out: Path, overwrite: bool = False, progress: Progress | None = None) -> Summary:
+    """Inspects the dataset and writes the page to `out`, whole or not at all."""
+    summary = summarise(source, format_name(Path(source.path)), progress)
+    content = render(source, summary, progress)
+    with atomic_file(Path(out), overwrite) as file:
+        file.write(content.encode())
+    return summary
+
+
+def render(source: EpisodeSource, summary: Summary, progress: Progress | None = None) -> str:
+    streams = [summary.actions, *(s for s in summary.sensors if s.statistics is not None)]
+    histograms = _histograms(source, streams, progress)
+    traces = _traces(source, streams)
+    parts = [_head(summary), _lengths(summary)]
+    parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
+    parts += [_stream_section(*drawn) for drawn in zip(streams, histograms, traces, strict=True)]
+    title = escape(summary.path.name)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} - dataset</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _histograms(
+    source: EpisodeSource, streams: Sequence[StreamSummary], progress: Progress | None = None
+) -> list[Histogram]:
+    """Counts over [min, max] of each dimension, in one more streaming pass."""
+    counts = [np.zeros((stream.shape[0], _BINS), np.int64) for stream in streams]
+    for part in numbers(source, progress):
+        for stream, count in zip(streams, counts, strict=True):
+            rows = _rows(stream, part)
+            if stream.kind != "action" and stream.name in part.present:
+                rows = rows[part.present[stream.name]]
+            stats = stream.statistics
+            assert stats is not None
+            span = np.where(stats.max > stats.min, stats.max - stats.min, 1.0)
+            bins = np.clip((rows.astype(np.float64) - stats.min) / span * _BINS, 0, _BINS - 1).astype(np.int64)
+            for dim in range(min(stream.shape[0], _MAX_DIMS)):
+                count[dim] += np.bincount(bins[:, dim], minlength=_BINS)
+    return counts
+
+
+def _traces(source: EpisodeSource, streams: Sequence[StreamSummary]) -> list[list[Array]]:
+    """A few whole episodes of each stream, thinned to what a small picture can show."""
+    traces: list[list[Array]] = [[] for _ in streams]
+    wanted = [stream.name for stream in streams if stream.kind != "action"]
+    for episode in np.unique(np.linspace(0, len(source.lengths) - 1, _TRACES).round().astype(int)).tolist():
+        whole = source.read(episode, streams=wanted)
+        keep = np.unique(np.linspace(0, whole.length - 1, _TRACE_POINTS).round().astype(int))
+        for stream, found in zip(streams, traces, strict=True):
+            found.append(_rows(stream, whole)[keep])
+    return traces
+
+
+def _rows(stream: StreamSummary, episode: Episode) -> Array:
+    return episode.actions if stream.kind == "action" else episode.streams[stream.name]
+
+
+def _head(summary: Summary) -> str:
+    lengths = summary.lengths
+    tiles = {
+        "episodes": f"{len(lengths):,}",
+        "steps": f"{summary.steps:,}",
+        "recorded": duration(summary.seconds),
+        "steps a second": f"{summary.fps:g}",
+        "on disk": size(summary.bytes_on_disk),
+    }
+    cells = "".join(f"<div><b>{escape(value)}</b><span>{key}</span></div>" for key, value in tiles.items())
+    rows = "".join(
+        f"<tr><td>{escape(s.name)}</td><td>{escape(s.kind)}</td><td>{' &times; '.join(map(str, s.shape))}</td>"
+        f"<td>{escape(s.dtype)}</td><td class=n>{escape(s.rate)}</td>"
+        f"<td class=n>{_number(s, s.low)}</td><td class=n>{_number(s, s.high)}</td>"
+        f"<td class=n>{s.present:.0%}</td></tr>"
+        for s in (summary.actions, *summary.sensors)
+    )
+    remarks = "".join(f"<li class=warn>{escape(text)}</li>" for text in summary.warnings)
+    remarks += "".join(f"<li>{escape(text)}</li>" for text in summary.notes)
+    task = f" &middot; task {escape(summary.task)}" if summary.task else ""
+    return (
+        f"<h1>{escape(summary.path.name)}</h1><p class=sub>{escape(summary.format)}{task}</p>"
+        f"<div class=tiles>{cells}</div>"
+        "<div class=scroll><table><tr><th>stream</th><th>kind</th><th>shape of a step</th><th>type</th>"
+        "<th class=n>rate</th><th class=n>lowest</th><th class=n>highest</th><th class=n>present</th></tr>"
+        f"{rows}</table></div>" + (f"<ul>{remarks}</ul>" if remarks else "")
+    )
+
+
+def _number(stream: StreamSummary, value: float) -> str:
+    return "" if stream.kind == "text" else f"{value:.4g}"  # bytes of text have no range
+
+
+def _lengths(summary: Summary) -> str:
+    lengths = summary.lengths
+    low, high = int(lengths.min()), int(lengths.max())
+    counts, edges = np.histogram(lengths, bins=min(_BINS, max(high - low, 1)), range=(low, max(high, low + 1)))
+    labels = [f"{edges[i]:.0f} to {edges[i + 1]:.0f} steps: {n} episodes" for i, n in enumerate(counts)]
+    return (
+        f"<h2>Episode lengths</h2><p class=sub>{low} to {high} steps, median {np.median(lengths):g}</p>"
+        f"<figure class=wide>{_bars(counts, labels, 640, 120)}"
+        f"<figcaption><span>{low}</span><span>{high} steps</span></figcaption></figure>"
+    )
+
+
+def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array]) -> str:
+    stats = stream.statistics
+    assert stats is not None
+    cards = []
+    for dim in range(min(stream.shape[0], _MAX_DIMS)):
+        low, high = float(stats.min[dim]), float(stats.max[dim])
+        edges = np.linspace(low, high, _BINS + 1)
+        labels = [f"{edges[i]:.4g} to {edges[i + 1]:.4g}: {n} steps" for i, n in enumerate(counts[dim])]
+        flat = bool(stats.constant[dim])
+        body = f"<p class=flat>constant, {stats.mean[dim]:.4g}</p>" if flat else _bars(counts[dim], labels, 240, 56)
+        if not flat:
+            body += f"<figcaption><span>{low:.4g}</span><span>{high:.4g}</span></figcaption>"
+            body += _lines([trace[:, dim] for trace in traces], low, high)
+        mean, std = float(stats.mean[dim]), float(stats.std[dim])
+        cards.append(f"<figure><h3>[{dim}] <small>mean {mean:.4g}, std {std:.4g}</small></h3>{body}</figure>")
+    more = stream.shape[0] - len(cards)
+    rest = f"<p class=sub>{more} more dimensions are not drawn.</p>" if more > 0 else ""
+    return (
+        f"<h2>{escape(stream.name)}</h2><p class=sub>each dimension: how often it has which value, and over time in "
+        f"{len(traces)} episodes</p><div class=grid>{''.join(cards)}</div>{rest}"
+    )
+
+
+def _frames_section(source: EpisodeSource, stream: StreamSummary) -> str:
+    sensor = next(s for s in source.sensors if s.name == stream.name)
+    frames = sample_frames(source, sensor, _FRAME_EPISODES, _FRAMES_EACH)
+    rows: dict[int, str] = {}
+    for episode, step, frame in frames:
+        rows[episode] = rows.get(episode, "") + (
+            f'<figure><img alt="episode {episode}, step {step}" src="{_png(as_picture(sensor, frame))}">'
+            f"<figcaption><span>step {step}</span></figcaption></figure>"
+        )
+    body = "".join(f"<p class=sub>episode {episode}</p><div class=frames>{row}</div>" for episode, row in rows.items())
+    return f"<h2>{escape(stream.name)}</h2>{body}"
+
+
+def _png(frame: Array) -> str:
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(frame, dtype=np.uint8))
+    picture.thumbnail((_THUMB, _THUMB))
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _bars(counts: NDArray[np.int64], labels: Sequence[str], width: int, height: int) -> str:
+    """A histogram; each bar says its own numbers when pointed at."""
+    step = width / len(counts)
+    top = max(int(counts.max()), 1)
+    bars = "".join(
+        f'<rect x="{i * step:.1f}" y="{height - (h := height * int(n) / top):.1f}" width="{max(step - 1, 1):.1f}" '
+        f'height="{h:.1f}"><title>{escape(label)}</title></rect>'
+        for i, (n, label) in enumerate(zip(counts, labels, strict=True))
+    )
+    return f'<svg class=bars viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg>'
+
+
+def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, height: int = 56) -> str:
+    """Episodes over their own time, from the first step at the left to the last at the right."""
+    paths = []
+    for trace in traces:
+        x = np.linspace(0, width, len(trace)) if len(trace) > 1 else np.array([0.0])
+        y = height - 2 - (trace.astype(np.float64) - low) / (high - low) * (height - 4)
+        points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
+        paths.append(f'<polyline points="{points}"/>')
+    return f'<svg class=lines viewBox="0 0 {width} {height}" preserveAspectRatio="none">{"".join(paths)}</svg>'
+
+
+_STYLE = """
+:root{--ink:#1b2026;--soft:#5d6873;--line:#dde2e7;--page:#fff;--card:#f6f8fa;--mark:#2f6fb4;--warn:#a15c00}
+@media (prefers-color-scheme:dark){:root{--ink:#e6eaee;--soft:#9aa5b0;--line:#2f3740;--page:#14181c;--card:#1c2227;
+--mark:#6aa6e8;--warn:#e3a54a}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
+h1{font-size:26px;margin:0;overflow-wrap:anywhere}h2{font-size:19px;margin:40px 0 0}
+h3{font-size:14px;margin:0 0 6px}small,.sub{color:var(--soft);font-weight:400}.sub{margin:2px 0 14px}
+.tiles{display:flex;flex-wrap:wrap;gap:12px 36px;margin:18px 0}
+.tiles b{display:block;font-size:22px;line-height:1.2}.tiles span{color:var(--soft);font-size:13px}
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:6px 14px 6px 0;border-bottom:1px solid var(--line);white-space:nowrap}
+th{color:var(--soft);font-weight:400;font-size:13px}.n{text-align:right}td.n:last-child,th.n:last-child{padding-right:0}
+ul{padding-left:18px;color:var(--soft)}.warn{color:var(--warn)}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:12px}
+.grid figure,.wide{margin:0;background:var(--card);border-radius:8px;padding:12px}
+.frames{display:grid;grid-template-columns:repeat(6,1fr);gap:10px;margin-bottom:10px}.frames figure{margin:0}
+.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}
+svg{display:block;width:100%}.grid svg{height:56px}.wide svg{height:120px}
+.bars rect{fill:var(--mark)}.bars rect:hover{fill:var(--ink)}
+.lines{margin-top:8px}
+.lines polyline{fill:none;stroke:var(--mark);stroke-width:1.2;opacity:.6;vector-effect:non-scaling-stroke}
+figcaption{display:flex;justify-content:space-between;color:var(--soft);font-size:12px;margin-top:2px}
+.flat{color:var(--soft);margin:0}
+@media (max-width:600px){.grid{grid-template-columns:1fr 1fr}.grid figure{padding:10px}h3 small{display:block}
+.frames{grid-template-columns:repeat(3,1fr)}}
+"""

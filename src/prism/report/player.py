@@ -1,0 +1,163 @@
+"""Episodes to watch: pictures and flat views that move together, with the candidates of every replan.
+
+Python projects everything to SVG units once; the page's small script only moves shapes and swaps pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.report.scene import View, future, views
+from prism.rollout.results import EpisodeResult, Fan
+
+_PLAY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M4 2.5v11l9-5.5z"/></svg>'
+_COLOURS = 4  # modes m0 .. m3 of the style sheet; more than that share the last
+
+
+@dataclass(frozen=True)
+class Film:
+    """One recorded episode and its views."""
+
+    episode: EpisodeResult
+    views: tuple[View, ...]
+    task: str
+    exec_horizon: int
+
+    def state(self, step: int) -> NDArray[np.float64]:
+        return np.asarray(self.episode.states[step], dtype=np.float64)
+
+    def curves(self, view: View, fan: Fan) -> NDArray[np.float64]:
+        """Candidates in a view's units, (K, Tp + 1, 2)."""
+        return view.project(future(self.task, self.state(fan.step), fan.candidates.astype(np.float64)))
+
+
+def films(task: str, episodes: Sequence[EpisodeResult], exec_horizon: int) -> list[Film]:
+    """The episodes that were recorded, successes first, all seen in the same frame."""
+    recorded = [episode for episode in episodes if episode.frames or episode.fans]
+    recorded.sort(key=lambda episode: (not episode.success, episode.seed))
+    everything = [episode.states.astype(np.float64) for episode in recorded]
+    return [
+        Film(episode, views(task, states, everything), task, exec_horizon)
+        for episode, states in zip(recorded, everything, strict=True)
+    ]
+
+
+def mode_class(fan: Fan) -> list[str]:
+    """CSS class of each candidate: modes in the order of their size, so that the largest has the first colour."""
+    sizes = np.bincount(fan.modes)
+    rank = {int(mode): min(i, _COLOURS - 1) for i, mode in enumerate(np.argsort(-sizes, kind="stable"))}
+    return [f"m{rank[int(mode)]}" for mode in fan.modes]
+
+
+def fan_picture(film: Film, view: View, fan: Fan) -> str:
+    """One replan as a still: the scene, all candidates in the colour of their mode, the chosen one on top."""
+    curves = film.curves(view, fan)
+    parts = [view.backdrop]
+    parts += [
+        f'<path class="trail {mover.css}" d="{_path(mover.track[: fan.step + 1, :2])}"/>'
+        for mover in view.movers
+        if mover.trail
+    ]
+    parts += [_placed(mover.css, mover.shape, mover.track[fan.step]) for mover in view.movers]
+    for k, css in enumerate(mode_class(fan)):
+        parts.append(f'<path class="candidate {css}" d="{_path(curves[k])}"/>')
+    parts.append(f'<path class="chosen" d="{_path(curves[fan.index])}"/>')
+    parts.append(f'<path class="chosen now" d="{_path(curves[fan.index][: film.exec_horizon + 1])}"/>')
+    modes = int(fan.modes.max()) + 1
+    label = f"Seed {film.episode.seed}, step {fan.step}: {len(curves)} candidates in {modes} mode{'s' * (modes > 1)}"
+    box = f"0 0 400 {view.height:g}"
+    return f'<svg class="scene" viewBox="{box}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+
+
+def telling_fans(shown: Sequence[Film], count: int = 6) -> list[tuple[Film, View, Fan]]:
+    """The replans whose candidates differ most, measured where the picture shows it, not all from one moment."""
+    ranked = []
+    for number, film in enumerate(shown):
+        for view in film.views:
+            for fan in film.episode.fans:
+                ends = film.curves(view, fan)
+                ranked.append((float(ends.std(axis=0).mean()), number, film, view, fan))
+    ranked.sort(key=lambda item: -item[0])
+    chosen: list[tuple[int, Film, View, Fan]] = []
+    for _, number, film, view, fan in ranked:
+        near = [
+            1 for other, _, _, seen in chosen if other == number and abs(seen.step - fan.step) < 3 * film.exec_horizon
+        ]
+        share = [1 for other, *_ in chosen if other == number]
+        if not near and len(share) <= count // max(1, len(shown)):
+            chosen.append((number, film, view, fan))
+        if len(chosen) == count:
+            break
+    return [(film, view, fan) for _, film, view, fan in sorted(chosen, key=lambda item: (item[0], item[3].step))]
+
+
+def player(film: Film, name: str) -> str:
+    """Markup and data of one episode's player. Without a script it shows the first picture."""
+    episode = film.episode
+    data: dict[str, Any] = {
+        "steps": episode.steps,
+        "frames": [base64.b64encode(frame).decode() for frame in episode.frames],
+        "frameSteps": episode.frame_steps,
+        "exec": film.exec_horizon,
+        "views": [_view_data(film, view) for view in film.views],
+    }
+    outcome = "success" if episode.success else "failure"
+    panes = []
+    if episode.frames:
+        first = base64.b64encode(episode.frames[0]).decode()
+        alt = f"Picture of the episode, seed {episode.seed}"
+        picture = f'<img class="frame" alt="{alt}" src="data:image/jpeg;base64,{first}">'
+        panes.append(f'<figure class="pane picture">{picture}<figcaption>Simulator</figcaption></figure>')
+    for index, view in enumerate(film.views):
+        scene = f'<svg class="scene" data-view="{index}" viewBox="0 0 400 {view.height:g}" role="img" aria-label='
+        scene += f'"{escape(view.title)}: robot, objects, goal and candidates">{view.backdrop}</svg>'
+        panes.append(f'<figure class="pane">{scene}<figcaption>{escape(view.title)}</figcaption></figure>')
+    return f"""<div class="player" id="{name}" role="group" aria-label="Episode with seed {episode.seed}, {outcome}">
+<div class="panes">{"".join(panes)}</div>
+<div class="controls">
+<button type="button" class="play" aria-label="Play">{_PLAY}</button>
+<input type="range" min="0" max="{episode.steps}" value="0" step="1" aria-label="Step of the episode">
+<output>step 0 of {episode.steps}</output>
+</div>
+<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script>
+</div>"""
+
+
+def _view_data(film: Film, view: View) -> dict[str, Any]:
+    return {
+        "movers": [
+            {
+                "css": mover.css,
+                "shape": mover.shape,
+                "trail": mover.trail,
+                "track": [[round(float(x), 1) for x in row] for row in mover.track],
+            }
+            for mover in view.movers
+        ],
+        "fans": [
+            {
+                "step": fan.step,
+                "index": fan.index,
+                "modes": mode_class(fan),
+                # whole SVG units are finer than a screen pixel here, and half the bytes
+                "curves": np.rint(film.curves(view, fan)).astype(int).reshape(len(fan.candidates), -1).tolist(),
+            }
+            for fan in film.episode.fans
+        ],
+    }
+
+
+def _path(points: NDArray[np.float64]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _placed(css: str, shape: str, at: NDArray[np.float64]) -> str:
+    return f'<g class="mover {css}" transform="translate({at[0]:.1f} {at[1]:.1f}) rotate({at[2]:.1f})">{shape}</g>'

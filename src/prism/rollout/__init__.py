@@ -1,0 +1,1 @@
+"""Episodes played with fixed seeds, in a pool of processes, and the metrics of docs/metrics.md."""

@@ -1,0 +1,217 @@
+"""comparison.html: the table, learning curves over training time, success against latency. One file, no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from prism.report.bars import STYLE, Bar, bar_chart
+from prism.report.charts import Series, line_chart, log_ticks, number
+from prism.report.page import page
+from prism.rollout.results import write_atomic
+from prism.runs.comparison.summary import Comparison, Row
+
+# For up to eight contestants, the same in every picture; apart for the colour-blind, on light and on dark (Okabe, Ito).
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
+_STYLE = "".join(
+    f".curve.c{i}{{stroke:{colour}}}.end.c{i}{{fill:{colour}}}.key.c{i}::before{{background:{colour}}}"
+    for i, colour in enumerate(_COLOURS)
+) + (
+    ".charts{align-items:start}.wide{overflow:auto}.frontier{fill:none;stroke:var(--object);stroke-dasharray:3 3}"
+    ".whisker{stroke:var(--ink);stroke-width:1.1;opacity:.5}.best{font-weight:650}.sub{color:var(--soft)}"
+    "td.name,th.name{text-align:left}.missing li{overflow-wrap:anywhere}.scroll td,.scroll th{padding-inline:9px}"
+)
+
+_PARETO_NOTE = (
+    "Up and to the left is better; the line joins the best. A plan is of K candidates and lasts Ta steps (table): who "
+    "executes one step of it plans that much more often."
+)
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 240, 46, 14, 14, 36
+
+
+def write_page(path: Path, comparison: Comparison) -> Path:
+    write_atomic(path, render(comparison).encode(), overwrite=True)
+    return path
+
+
+def render(comparison: Comparison) -> str:
+    config = comparison.config
+    title = f"{', '.join(config.recipes)}: {len(config.contestants)} methods side by side"
+    sections = "".join(_section(comparison, recipe) for recipe in config.recipes)
+    plan = config.evaluation
+    lead = f"""Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
+{len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting positions nobody has
+trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}"""
+    content = f"{sections}\n{_missing(comparison)}"
+    return page(title, lead, content, _footer(comparison), style=STYLE + _STYLE)
+
+
+def _completeness(comparison: Comparison) -> str:
+    total = len(comparison.cells) + len(comparison.missing)
+    if not comparison.missing:
+        return f"All {total} runs are in."
+    return (
+        f"<b>{len(comparison.missing)} of {total} runs are missing</b>; each row says how many seeds it is a mean of."
+    )
+
+
+def _section(comparison: Comparison, recipe: str) -> str:
+    rows = [row for row in comparison.rows if row.recipe == recipe]
+    if not rows:
+        return f"<h3>{escape(recipe)}</h3><p>No run is done yet.</p>"
+    css = {contestant.name: f"c{i % len(_COLOURS)}" for i, contestant in enumerate(comparison.config.contestants)}
+    episodes = comparison.config.evaluation.looked_at
+    figures = (
+        ("Score", bar_chart([_bar(row) for row in rows], "Score", "mean score, 95 %"), ""),
+        ("Learning", _curves(rows, css), f"Score on the first {episodes} episodes, mean over seeds."),
+        ("Success against time to a plan", pareto(rows, css), _PARETO_NOTE),
+    )
+    drawn = "".join(
+        f'<figure class="panel"><h4>{name}</h4>{chart}<figcaption>{note}</figcaption></figure>'
+        for name, chart, note in figures
+        if chart
+    )
+    return f'<h3>{escape(recipe)}</h3>{_table(comparison, rows)}<p></p><div class="charts">{drawn}</div>'
+
+
+def _bar(row: Row) -> Bar:
+    return Bar(row.contestant + _count(row), row.score, *row.score_ci)
+
+
+def _count(row: Row) -> str:
+    return "" if row.complete else f" ({len(row.seeds)} of {row.of} seeds)"
+
+
+def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
+    series = [
+        Series(
+            row.contestant,
+            [point["seconds"] / 60 for point in row.curve],
+            [point["score"] for point in row.curve],
+            css[row.contestant],
+        )
+        for row in rows
+    ]
+    return line_chart(series, "Score over training time", "minutes of training")
+
+
+def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
+    reference = comparison.config.reference
+    names = (
+        *("Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "K, Ta"),
+        *("Steps", "Size"),
+    )
+    head = "".join(f'<th scope="col" class="{"name" if i == 0 else ""}">{escape(n)}</th>' for i, n in enumerate(names))
+    best = max(row.score for row in rows)
+    body = []
+    for row in rows:
+        d = row.difference
+        apart = ("", "") if d is None else (f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]", f"{d.p:.3g}")
+        if d is not None and d.seeds < len(row.seeds):
+            apart = (f"{apart[0]} ({d.seeds} seeds)", apart[1])
+        cells = [
+            f"{len(row.seeds)}" if row.complete else f"<b>{len(row.seeds)} of {row.of}</b>",
+            f'<span class="{"best" if row.score == best else ""}">{row.score:.3f}</span> '
+            f'<span class="sub">[{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]</span>',
+            *apart,
+            f"{row.success:.0%} "
+            f'<span class="sub">[{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]</span>',
+            f"{row.jerk:.4f}",
+            f"{row.latency_p50_ms:.1f}",
+            f"{row.candidates}, {row.exec_horizon}",
+            f"{row.steps:,.0f}",
+            f"{row.parameters / 1e6:.2f} M",
+        ]
+        columns = "".join(f"<td>{cell}</td>" for cell in cells)
+        body.append(f'<tr><th scope="row" class="name">{escape(row.contestant)}</th>{columns}</tr>')
+    return (
+        '<div class="panel scroll" tabindex="0" role="region" aria-label="All methods"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
+    """Success over the median time to a plan, log axis; the methods that no other beats in both are joined."""
+    shown = [row for row in rows if row.latency_p50_ms > 0]
+    if not shown:
+        return ""
+    low, high = min(r.latency_p50_ms for r in shown) / 1.4, max(r.latency_p50_ms for r in shown) * 1.4
+
+    def at_x(value: float) -> float:
+        return _LEFT + math.log(value / low) / math.log(high / low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def at_y(value: float) -> float:
+        return _HEIGHT - _BOTTOM - value * (_HEIGHT - _TOP - _BOTTOM)
+
+    base = _HEIGHT - _BOTTOM
+    parts = []
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = at_y(tick)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{tick:.0%}</text>')
+    parts += [
+        f'<text x="{at_x(tick):.1f}" y="{base + 14}" text-anchor="middle">{number(tick)}</text>'
+        for tick in log_ticks(low, high)
+        if low <= tick <= high
+    ]
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">ms to a plan (median, log)</text>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
+    corners: list[str] = []
+    for row in frontier(shown):
+        x, y = at_x(row.latency_p50_ms), at_y(row.success)
+        corners += [f"{x:.1f},{corners[-1].split(',')[1]}", f"{x:.1f},{y:.1f}"] if corners else [f"{x:.1f},{y:.1f}"]
+    parts.append(f'<polyline class="frontier" points="{" ".join(corners)}"/>')
+    for row in shown:
+        x, y = at_x(row.latency_p50_ms), at_y(row.success)
+        a, b = (at_y(value) for value in row.success_ci)
+        words = f"{row.contestant}: success {row.success:.0%}, {row.latency_p50_ms:.1f} ms"
+        parts.append(f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>')
+        parts.append(f'<circle class="end {css[row.contestant]}" cx="{x:.1f}" cy="{y:.1f}" r="5">')
+        parts.append(f"<title>{escape(words)}</title></circle>")
+    legend = "".join(
+        f'<span class="key {css[row.contestant]}">{escape(row.contestant)} <b>{row.success:.0%}, '
+        f"{row.latency_p50_ms:.1f} ms</b></span>"
+        for row in shown
+    )
+    said = "; ".join(f"{row.contestant} {row.success:.0%} at {row.latency_p50_ms:.1f} ms" for row in shown)
+    return (
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Success against time: '
+        f'{escape(said)}">{"".join(parts)}</svg><p class="legend">{legend}</p>'
+    )
+
+
+def frontier(rows: Sequence[Row]) -> list[Row]:
+    """By latency: each is better than everything that is as fast."""
+    best: list[Row] = []
+    for row in sorted(rows, key=lambda row: (row.latency_p50_ms, -row.success)):
+        if not best or row.success > best[-1].success:
+            best.append(row)
+    return best
+
+
+def _missing(comparison: Comparison) -> str:
+    if not comparison.missing:
+        return ""
+    items = "".join(f"<li>{escape(str(one.cell))}: {escape(one.reason)}</li>" for one in comparison.missing)
+    return f'<h3>Missing</h3><p>Run the same command again to go on.</p><ul class="hint missing">{items}</ul>'
+
+
+def _footer(comparison: Comparison) -> str:
+    info, machine = comparison.info, comparison.info.get("machine", {})
+    rows = (
+        ("Command", info.get("command", "")),
+        ("Date", info.get("date", "")),
+        ("Commit", ", ".join(comparison.commits)),
+        ("Machine", f"{machine.get('processor', '')}, {machine.get('cores', '?')} cores"),
+    )
+    items = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in rows if value)
+    text = (
+        "Intervals: 95 %, bootstrap over training seeds and episodes, crossed. Against the reference: mean difference "
+        "of scores on the seeds that both have, the same bootstrap on the paired differences; p is two-sided. Time to "
+        "a plan was measured in the rollouts, one thread, with other runs beside it: prism bench latency measures it "
+        "alone. Definitions: docs/comparison.md, docs/metrics.md."
+    )
+    return f"<dl>{items}</dl><p>{escape(text)}</p>"

@@ -1,0 +1,152 @@
+"""Where the demonstrations of a run come from, and how they become what the task's environment shows.
+
+| kind    | from                                                                       |
+| ------- | -------------------------------------------------------------------------- |
+| expert  | data/TASK, recorded from the task's expert first where it is not there yet |
+| shipped | Push-T demonstrations of our expert, inside the package                    |
+| human   | Push-T demonstrations of people: prism data download pusht                 |
+| path    | any dataset that prism reads: --data PATH                                  |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from rich.console import Console
+
+from prism.data import EpisodeSource, open_dataset, with_sensors
+from prism.data.locate import find_dataset
+from prism.data.formats.mapping import parse_map
+from prism.errors import PrismError
+from prism.io.jsonconfig import ADDED_LATER
+from prism.sims.pusht_data import PushTDemonstrations
+from prism.sims.pusht_features import VARIANTS
+from prism.sims.tasks import make_env
+
+Kind = Literal["expert", "shipped", "human", "path"]
+COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    kind: Kind
+    episodes: int = 20  # expert: how many to record
+    noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
+    mirror: bool = False  # Push-T: each demonstration and its mirror image (see sims/pusht_features.py)
+    path: str | None = None  # the dataset; None: where the kind says
+    map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/mapping.py); (): a guess, explained
+    fps: float | None = None  # steps a second, for formats that do not store it
+    # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/settings.py)
+    sensors: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    # train on less, drawn by the seed of the training (data/portion.py): of the steps, or so many demonstrations
+    fraction: float | None = field(default=None, metadata=ADDED_LATER)
+    count: int | None = field(default=None, metadata=ADDED_LATER)
+    # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step
+    tolerance: float | None = field(default=None, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise PrismError(f"demonstrations.kind is '{self.kind}'; use one of {', '.join(get_args(Kind))}")
+        if self.episodes < 1:
+            raise PrismError(f"demonstrations.episodes is {self.episodes}; it must be at least 1")
+        if self.noise < 0:
+            raise PrismError(f"demonstrations.noise is {self.noise}; it must be 0 or more")
+        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
+            if value is not None and not value > 0:
+                raise PrismError(f"demonstrations.{name} is {value:g}; it must be a positive number")
+        if self.fraction is not None and not 0 < self.fraction <= 1:
+            raise PrismError(f"demonstrations.fraction is {self.fraction}; it must be in (0, 1]")
+        if self.count is not None and (self.count < 1 or self.fraction is not None):
+            raise PrismError(f"demonstrations.count is {self.count}; it must be 1 or more, and no fraction beside it")
+        if self.kind == "path" and self.path is None:
+            raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
+
+
+def open_demonstrations(
+    config: Demonstrations, task: str | None, console: Console
+) -> tuple[Demonstrations, EpisodeSource, int]:
+    """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
+    path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
+    path = _locate(config, task, console)
+    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance)
+    copies = 1
+    if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
+        if config.sensors:
+            raise PrismError(
+                f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out"
+            )
+        source = PushTDemonstrations(source, VARIANTS[task], config.mirror)
+        copies = source.copies
+    elif config.mirror:
+        raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
+    elif task is not None and config.kind == "path":
+        source = _as_task_shows(source, task, console)
+    for note in source.notes:
+        console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
+    return replace(config, path=str(path)), source, copies
+
+
+def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> EpisodeSource:
+    """Only the sensors that the task's environment has too: a policy should not learn to rely on others."""
+    env = make_env(task)
+    shown = {sensor.name: sensor.shape for sensor in env.sensors}
+    action_dim = env.action_dim
+    env.close()
+    if source.action_dim != action_dim:
+        raise PrismError(f"{source.path}: actions have {source.action_dim} dimensions, those of {task} {action_dim}")
+    stored = {sensor.name: sensor.shape for sensor in source.sensors}
+    common = [name for name in stored if name in shown]
+    for name in common:
+        if stored[name] != shown[name]:
+            raise PrismError(f"{source.path}: '{name}' has shape {stored[name]}, in {task} it has {shown[name]}")
+    if not common:
+        raise PrismError(
+            f"{source.path}: has the sensors {', '.join(stored)}, {task} has {', '.join(shown)}: none in common; "
+            "use data of this task, or train on the dataset alone: prism train PATH"
+        )
+    if left_out := [name for name in stored if name not in shown]:
+        console.print(f"{source.path}: {', '.join(left_out)} left out, {task} has no such sensor", highlight=False)
+    return with_sensors(source, common)
+
+
+def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:
+    if config.kind == "human":
+        return find_dataset("pusht-human", None if config.path is None else Path(config.path))
+    if config.kind == "shipped" and config.path is None:
+        return find_dataset("pusht-expert")
+    if config.path is not None:
+        return Path(config.path)
+    if task is None:
+        raise PrismError("there is no task to record demonstrations of: give a dataset")
+    return record_if_missing(config, task, console)
+
+
+def record_if_missing(config: Demonstrations, task: str, console: Console, workers: int | None = None) -> Path:
+    """The folder with demonstrations of the task's expert, recorded now if it is not there."""
+    path = COLLECTED / task if config.path is None else Path(config.path)
+    if path.exists():
+        _check_simulator(path, task)
+        console.print(f"using the demonstrations in {path}", highlight=False, soft_wrap=True)
+        return path
+    from prism.sims.collect import collect
+
+    words = f"recording {config.episodes} demonstrations of {task} in {path}"
+    console.print(words, highlight=False, soft_wrap=True)
+    collect(task, config.episodes, path, console=console, workers=workers, noise=config.noise)
+    return path
+
+
+def _check_simulator(path: Path, task: str) -> None:
+    """Recordings of the expert are made again easily: one of another version of the simulator is not used."""
+    from prism.data.formats.store import StoreSource, is_store
+    from prism.sims.collect import other_simulator
+
+    if not is_store(path):
+        return
+    if difference := other_simulator(task, StoreSource(path).provenance):
+        raise PrismError(
+            f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or use it as it is "
+            f"with --data {path}"
+        )

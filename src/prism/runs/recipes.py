@@ -1,0 +1,281 @@
+"""Recipes: one function an experiment, each returns everything that determines a run.
+
+Each states its command, its cost and what to expect; the measured results and the files behind them are in
+README.md. A recipe is data: change a field with dataclasses.replace, or from the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from prism.methods import table
+from prism.methods.context import ContextConfig
+from prism.controller import ControllerConfig
+from prism.runs.demonstrations import Demonstrations
+from prism.errors import PrismError
+from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.methods.prism import PrismConfig
+from prism.selection import SelectionConfig
+from prism.sims.tasks import task_names
+from prism.training import files
+from prism.training.config import TrainConfig
+
+FORMAT_VERSION = 1
+FILE = "experiment.json"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that determines a run; stored in it as experiment.json, so that a run explains itself."""
+
+    name: str
+    task: str | None  # where it is rolled out; None: no simulator, a dataset alone
+    demonstrations: Demonstrations
+    policy: ContextConfig = field(default_factory=table.tiny)  # of any method
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
+    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    teacher: str | None = field(default=None, metadata=ADDED_LATER)  # the run that a distilled method learns from
+
+    @property
+    def method(self) -> str:
+        return self.policy.method
+
+    def save(self, run: Path) -> None:
+        head = {"format_version": FORMAT_VERSION, "method": self.method}
+        files.replace_file(run / FILE, files.encode_json({**head, **to_json(self)}))
+
+    @staticmethod
+    def load(run: Path) -> Experiment:
+        path = run / FILE
+        if not path.is_file():
+            raise PrismError(f"{path} does not exist: {run} is not a run of `prism train`")
+        data = files.read_json(path)
+        if (version := data.pop("format_version", None)) != FORMAT_VERSION:
+            raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
+        method = data.pop("method", "prism")  # before there were others, it was not written
+        if method not in table.METHODS:
+            raise PrismError(f"{path}: unknown method '{method}'; this prism knows {', '.join(table.METHODS)}")
+        # Written by an older version: what it did not know has the default, which is what it did. Not a preset's value.
+        default = to_json(Experiment("", None, Demonstrations("expert"), table.CONFIGS[method]()))
+        return from_json(Experiment, _filled(default, data), str(path), {"policy": table.CONFIGS[method]})
+
+
+def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """`data`, with the entries of `default` that it lacks, at every depth."""
+    merged = {**default, **data}
+    for key, inner in default.items():
+        if isinstance(inner, dict) and isinstance(merged[key], dict):
+            merged[key] = _filled(inner, merged[key])
+    return merged
+
+
+def metaworld(task: str) -> Experiment:
+    """A MetaWorld task from 20 demonstrations of its scripted expert; state inputs.
+
+    Command: prism train metaworld-drawer-open && prism eval runs/metaworld-drawer-open --episodes 20
+    Cost:    3 minutes of one core to train, seconds to record and evaluate.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("expert", episodes=20),
+        train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
+        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+    )
+
+
+def robosuite(task: str) -> Experiment:
+    """A robosuite or tabletop task from 40 demonstrations of its scripted expert, played with a little noise, so that
+    they show how to come back to the way; all sensors of the task.
+
+    Command: prism train robosuite-lift --minutes 4 && prism eval runs/robosuite-lift --episodes 20
+    Cost:    a minute to record Lift, two or three times that for the others; Transport a quarter of an hour.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("expert", episodes=40, noise=0.1),
+        train=TrainConfig(minutes=5.0, val_fraction=0.05, threads=1, log_every=20),
+        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+    )
+
+
+def metaworld_pixels(task: str) -> Experiment:
+    """A MetaWorld task from wrist and static camera and proprioception; `base`, made cheap enough for two cores.
+
+    Command: prism train metaworld-drawer-open-pixels && prism eval runs/metaworld-drawer-open-pixels --episodes 20
+    Cost:    30 minutes on two cores, the recording of its demonstrations included.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        # Disturbed a little, to show how to recover; much noise makes the rest of a plan unpredictable.
+        demonstrations=Demonstrations("expert", episodes=60, noise=0.05),
+        policy=pixel_policy(),
+        train=TrainConfig(
+            minutes=25.0, batch_size=32, learning_rate=7e-4, weight_decay=1e-4, val_fraction=0.04, log_every=20
+        ),
+        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+    )
+
+
+def pixel_policy() -> PrismConfig:
+    """Base for images on a CPU: one time step (the experts have no memory; the pictures are most of the cost), eight
+    candidates, one query a plan, a sharp spatial softmax."""
+    base = table.base()
+    return replace(
+        base,
+        obs_horizon=1,
+        encoder=replace(base.encoder, rgb_focus=5.0),
+        generator=replace(base.generator, actions_per_query=16),
+        objective=replace(base.objective, candidates=8, relative=0.0),  # as measured; 0.5 was not tried from pixels
+        observation_noise=0.02,
+    )
+
+
+def pusht_human() -> Experiment:
+    """Push-T from 206 human demonstrations (Diffusion Policy's), state inputs.
+
+    Command: prism train pusht-human --minutes 15 && prism eval runs/pusht-human --episodes 50 --json F
+    Cost:    15 minutes for a score of .98, 90 for a success of .90 (one core; README.md).
+    """
+    return Experiment(
+        name="pusht-human",
+        task="pusht",
+        demonstrations=Demonstrations("human", mirror=True),
+        policy=pusht_policy(),
+        train=pusht_training(),
+        # People stop and think, and a policy of theirs may stop for ever: docs/metrics.md.
+        controller=ControllerConfig(selection=SelectionConfig(restless=2)),
+    )
+
+
+def pusht_training() -> TrainConfig:
+    return TrainConfig(minutes=15.0, learning_rate=7e-4, weight_decay=1e-2, betas=(0.9, 0.95), ema_max_decay=0.9995)
+
+
+def pusht_policy() -> PrismConfig:
+    """Tiny, with plans as offsets from the agent: the action is a position, and it starts where the agent is."""
+    return replace(table.tiny(), anchor="proprio", observation_noise=0.02)
+
+
+def pusht(task: str = "pusht") -> Experiment:
+    """Push-T from the demonstrations that ship with prism: an expert that goes round the block either way.
+
+    Command: prism train pusht && prism eval runs/pusht
+    Cost:    15 minutes on two cores.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("shipped", mirror=True),
+        policy=pusht_policy(),
+        train=pusht_training(),
+    )
+
+
+def pusht_edge() -> Experiment:
+    """Push-T from starts with two ways round the block, left and right, from the scripted expert, who takes both.
+
+    Command: prism study multimodality
+    Cost:    ten minutes on two cores, the recording of its demonstrations included.
+    """
+    demonstrations = Demonstrations("expert", episodes=60, mirror=True)
+    return replace(pusht("pusht-edge"), demonstrations=demonstrations)
+
+
+def own_data(path: Path) -> Experiment:
+    """A dataset of your own, all its sensors, no simulator.
+
+    Command: prism train my.zarr.zip --minutes 30
+    """
+    name = path.name.removesuffix(".zip").removesuffix(".zarr") or "own-data"
+    return Experiment(
+        name=name,
+        task=None,
+        demonstrations=Demonstrations("path", path=str(path)),
+        train=TrainConfig(minutes=15.0),
+    )
+
+
+def demo_tasks() -> tuple[Experiment, ...]:
+    """What `prism demo` shows: one task of contact, one of grasping and pulling."""
+    return metaworld("metaworld-button-press-topdown"), metaworld("metaworld-drawer-open")
+
+
+def names() -> tuple[str, ...]:
+    """Every recipe: pusht-human, and one for each task."""
+    return ("pusht-human", *task_names())
+
+
+def recipe(name: str) -> Experiment:
+    """By the name of a recipe or of a task, or by the path of a dataset."""
+    if name == "pusht-human":
+        return pusht_human()
+    if name in task_names():
+        if name == "pusht-edge":
+            return pusht_edge()
+        if name.startswith("pusht"):
+            return pusht(name)
+        if name.startswith(("robosuite", "tabletop")) and not name.endswith(("-pixels", "-rgbd")):
+            return robosuite(name)
+        return metaworld_pixels(name) if name.endswith(("-pixels", "-rgbd")) else metaworld(name)
+    if Path(name).exists():
+        return own_data(Path(name))
+    close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
+    close = close or difflib.get_close_matches(f"metaworld-{name}", names(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(names()[:4])}"
+    raise PrismError(f"'{name}' is no recipe, task or dataset: {hint}")
+
+
+def with_preset(experiment: Experiment, name: str) -> Experiment:
+    """The same experiment with another size of network; what belongs to the task stays."""
+    policy = experiment.policy
+    sized = replace(table.preset(name), anchor=policy.anchor, observation_noise=policy.observation_noise)
+    return replace(experiment, policy=table.as_method(sized, experiment.method, name))
+
+
+def with_method(experiment: Experiment, method: str, preset: str | None = None) -> Experiment:
+    """The same experiment with another method: its head on the same encoder, and its selection rule.
+
+    Data, horizons, encoder, anchor, observation noise, optimiser, batch size, budget and seed stay. `preset` is the
+    head's size; that of the experiment unless told.
+    """
+    if not isinstance(experiment.policy, PrismConfig):
+        raise PrismError(
+            f"experiment '{experiment.name}' is of method '{experiment.method}' already: start from PRISM's"
+        )
+    policy = table.as_method(experiment.policy, method, preset)
+    if method == "imle":  # its own selection rule
+        selection = replace(experiment.controller.selection, rule="overlap")
+        controller = replace(experiment.controller, candidates=32, selection=selection)
+        experiment = replace(experiment, controller=controller)
+    if method == "act":  # its temporal ensembling; one plan is all there is to choose from
+        selection = replace(experiment.controller.selection, rule="first")
+        controller = replace(experiment.controller, candidates=1, exec_horizon=1, ensemble=0.01, selection=selection)
+        experiment = replace(experiment, controller=controller)
+    return replace(experiment, policy=policy)
+
+
+def with_teacher(experiment: Experiment, run: Path) -> Experiment:
+    """A distilled method and the run that it learns from: the student has the teacher's network."""
+    policy = table.student_config(experiment.method, Experiment.load(run).policy)
+    return replace(experiment, policy=policy, teacher=str(run))
+
+
+def with_budget(
+    experiment: Experiment, minutes: float | None = None, steps: int | None = None, seed: int | None = None
+) -> Experiment:
+    """The same experiment with another training budget (one replaces the other) or seed."""
+    train = experiment.train
+    if minutes is not None:
+        train = replace(train, minutes=minutes, steps=0)
+    if steps is not None:
+        train = replace(train, minutes=0.0, steps=steps)
+    if seed is not None:
+        train = replace(train, seed=seed)
+    return dataclasses.replace(experiment, train=train)

@@ -1,0 +1,1 @@
+"""A policy at work: back ends, token cache, server, live page (docs/serving.md)."""

@@ -1,0 +1,101 @@
+"""ONNX Runtime behind the interface of a back end, in float32 or int8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prism.errors import PrismError
+from prism.methods.context import ContextPolicy
+from prism.methods.prism import PrismPolicy
+from prism.serve.backends import Backend, Frame
+from prism.serve.export_onnx import export_graphs, require
+from prism.serve.int8 import quantise_encoder, quantise_plan
+
+_CALIBRATION_FRAMES = 32
+
+
+class OnnxBackend(Backend):
+    """Graphs made from the policy when this is built, or read from an export of it (`graphs`). Sound and text stay in
+    PyTorch, and so does the plan of a method without a single pass.
+
+    int8: image sensors by the ranges of `frames`, the generator dynamically; vectors and fusion stay float32, they
+    cost nothing.
+    """
+
+    def __init__(
+        self,
+        policy: ContextPolicy,
+        int8: bool,
+        frames: Sequence[Frame] = (),
+        graphs: Mapping[str, bytes] | None = None,
+        threads: int = 1,
+    ) -> None:
+        super().__init__(policy)
+        require("onnxruntime")
+        self.name = "onnx-int8" if int8 else "onnx"
+        self._graphs = dict(export_graphs(policy) if graphs is None else graphs)
+        if int8:
+            for index, encoder in enumerate(self.encoders):
+                if encoder.spec.is_image:
+                    name = f"sensor-{index}.onnx"
+                    self._graphs[name] = quantise_encoder(self._graphs[name], calibration(encoder.spec.name, frames))
+            if "plan.onnx" in self._graphs:
+                self._graphs["plan.onnx"] = quantise_plan(self._graphs["plan.onnx"])
+        self._sessions: dict[str, Any] = {}
+        self.threads(threads)
+
+    def threads(self, count: int) -> None:
+        """Sessions are made anew: ONNX Runtime fixes its threads then."""
+        super().threads(count)
+        self._sessions = {name: session(graph, count) for name, graph in self._graphs.items()}
+
+    def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
+        own = self._sessions.get(f"sensor-{sensor}.onnx")
+        if own is None:
+            return self.encoders[sensor].encode(stream, None)
+        return _run(own, {"stream": stream})
+
+    def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
+        own = self._sessions.get("fusion.onnx")
+        return super().fuse(features) if own is None else _run(own, {"features": features})
+
+    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        own = self._sessions.get("plan.onnx")
+        if own is None or not isinstance(self.policy, PrismPolicy):
+            return super().plan(steps, candidates, rng)
+        return _run(own, {"steps": steps, "latents": self.policy.latents(len(steps), candidates, rng)})
+
+
+def calibration(sensor: str, frames: Sequence[Frame]) -> list[NDArray[np.generic]]:
+    """Readings of one sensor, evenly over the frames that have it."""
+    readings = [np.asarray(frame[sensor]) for frame in frames if sensor in frame]
+    if not readings:
+        raise PrismError(
+            f"int8 needs frames of sensor '{sensor}' to calibrate with: give a dataset or observations that have it"
+        )
+    chosen = np.linspace(0, len(readings) - 1, min(len(readings), _CALIBRATION_FRAMES)).astype(int)
+    return [readings[i] for i in chosen]
+
+
+def session(graph: bytes, threads: int) -> Any:
+    """An ONNX Runtime session on the CPU with a fixed number of threads, which sleep when there is nothing to do."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _run(own: Any, inputs: dict[str, Tensor]) -> Tensor:
+    feed = {name: value.detach().contiguous().numpy() for name, value in inputs.items()}
+    return torch.from_numpy(own.run(None, feed)[0])
