@@ -75,7 +75,7 @@ class EagerBackend(Backend):
     def __init__(self, policy: ContextPolicy) -> None:
         super().__init__(policy)
         # Pictures come with channels last. Weights laid out otherwise are copied in every call, which for one frame
-        # costs a quarter (200x200) to two fifths (84x84) of the time of a ResNet-18. The same numbers, bit for bit.
+        # costs a quarter (200x200) to two fifths (84x84) of the time of a ResNet-18. The same numbers to rounding.
         policy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
 
     def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
