@@ -19,7 +19,7 @@ from prism.rollout.episodes import IncompleteError
 from prism.rollout.recording import load_result, recording_path
 from prism.rollout.results import EvaluationResult
 from prism.runs.recipes import Experiment
-from prism.runs.workflow import calibration_frames
+from prism.runs.run import Run
 from prism.sensors import SensorSpec
 from prism.types import Observation
 
@@ -112,8 +112,8 @@ def check_lost_episodes_behind_a_backend(
     def lose(*arguments: object, **options: object) -> EvaluationResult:
         raise IncompleteError(result)
 
-    monkeypatch.setattr("prism.runs.workflow.evaluate", lose)
-    monkeypatch.setattr("prism.runs.workflow.first_observations", lambda *_: [])
+    monkeypatch.setattr("prism.runs.run.evaluate", lose)
+    monkeypatch.setattr("prism.runs.run.Run.example_frames", lambda *_: [])
     assert cli.main(["eval", str(run), "--backend", "compile"]) == cli.EXIT_USER
     shown = capfd.readouterr()
     assert "1 of 2 episodes are kept" in shown.err
@@ -170,7 +170,7 @@ def check_export_and_backends(run: Path) -> None:
     assert cli.main(["export", str(run), "--onnx", "exported"]) == 0
     assert {path.name for path in Path("exported").iterdir()} >= {"plan.onnx", "fusion.onnx", "metadata.json"}
     assert cli.main(["export", str(run), "--onnx", "exported"]) == cli.EXIT_USER
-    frames = calibration_frames(run, count=5)
+    frames = Run(run).example_frames(count=5)
     assert [frame["state"].shape for frame in frames] == [(5,)] * 5
     policies = [serve.Serve(run, backend=backend, seed=1)._server().policy for backend in ("eager", "onnx-int8")]
     horizon = policies[0].spec.obs_horizon

@@ -121,7 +121,7 @@ def test_missing_and_nan_sensors_are_absent_and_come_back() -> None:
     broken = see(2)
     broken["goal"] = np.array([np.nan, 0.0], dtype=np.float32)
     controller.act(broken)
-    controller.act({"proprio": see(3)["proprio"], "unknown": np.zeros(3)})
+    controller.act({"proprio": see(3)["proprio"]})
     controller.act(see(4))
     present = [seen.present["goal"][0].tolist() for seen in policy.seen]
     assert present == [[True, True], [True, False], [False, False], [False, True]]
@@ -133,9 +133,26 @@ def test_missing_and_nan_sensors_are_absent_and_come_back() -> None:
 def test_no_sensor_at_all_is_an_error() -> None:
     controller = Controller(IndexPolicy(), ControllerConfig(candidates=1, exec_horizon=2))
     with pytest.raises(PrismError, match="none of the policy's sensors"):
-        controller.act({"camera": np.zeros(2)})
+        controller.act({})
     with pytest.raises(PrismError, match="none of the policy's sensors"):
         controller.act({"proprio": np.full(2, np.nan), "goal": np.full(2, np.inf)})
+
+
+def test_a_sensor_that_the_policy_does_not_know_is_an_error() -> None:
+    controller = Controller(IndexPolicy(), ControllerConfig(candidates=1, exec_horizon=2))
+    with pytest.raises(PrismError, match=r"no sensor 'camera'; it knows proprio, goal.*counts as absent"):
+        controller.act({**see(0), "camera": np.zeros(2)})
+    controller.act(see(0))  # nothing of the refused observation was taken in
+
+
+def test_a_new_controller_has_been_reset() -> None:
+    actions = []
+    for reset in (False, True):
+        controller = Controller(PointPolicy(noise=0.5), ControllerConfig(exec_horizon=2, candidates=4), seed=7)
+        if reset:
+            controller.reset(7)
+        actions.append([controller.act(see(0.1 * t)).tolist() for t in range(5)])
+    assert actions[0] == actions[1]
 
 
 def test_wrong_shape_is_named() -> None:

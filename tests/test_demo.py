@@ -19,7 +19,7 @@ from prism.runs import demo
 from prism.runs.demo import DemoConfig
 from prism.runs.demonstrations import Demonstrations
 from prism.runs.recipes import Experiment, metaworld
-from prism.runs.workflow import write_run_report
+from prism.runs.run import write_run_report
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import TrainConfig

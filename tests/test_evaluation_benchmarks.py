@@ -23,7 +23,7 @@ from prism.runs.benchmark_runs import find_runs, make_plan, run_plan, stored
 from prism.runs.benchmarks import NAMES, BenchmarkResult, benchmark, macro_interval
 from prism.runs.published import PAPER
 from prism.runs.recipes import Experiment
-from prism.runs.workflow import EvalOptions
+from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
 
 

@@ -125,7 +125,9 @@ class Controller:
     """Turns a policy into actions, one observation at a time.
 
     A sensor that is missing from the observation, NaN, frozen, out of range or late is marked absent for that step
-    (prism.health says which). `reset(seed)` starts an episode; the same seed and observations give the same actions.
+    (prism.health says which): the policy goes on with the others. A sensor that the policy does not know is an error.
+    `reset(seed)` starts an episode; the same seed and observations give the same actions. A new controller has been
+    reset with its `seed`: without a call of reset, the first act begins its first episode.
     """
 
     def __init__(
@@ -216,6 +218,12 @@ class Controller:
         steps since the observation before that nobody sent. A window is of consecutive steps, and a policy reads
         velocities off it, so they are filled in: vectors by interpolation, everything else by what is nearest in time.
         """
+        known = [sensor.name for sensor in self.policy.spec.sensors]
+        if unknown := [name for name in observation if name not in known]:
+            raise PrismError(
+                f"step {self._step}: the policy knows no sensor '{unknown[0]}'; it knows {', '.join(known)}. Leave out "
+                "what it does not know, and what is missing: a sensor that is left out counts as absent"
+            )
         streams: dict[str, NDArray[np.generic]] = {}
         present: dict[str, bool] = {}
         for sensor in self.policy.spec.sensors:
@@ -225,8 +233,8 @@ class Controller:
         self.health.step()
         if not any(present.values()):
             raise PrismError(
-                f"step {self._step}: none of the policy's sensors ({', '.join(present)}) is in the observation, "
-                f"which has {', '.join(observation) or 'nothing'}; check the sensor names and for NaN"
+                f"step {self._step}: none of the policy's sensors ({', '.join(present)}) can be used: the observation "
+                f"has {', '.join(observation) or 'nothing'}; one has to be there and finite"
             )
         horizon = self._window.maxlen or 1
         if self._window and missed > 0:

@@ -151,17 +151,18 @@ class Modality:
         from prism.bench.output import refuse_existing
         from prism.cli.summary import print_modality
         from prism.rollout.results import write_json
-        from prism.runs.workflow import EvalOptions, drop_sensors, run_folder
+        from prism.runs.run import EvalOptions, Run
 
         refuse_existing(self.json, overwrite=self.overwrite)
         options = EvalOptions(task=self.task, episodes=self.episodes, workers=self.workers)
-        study = drop_sensors(self.run_folder, options, self.sensors)
+        run = Run(self.run_folder)
+        study = run.drop_sensors(options, self.sensors)
         if self.json is not None:
             write_json(self.json, study.to_json(), self.overwrite)
         print_modality(study)
         if study.note is not None:
             print(f"note: {study.note}")
-        print(f"charts: {run_folder(self.run_folder) / 'modality.html'}")
+        print(f"charts: {run.folder / 'modality.html'}")
 
 
 @dataclass(frozen=True)

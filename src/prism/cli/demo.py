@@ -41,7 +41,7 @@ class Demo:
         from rich.console import Console
 
         from prism.runs.demo import default_config, run_demo
-        from prism.runs.workflow import write_run_report
+        from prism.runs.run import write_run_report
 
         started = time.monotonic()
         results = run_demo(self.out, default_config(self.minutes), Console(stderr=True), self.fresh)

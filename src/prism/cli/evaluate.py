@@ -17,7 +17,7 @@ from prism.errors import PrismError
 
 if TYPE_CHECKING:
     from prism.runs.benchmarks import BenchmarkResult
-    from prism.runs.workflow import EvalOptions
+    from prism.runs.run import EvalOptions
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Eval:
 
     def run(self) -> None:
         from prism.rollout.episodes import TEST_SEED, RecordConfig
-        from prism.runs.workflow import EvalOptions
+        from prism.runs.run import EvalOptions
         from prism.serve.backends import check_backend
 
         check_backend(self.backend)
@@ -118,10 +118,11 @@ class Eval:
     def _evaluate(self, options: EvalOptions) -> None:
         from prism.rollout.episodes import IncompleteError
         from prism.rollout.results import flat_json, write_json
-        from prism.runs.workflow import evaluate_run, run_folder, write_run_report
+        from prism.runs.run import Run, write_run_report
 
+        run = Run(self.runs[0])
         try:
-            result = evaluate_run(self.runs[0], options)
+            result = run.evaluate(options)
         except IncompleteError as error:
             print_summary([error.result])  # what there is; only eager's is in the run too
             raise
@@ -129,7 +130,7 @@ class Eval:
             write_json(self.json, flat_json(result), self.overwrite)
         print_summary([result])
         if self.report:
-            print(f"report: {write_run_report(run_folder(self.runs[0]))}")
+            print(f"report: {write_run_report(run.folder)}")
 
     def _benchmark(self, name: str, options: EvalOptions) -> None:
         from prism.rollout.results import run_info, write_json

@@ -29,11 +29,11 @@ class Export:
     def run(self) -> None:
         from rich.console import Console
 
+        from prism.runs.run import Run
         from prism.serve.export_onnx import export_onnx
-        from prism.training.checkpoint import load_policy
 
         console = Console(stderr=True)
-        policy = load_policy(self.run_folder)
+        policy = Run(self.run_folder).policy()
         with console.status("export") as status:
             export_onnx(policy, self.onnx, self.overwrite, lambda graph: status.update(f"export {graph}"))
         print(f"exported: {self.onnx}")

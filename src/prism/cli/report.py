@@ -8,8 +8,6 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.errors import PrismError
-
 
 @dataclass(frozen=True)
 class Report:
@@ -23,8 +21,6 @@ class Report:
     """A run that has been evaluated (prism eval RUN), or a demo."""
 
     def run(self) -> None:
-        from prism.runs.workflow import write_run_report
+        from prism.runs.run import write_run_report
 
-        if not self.run_folder.is_dir():
-            raise PrismError(f"{self.run_folder} does not exist: give the folder of a run, or of a demo")
         print(write_run_report(self.run_folder))

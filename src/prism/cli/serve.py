@@ -16,7 +16,6 @@ from prism.cli.style import option
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
-    from prism.policy import Policy
     from prism.serve.server import PolicyServer
 
 KEY_VARIABLE = "PRISM_API_KEY"
@@ -84,12 +83,9 @@ class Serve:
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:
-        from prism.controller import ControllerConfig
-        from prism.runs.recipes import FILE, Experiment
-        from prism.runs.workflow import EvalOptions, calibration_frames
-        from prism.serve.backends import check_backend, load_behind
+        from prism.runs.run import Run, changed
+        from prism.serve.backends import check_backend
         from prism.serve.server import PolicyServer, ServerConfig
-        from prism.training.checkpoint import load_policy, resolve
 
         check_backend(self.backend)
         config = ServerConfig(
@@ -104,16 +100,10 @@ class Serve:
             seed=self.seed,
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
-        folder = resolve(self.run_folder)
-        policy: Policy = load_policy(folder)
-        homes = [home for home in (folder, *folder.resolve().parents[:2]) if (home / FILE).is_file()]
-        trained = Experiment.load(homes[0]).controller if homes else ControllerConfig()  # a checkpoint may travel alone
-        if self.backend != "eager":
-            frames = calibration_frames(folder) if self.backend == "onnx-int8" else ()
-            policy = load_behind(folder, self.backend, frames, config.threads or 1)
-        options = EvalOptions(candidates=self.candidates, selection=self.selection, settings=self.set)
-        name = (homes[0] if homes else folder).resolve().name
-        return PolicyServer(policy, options.controller(trained), config, name)
+        run = Run(self.run_folder)
+        settings = changed(run.settings, self.candidates, self.selection, settings=self.set)
+        policy = run.policy(backend=self.backend, threads=config.threads or 1)
+        return PolicyServer(policy, settings, config, run.name)
 
     def _key(self) -> str | None:
         if self.api_key_file is None:

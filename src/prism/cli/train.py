@@ -142,10 +142,10 @@ class Train:
 
     def _stored(self, run: Path) -> Experiment | None:
         """The run to go on with: options that were given the first time need not be given again."""
-        from prism.runs.recipes import FILE, Experiment
+        from prism.runs.run import Run, is_run
 
-        there = (self.resume and run.is_dir()) or (self.auto_resume and (run / FILE).exists())
-        return Experiment.load(run) if there else None
+        there = (self.resume and run.is_dir()) or (self.auto_resume and is_run(run))
+        return Run(run).experiment if there else None
 
     def _experiment(self, experiment: Experiment) -> Experiment:
         """That experiment with the options of this call."""

@@ -7,7 +7,7 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -246,7 +246,7 @@ def run_episode(
     frames: list[bytes] = []
     frame_steps: list[int] = []
     fans: list[Fan] = []
-    texts = [sensor.name for sensor in env.sensors if sensor.kind == "text"]
+    known = {sensor.name: sensor.kind for sensor in controller.policy.spec.sensors}
     best, success_step = 0.0, None
     goal, earlier = getattr(env, "goal_index", 0), list[Replan]()
 
@@ -260,7 +260,7 @@ def run_episode(
         film()
     while True:
         replanned = len(controller.replans)
-        wanted = controller.act(_readable(observation, texts))
+        wanted = controller.act(_readable(observation, known))
         action = np.clip(wanted, env.action_low, env.action_high).astype(np.float32)
         if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
             plan = controller.last_plan
@@ -305,9 +305,13 @@ def run_episode(
     )
 
 
-def _readable(observation: dict[str, Array], texts: Sequence[str]) -> dict[str, Array | str]:
-    """Text as such: policies differ in how many bytes they reserve for it."""
-    return {**observation, **{name: decode_text(observation[name]) for name in texts if name in observation}}
+def _readable(observation: dict[str, Array], known: Mapping[str, str]) -> dict[str, Array | str]:
+    """The sensors that the policy knows. Text as such: policies differ in how many bytes they reserve for it."""
+    return {
+        name: decode_text(observation[name]) if kind == "text" else observation[name]
+        for name, kind in known.items()
+        if name in observation
+    }
 
 
 def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:

@@ -17,16 +17,16 @@ from pathlib import Path
 
 from prism.controller import ControllerConfig, check_controller
 from prism.errors import PrismError
+from prism.policy import PolicySpec
+from prism.rollout.episodes import IncompleteError, RecordConfig, check_spec_fits, make_env_of
+from prism.rollout.recording import load_result
+from prism.rollout.results import EvaluationResult, metrics_json, write_json
 from prism.runs.benchmark_page import write_benchmark
 from prism.runs.benchmarks import Benchmark, BenchmarkResult, benchmark
-from prism.rollout.recording import load_result, recording_path
-from prism.rollout.results import EvaluationResult, metrics_json, write_json
-from prism.rollout.episodes import IncompleteError, RecordConfig, check_spec_fits, make_env_of
-from prism.runs.recipes import FILE, Experiment
-from prism.policy import PolicySpec
-from prism.training.checkpoint import list_checkpoints, read_spec, resolve
+from prism.runs.recipes import Experiment
+from prism.runs.run import EvalOptions, Run, is_run
+from prism.training.checkpoint import list_checkpoints
 from prism.training.monitor import read_log
-from prism.runs.workflow import EvalOptions, checkpoint_id, evaluate_run, run_folder
 
 ALL = "all"
 
@@ -57,13 +57,13 @@ def find_runs(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     """Runs and checkpoints that were named, and the runs directly in a folder; with whether they were named."""
     found: list[tuple[Path, bool]] = []
     for path in paths:
-        if path.is_dir() and not (path / FILE).is_file() and not (path / "config.json").is_file():
-            inside = sorted(folder for folder in path.iterdir() if (folder / FILE).is_file())
+        if path.is_dir() and not is_run(path) and not (path / "config.json").is_file():
+            inside = sorted(folder for folder in path.iterdir() if is_run(folder))
             if not inside:
                 raise PrismError(f"{path} holds no run of `prism train`, and is none: check the name")
             found += [(folder, False) for folder in inside if list_checkpoints(folder)]
         else:
-            run_folder(path)
+            Run(path)
             found.append((path, True))
     return found
 
@@ -89,7 +89,7 @@ def make_plan(
     cells: list[Cell] = []
     skipped: list[str] = []
     for path, named in find_runs(paths):
-        experiment = Experiment.load(run_folder(path))
+        experiment = Run(path).experiment
         task = options.task or experiment.task
         if bench.one_policy and options.task is None and (task is None or bench.base(task) is not None):
             task = ALL
@@ -115,7 +115,7 @@ def make_plan(
 
 
 def _cells(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[Cell]:
-    spec = read_spec(resolve(path))
+    spec = Run(path).spec
     controller = options.controller(experiment.controller)
     tasks = [_variant_for(bench, base, spec) for base in bench.tasks] if task == ALL else [task]
     return [Cell(bench.base(t) or t, t, path, spec, controller, experiment.train.seed) for t in tasks]
@@ -210,7 +210,7 @@ def run_plan(
         else:
             say(f"{cell.task}: {options.episodes} episodes, {number} of {len(plan.cells)} ({cell.path})")
             try:
-                result = evaluate_run(cell.path, options)
+                result = Run(cell.path).evaluate(options)
             except IncompleteError as error:
                 result = error.result  # stored, and told in the table
                 say(str(error))
@@ -239,7 +239,7 @@ def stored(cell: Cell, options: EvalOptions) -> EvaluationResult | None:
     if options.backend != "eager":
         return None
     try:
-        result = load_result(recording_path(run_folder(cell.path), cell.task))
+        result = load_result(Run(cell.path).recording(cell.task))
     except PrismError:
         return None
     seeds = list(range(options.first_seed, options.first_seed + options.episodes))
@@ -248,7 +248,7 @@ def stored(cell: Cell, options: EvalOptions) -> EvaluationResult | None:
         and result.controller == cell.controller
         and [episode.seed for episode in result.episodes] == seeds
         and not result.lost
-        and result.info.get("checkpoint") == checkpoint_id(cell.path)
+        and result.info.get("checkpoint") == Run(cell.path).weights_id()
         and (options.record is None or any(episode.frames for episode in result.episodes) or result.rendering_hint)
     )
     return result if same else None
@@ -258,7 +258,7 @@ def _write_metrics(played: Sequence[tuple[Cell, EvaluationResult]]) -> None:
     """metrics.json of runs that played several tasks: all of them, not the last, and the reused ones too."""
     by_run: dict[Path, list[EvaluationResult]] = {}
     for cell, result in played:
-        by_run.setdefault(run_folder(cell.path).resolve(), []).append(result)
+        by_run.setdefault(Run(cell.path).folder.resolve(), []).append(result)
     for run, several in by_run.items():
         if len(several) > 1:
             write_json(run / "metrics.json", metrics_json(several), overwrite=True)
@@ -266,9 +266,9 @@ def _write_metrics(played: Sequence[tuple[Cell, EvaluationResult]]) -> None:
 
 def write_page(table: BenchmarkResult, plan: Plan, paths: Sequence[Path]) -> Path:
     """benchmark-NAME.html beside the runs: in the folder that was given, in the only run, or where all of them are."""
-    folders = [path if path.is_dir() and not (path / "config.json").is_file() else run_folder(path) for path in paths]
+    folders = [path if path.is_dir() and not (path / "config.json").is_file() else Run(path).folder for path in paths]
     folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
-    logs = {cell.task: read_log(run_folder(cell.path)) for cell in plan.cells}
+    logs = {cell.task: read_log(Run(cell.path).folder) for cell in plan.cells}
     return write_benchmark(folder / f"benchmark-{table.benchmark.name}.html", table, logs)
 
 

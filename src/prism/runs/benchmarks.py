@@ -20,8 +20,8 @@ from typing import Any
 
 from prism.errors import PrismError
 from prism.rollout import metrics
-from prism.runs.published import OTHERS, PAPER
 from prism.rollout.results import EvaluationResult
+from prism.runs.published import OTHERS, PAPER
 from prism.sims import metaworld, robosuite_setup
 from prism.sims.tasks import task_names
 

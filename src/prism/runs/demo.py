@@ -27,11 +27,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from prism.errors import PrismError
+from prism.io.jsonconfig import to_json
+from prism.rollout.episodes import RecordConfig, evaluate
 from prism.rollout.recording import load_result, recording_path, save_result
 from prism.rollout.results import EvaluationResult, metrics_json, write_json
-from prism.rollout.episodes import RecordConfig, evaluate
 from prism.runs.recipes import Experiment, demo_tasks
-from prism.io.jsonconfig import to_json
 from prism.training import files
 from prism.training.monitor import read_log
 

@@ -17,8 +17,8 @@ from typing import Literal, get_args
 from rich.console import Console
 
 from prism.data import EpisodeSource, open_dataset, with_sensors
-from prism.data.locate import find_dataset
 from prism.data.formats.mapping import parse_map
+from prism.data.locate import find_dataset
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
 from prism.sims.pusht_data import PushTDemonstrations

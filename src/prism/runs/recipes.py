@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prism.methods import table
-from prism.methods.context import ContextConfig
 from prism.controller import ControllerConfig
-from prism.runs.demonstrations import Demonstrations
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.methods import table
+from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
+from prism.runs.demonstrations import Demonstrations
 from prism.selection import SelectionConfig
 from prism.sims.tasks import task_names
 from prism.training import files

@@ -32,11 +32,10 @@ from prism.rollout import metrics
 from prism.rollout.sweep import mode_distance
 from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
-from prism.runs.workflow import checkpoint_id, run_folder
+from prism.runs.run import Run
 from prism.sims.pusht_edge import BEYOND, GAP, SIDE, edge_start
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.studies.trainings import settings_of, train_run
-from prism.training.checkpoint import load_policy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,8 +163,7 @@ def roll_policy(config: MultimodalityConfig, run: Path, console: Console) -> Res
     """{offset: summary} of the policy of a run."""
     from prism.sims.pusht import PushTEnv
 
-    policy = load_policy(run)
-    controller = Controller(policy, Experiment.load(run_folder(run)).controller)
+    controller = Run(run).controller()
     env = PushTEnv(max_steps=config.max_steps)
     found = {}
     with Progress(console=console, transient=True) as progress:
@@ -226,8 +224,8 @@ def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
             shares[method] = cell
     for text in config.policies:
         name, _, path = text.partition("=")
-        run = run_folder(Path(path))
-        settings = {**settings_of(Experiment.load(run)), **plan, "sha256": checkpoint_id(Path(path))["sha256"]}
+        run = Run(path)
+        settings = {**settings_of(run.experiment), **plan, "sha256": run.weights_id()["sha256"]}
         if (
             cell := cells.get(
                 f"{name}-given", settings, functools.partial(roll_policy, config, Path(path), cells.console)

@@ -28,11 +28,10 @@ from prism.rollout.episodes import evaluate
 from prism.rollout.statistics import FloatArray, interval, paired, success_interval
 from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment
-from prism.runs.workflow import checkpoint_id, run_folder
+from prism.runs.run import Run
 from prism.selection import Rule
 from prism.studies.report import Claim, Study, decided, show_rows
 from prism.studies.trainings import settings_of
-from prism.training.checkpoint import list_checkpoints
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,10 +77,10 @@ def subjects(runs: tuple[Path, ...], task: str | None = None) -> tuple[list[Subj
     """The policies of some runs (or checkpoints in them), and the one task that they are rolled out in."""
     found: list[Subject] = []
     for run in runs:
-        experiment = Experiment.load(run_folder(run))
+        experiment = Run(run).experiment
         if task is None and experiment.task is None:
             raise PrismError(f"{run} was trained on a dataset alone: there is no task to roll it out in")
-        one = Subject(run, experiment, policy_name(run, experiment), checkpoint_id(run)["sha256"])
+        one = Subject(run, experiment, policy_name(run, experiment), Run(run).weights_id()["sha256"])
         if one.sha256 in [other.sha256 for other in found]:
             raise PrismError(f"{run} has the same weights as a run named before it: name each policy once")
         found.append(one)
@@ -92,7 +91,7 @@ def subjects(runs: tuple[Path, ...], task: str | None = None) -> tuple[list[Subj
 
 
 def policy_name(run: Path, experiment: Experiment) -> str:
-    steps = [checkpoint.name for checkpoint in list_checkpoints(run_folder(run))]
+    steps = [checkpoint.name for checkpoint in Run(run).checkpoints]
     which = run.name if run.name in steps else (steps[-1] if steps else run.name)
     return f"{experiment.name}, {experiment.method}, seed {experiment.train.seed}, {which}"
 

@@ -43,7 +43,7 @@ from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.runs.cells import Cells, Result
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import Experiment, recipe, with_budget
-from prism.runs.workflow import checkpoint_id, run_folder
+from prism.runs.run import Run
 from prism.studies.report import Study, show_rows
 from prism.studies.threshold_claims import (
     PAPER_BATCH,
@@ -143,8 +143,8 @@ def read_rates(config: ThresholdConfig) -> dict[str, dict[str, Result]]:
     found: dict[str, dict[str, Result]] = {}
     for text in config.runs:
         name, _, path = text.partition("=")
-        run = run_folder(Path(path))
-        policy = Experiment.load(run).policy
+        run = Run(path)
+        policy = run.experiment.policy
         if not isinstance(policy, PrismConfig):
             raise PrismError(f"--runs {text}: a run of method '{policy.method}' has no threshold; give runs of PRISM")
         log = read_log(run)
@@ -240,7 +240,7 @@ def calibration(
         run, experiment = cells.run("-".join(trained[0])), experiment_of(config, *trained[0])
     elif config.runs:
         run = Path(config.runs[0].partition("=")[2])
-        experiment = Experiment.load(run_folder(run))
+        experiment = Run(run).experiment
     else:
         cells.missing.append("calibration: no training came to its end")
         return {}
@@ -249,7 +249,7 @@ def calibration(
     spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
     untrained = build_policy(spec, config.seed, Normalizer.from_statistics(compute_statistics(source)))
     stages = {"untrained": untrained, "trained": load_policy(run)}
-    weights = {"untrained": None, "trained": checkpoint_id(run)["sha256"]}
+    weights = {"untrained": None, "trained": Run(run).weights_id()["sha256"]}
     found: dict[str, dict[str, dict[str, Result]]] = {}
     for stage, policy in stages.items():
         assert isinstance(policy, PrismPolicy)
@@ -269,12 +269,12 @@ def on_policies(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, Re
     found: dict[str, dict[str, Result]] = {}
     for text in config.runs:
         name, _, path = text.partition("=")
-        experiment = Experiment.load(run_folder(Path(path)))
-        policy = load_policy(Path(path))
+        run = Run(path)
+        experiment, policy = run.experiment, run.policy()
         assert isinstance(policy, PrismPolicy)  # read_rates has seen to it
         candidates = policy.config.objective.candidates
         settings = {**settings_of(experiment), "draws": config.draws, "rules": list(config.rules)}
-        settings |= {"seed": config.seed, "sha256": checkpoint_id(Path(path))["sha256"]}
+        settings |= {"seed": config.seed, "sha256": run.weights_id()["sha256"]}
         compute = functools.partial(calibrate, policy, windows_of(experiment), PAPER_BATCH, candidates, config)
         if (cell := cells.get(f"policy-{name}", settings, compute)) is not None:
             found[name] = cell

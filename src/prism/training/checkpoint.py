@@ -95,6 +95,22 @@ def save_checkpoint(
     return folder
 
 
+def check_resume(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
+    """Whether to continue what is in a folder: the one check before a training is started there.
+
+    "auto" continues a training that has begun and starts one that has not. Otherwise what is asked for must fit what
+    is there. A folder with nothing but an experiment.json has not begun.
+    """
+    begun = any((run_dir / name).exists() for name in ("checkpoints", "log.jsonl", "tensorboard"))
+    if resume == "auto":
+        return begun
+    if begun and not resume:
+        raise PrismError(f"{run_dir} holds a run already: continue it with --resume, or choose another --out")
+    if resume and not run_dir.is_dir():
+        raise PrismError(f"{run_dir} does not exist, so there is nothing to resume: check the name, or drop --resume")
+    return resume
+
+
 def folder_of(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:08d}"
 

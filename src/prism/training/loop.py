@@ -84,7 +84,9 @@ def train(
             if len(windows_train) == 0:
                 raise PrismError("there is nothing to train on: the dataset has no training window")
             if leader:
-                resume = _check_folder(run_dir, resume)
+                resume = checkpoint.check_resume(run_dir, resume)
+                with files.explain_write_errors(run_dir, "Nothing was trained"):
+                    run_dir.mkdir(parents=True, exist_ok=True)
                 with files.explain_write_errors(run_dir, "Its checkpoints are as they were"):
                     stack.enter_context(exclusive(run_dir))
                     files.remove_leftovers(run_dir)
@@ -220,20 +222,6 @@ def _validate(learner: Learner, windows: Windows, config: TrainConfig) -> float 
 
 def _every(period: int, step: int) -> bool:
     return period > 0 and step % period == 0
-
-
-def _check_folder(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
-    """Make the folder; whether there is a run in it to go on with."""
-    occupied = any((run_dir / name).exists() for name in ("checkpoints", "log.jsonl", "tensorboard"))
-    if resume == "auto":
-        resume = occupied
-    elif occupied and not resume:
-        raise PrismError(f"{run_dir} holds a run already: continue it with --resume, or choose another folder")
-    elif resume and not run_dir.is_dir():
-        raise PrismError(f"{run_dir} does not exist, so there is nothing to resume: check the name, or drop --resume")
-    with files.explain_write_errors(run_dir, "Nothing was trained"):
-        run_dir.mkdir(parents=True, exist_ok=True)
-    return resume
 
 
 def _find_state(

@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.runs.comparison.grid import CURVE, FAILED, REMEDY, RESULT, TRAINED_BY, CellSpec, teacher_folder
 from prism.controller import Controller
 from prism.errors import PrismError
+from prism.io.jsonconfig import to_json
+from prism.rollout.episodes import check_fits, load_policy_at, make_env_of, run_episode
 from prism.rollout.recording import recording_path, save_result
 from prism.rollout.results import EvaluationResult, metrics_json, run_info, write_json
-from prism.rollout.episodes import check_fits, load_policy_at, make_env_of, run_episode
+from prism.runs.comparison.grid import CURVE, FAILED, REMEDY, RESULT, TRAINED_BY, CellSpec, teacher_folder
 from prism.runs.recipes import Experiment
-from prism.io.jsonconfig import to_json
+from prism.runs.workflow import train_experiment
 from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
-from prism.runs.workflow import train_experiment
 
 FORMAT_VERSION = 1
 _LINE_SECONDS = 15.0

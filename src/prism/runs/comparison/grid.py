@@ -21,13 +21,13 @@ from typing import Any, Literal, get_args
 
 from rich.console import Console
 
-from prism.runs.comparison.worker import LOG
-from prism.runs.demonstrations import open_demonstrations
 from prism.errors import PrismError
-from prism.rollout.episodes import TEST_SEED
-from prism.runs.recipes import FILE, Experiment, recipe, with_budget, with_method, with_preset
 from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods.table import TEACHERS, student_config
+from prism.rollout.episodes import TEST_SEED
+from prism.runs.comparison.worker import LOG
+from prism.runs.demonstrations import open_demonstrations
+from prism.runs.recipes import FILE, Experiment, recipe, with_budget, with_method, with_preset
 from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock

@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
+from prism.rollout.ray_pool import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.runs.comparison.grid import CELL, CellId, next_ready
 from prism.runs.comparison.local import RETRIES, launch, outcome
 from prism.runs.comparison.worker import write_failed
-from prism.rollout.ray_pool import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.training.monitor import read_log
 
 _LINE_SECONDS = 60.0

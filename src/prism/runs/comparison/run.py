@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from prism.errors import PrismError
+from prism.rollout.results import write_json
 from prism.runs.comparison.grid import CellId, CompareConfig, prepare, state_of
 from prism.runs.comparison.local import run_local
 from prism.runs.comparison.page import write_page
 from prism.runs.comparison.summary import Comparison, summarise
-from prism.errors import PrismError
-from prism.rollout.results import write_json
 from prism.training.signals import exclusive
 
 JSON, PAGE = "comparison.json", "comparison.html"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from prism.runs.comparison.grid import REMEDY, RESULT, CellId, CompareConfig, cell_ids, state_of
+from prism.io.jsonconfig import to_json
 from prism.rollout import metrics
 from prism.rollout.results import run_info
 from prism.rollout.statistics import Difference, FloatArray, interval, paired, success_interval
-from prism.io.jsonconfig import to_json
+from prism.runs.comparison.grid import REMEDY, RESULT, CellId, CompareConfig, cell_ids, state_of
 from prism.training import files
 
 Cell = Mapping[str, Any]  # a result.json

@@ -1,0 +1,310 @@
+"""A run: the folder that `prism train` made, and everything that can be asked of it.
+
+run = Run("runs/pusht")             the folder, or one checkpoint in it
+run.experiment                      what determined it: task, data, policy, training, controller
+run.policy()                        averaged weights of its newest intact checkpoint
+run.controller()                    the same, controlled by the settings that are stored in the run
+run.evaluate(EvalOptions(...))      rollouts; recording/ and metrics.json stay in the run
+
+runs/pusht/experiment.json          recipes.Experiment
+           checkpoints/step-...     training/checkpoint.py
+           log.jsonl  tensorboard/  training/monitor.py
+           recording/TASK.npz  metrics.json  report.html  modality.json  modality.html
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from prism.controller import Controller, ControllerConfig
+from prism.errors import PrismError
+from prism.io.jsonconfig import with_settings
+from prism.policy import Policy, PolicySpec
+from prism.report.modality import write_page
+from prism.report.run import write_report
+from prism.rollout import ray_pool
+from prism.rollout.episodes import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
+from prism.rollout.modality import ModalityStudy, study
+from prism.rollout.recording import load_results, recording_path, save_result
+from prism.rollout.results import EvaluationResult, metrics_json, write_json
+from prism.runs.demonstrations import open_demonstrations
+from prism.runs.recipes import FILE, Experiment
+from prism.serve.backends import Frame, load_behind
+from prism.sims.tasks import make_env
+from prism.training import checkpoint, files
+from prism.training.monitor import read_log
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """What may differ from the experiment when a run is rolled out. None: as the experiment says."""
+
+    task: str | None = None
+    episodes: int = 50
+    first_seed: int = TEST_SEED
+    candidates: int | None = None
+    selection: str | None = None
+    settings: tuple[str, ...] = ()  # of the controller, KEY=VALUE
+    workers: int | None = None  # None: one a core of the machine or cluster
+    record: RecordConfig | None = None
+    ray: bool = False
+    backend: str = "eager"  # serve/backends.py
+
+    def parallel(self) -> int:
+        if self.workers is not None:
+            return self.workers
+        return max(1, min(ray_pool.cpus() if self.ray else os.cpu_count() or 1, self.episodes))
+
+    def controller(self, config: ControllerConfig) -> ControllerConfig:
+        return changed(config, self.candidates, self.selection, settings=self.settings)
+
+
+def changed(
+    config: ControllerConfig,
+    candidates: int | None = None,
+    selection: str | None = None,
+    exec_horizon: int | None = None,
+    settings: Sequence[str] = (),
+) -> ControllerConfig:
+    """A controller's settings with some of them replaced. `selection` is a rule; `settings` are KEY=VALUE."""
+    if candidates is not None:
+        config = replace(config, candidates=candidates)
+    if exec_horizon is not None:
+        config = replace(config, exec_horizon=exec_horizon)
+    if selection is not None:
+        config = replace(config, selection=replace(config.selection, rule=selection))  # type: ignore[arg-type]  # checked there
+    return with_settings(config, settings)
+
+
+class Run:
+    """The folder of a run, or of one checkpoint: of a run's, or one that was copied to a robot alone.
+
+    Making one reads nothing but names; PrismError where there is no run.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.given = Path(path)
+        if not self.given.exists():
+            raise PrismError(f"{path} does not exist: give the folder of a run (prism train says its name at the end)")
+        homes = [home for home in (self.given, *self.given.resolve().parents[:2]) if (home / FILE).is_file()]
+        if not homes and not (self.given / "config.json").is_file():
+            raise PrismError(f"{path} is not a run of `prism train`: {FILE} is missing")
+        self.folder = homes[0] if homes else self.given
+        self.is_checkpoint = self.folder != self.given  # one checkpoint is meant, and not the newest
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.given)!r})"
+
+    # ----------------------------------------------------------------- what it is
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """Everything that determined the run. A checkpoint that was copied alone has none: PrismError."""
+        return Experiment.load(self.folder)
+
+    def task(self, asked: str | None = None) -> str:
+        """Where it is rolled out: the task asked for, or the one of the experiment."""
+        task = asked or self.experiment.task
+        if task is None:
+            raise PrismError(f"{self.folder} was trained on a dataset alone: say where to roll it out with --task")
+        return task
+
+    # ----------------------------------------------------------------- its checkpoints
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """Oldest first, intact or not."""
+        return checkpoint.list_checkpoints(self.folder)
+
+    @property
+    def resume_point(self) -> Path | None:
+        """The newest checkpoint that verifies, where a training goes on. None: there is no checkpoint yet."""
+        return checkpoint.latest_checkpoint(self.folder)
+
+    def weights(self) -> Path:
+        """The checkpoint that is meant: the given one, or the newest that verifies."""
+        return checkpoint.resolve(self.given)
+
+    def weights_id(self) -> dict[str, str]:
+        """Name and sha256 of the weights: what tells a stored result from a stale one."""
+        folder = self.weights()
+        sums = files.read_sums(folder).get("model.safetensors", {})
+        return {"name": folder.name, "sha256": str(sums.get("sha256", ""))}
+
+    @property
+    def spec(self) -> PolicySpec:
+        """Sensors, horizons and method of the policy, without its weights."""
+        return checkpoint.read_spec(self.weights())
+
+    # ----------------------------------------------------------------- policy and controller
+
+    def policy(
+        self,
+        device: torch.device | str = "cpu",
+        which: Literal["latest", "best"] = "latest",
+        backend: str = "eager",
+        threads: int = 1,
+    ) -> Policy:
+        """The policy, in evaluation mode. `backend` (serve/backends.py) computes it on the CPU with `threads`."""
+        if backend == "eager":
+            return checkpoint.load_policy(self.given, which).to(device)
+        frames = self.example_frames() if backend == "onnx-int8" else ()
+        return load_behind(checkpoint.resolve(self.given, which), backend, frames, threads)
+
+    @property
+    def settings(self) -> ControllerConfig:
+        """The controller's settings that are stored in the run; the defaults for a checkpoint that was copied alone."""
+        return self.experiment.controller if (self.folder / FILE).is_file() else ControllerConfig()
+
+    def controller(
+        self,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        candidates: int | None = None,
+        exec_horizon: int | None = None,
+        selection: str | None = None,
+        settings: Sequence[str] = (),
+    ) -> Controller:
+        """The policy under the stored settings, changed by what is given; `settings` as in prism eval --set.
+
+        controller.reset(seed) begins an episode, controller.act({sensor: reading}) gives its next action.
+        """
+        config = changed(self.settings, candidates, selection, exec_horizon, settings)
+        return Controller(self.policy(device), config, seed)
+
+    # ----------------------------------------------------------------- what was measured
+
+    def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
+        """Roll the policy out; the recording and metrics.json stay in the run, unless a back end computed it."""
+        options = options or EvalOptions()
+        task = self.task(options.task)
+        eager = options.backend == "eager"
+        lost: IncompleteError | None = None
+        policy: Path | PolicyFactory = self.given
+        if not eager:
+            policy = partial(load_behind, self.given, options.backend, self.example_frames(task))
+        try:
+            result = evaluate(
+                policy,
+                task,
+                options.episodes,
+                options.first_seed,
+                controller=options.controller(self.settings),
+                workers=options.parallel(),
+                record=options.record,
+                progress=progress,
+                ray=options.ray,
+            )
+        except IncompleteError as error:  # what there is is worth keeping
+            result, lost = error.result, error
+        result = replace(result, info={**result.info, "checkpoint": self.weights_id()})
+        if eager:
+            save_result(self.recording(task), result, overwrite=True)
+            write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
+        else:
+            result = replace(result, policy=str(self.given), info={**result.info, "backend": options.backend})
+        if lost is not None:
+            raise IncompleteError(result) from lost
+        return result
+
+    def recording(self, task: str | None = None) -> Path:
+        """Where the rollouts in a task are stored."""
+        return recording_path(self.folder, self.task(task))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """metrics.json of the last evaluation."""
+        path = self.folder / "metrics.json"
+        if not path.is_file():
+            raise PrismError(f"{path} does not exist: evaluate the run first (prism eval {self.folder})")
+        return files.read_json(path, f"evaluate the run again (prism eval {self.folder})")
+
+    def drop_sensors(self, options: EvalOptions, sensors: tuple[str, ...] | None = None) -> ModalityStudy:
+        """Rollouts without each sensor and each pair of them; modality.json and modality.html stay in the run."""
+        from rich.progress import Progress, TimeRemainingColumn
+
+        task = self.task(options.task)
+        columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            bar = progress.add_task(f"drop sensors of {task}", total=None)
+            result = study(
+                self.given,
+                task,
+                options.episodes,
+                options.first_seed,
+                controller=options.controller(self.settings),
+                workers=options.workers or os.cpu_count() or 1,
+                sensors=sensors,
+                on_done=lambda done, total: progress.update(bar, completed=done, total=total),
+            )
+        write_json(self.folder / "modality.json", result.to_json(), overwrite=True)
+        write_page(self.folder / "modality.html", result)
+        return result
+
+    # ----------------------------------------------------------------- what its sensors see
+
+    def example_frames(self, task: str | None = None, count: int = 32) -> list[Frame]:
+        """Observations that calibrate int8: of the task's first steps, or of the dataset where there is no task."""
+        task = task or self.experiment.task
+        return self._dataset_frames(count) if task is None else self._task_frames(task, count)
+
+    def _task_frames(self, task: str, count: int, every: int = 4) -> list[Frame]:
+        """What the policy's sensors see when it acts itself, on seeds that are no test seeds."""
+        env = make_env(task)
+        controller = Controller(self.policy(), ControllerConfig(exec_horizon=1, candidates=1))
+        names = [spec.name for spec in controller.policy.spec.sensors]
+        frames: list[Frame] = []
+        for seed in range(count):
+            controller.reset(seed)
+            observation = env.reset(seed)
+            for step in range(8 * every):
+                frame = {name: np.asarray(observation[name]) for name in names if name in observation}
+                if step % every == 0:
+                    frames.append(frame)
+                result = env.step(np.clip(controller.act(frame), env.action_low, env.action_high))
+                observation = result.observation
+                if len(frames) == count:
+                    return frames
+                if result.done:
+                    break
+        return frames
+
+    def _dataset_frames(self, count: int) -> list[Frame]:
+        _, source, _ = open_demonstrations(self.experiment.demonstrations, None, Console(quiet=True))
+        lengths = np.cumsum(source.lengths)
+        frames: list[Frame] = []
+        for step in np.linspace(0, lengths[-1] - 1, count).astype(int):
+            number = int(np.searchsorted(lengths, step, side="right"))
+            at = int(step - (lengths[number - 1] if number else 0))
+            episode = source.read(number, at, at + 1)
+            there = [name for name in episode.streams if name not in episode.present or episode.present[name][0]]
+            frames.append({name: episode.streams[name][0] for name in there})
+        return frames
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` itself is a run of `prism train`."""
+    return (folder / FILE).is_file()
+
+
+def write_run_report(folder: Path) -> Path:
+    """report.html of a run or of a demo from its recordings; it can be made again at any time."""
+    if not folder.is_dir():
+        raise PrismError(f"{folder} does not exist: give the folder of a run, or of a demo")
+    results = load_results(folder)
+    homes = {result.task: folder / result.task if (folder / result.task).is_dir() else folder for result in results}
+    logs = {task: read_log(home) for task, home in homes.items()}
+    return write_report(folder / "report.html", results, logs, title=f"PRISM: {folder.resolve().name}")
