@@ -11,9 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.sims.calvin import World
-from prism.sims.calvin_chains import BLOCKS
-from prism.sims.calvin_checkout import Checkout
-from prism.sims.calvin_names import TASKS
+from prism.sims.calvin_checkout import BLOCKS, TASKS, Checkout
 
 
 def write_checkout(folder: Path) -> Path:

@@ -22,9 +22,18 @@ from prism.rollout.episodes import check_fits, run_episode
 from prism.sensors import SensorSpec, decode_text
 from prism.sims import calvin
 from prism.sims.calvin import CalvinEnv, World, realise
-from prism.sims.calvin_chains import BLOCKS, LENGTH, Chains, after, starts
-from prism.sims.calvin_checkout import Checkout, Rule, find_checkout, fnv_32
-from prism.sims.calvin_names import TASKS
+from prism.sims.calvin_checkout import (
+    BLOCKS,
+    LENGTH,
+    TASKS,
+    Chains,
+    Checkout,
+    Rule,
+    after,
+    find_checkout,
+    fnv_32,
+    starts,
+)
 from prism.sims.tasks import make_env, make_expert
 from tests import test_sims_conformance as suite
 from tests.calvin_fakes import FakeSim, make_world, write_checkout

@@ -17,10 +17,18 @@ from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.runs.demonstrations import Demonstrations, record_if_missing
 from prism.sims import collect as collecting
-from prism.sims.collect import Collected, collect, demonstrate
-from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
+from prism.sims.collect import (
+    Collected,
+    Recording,
+    collect,
+    collect_all,
+    demonstrate,
+    expert_table,
+    parse_episodes,
+    tasks_of,
+)
 from prism.sims.metaworld import MetaWorldEnv, MetaWorldExpert
-from prism.sims.pusht_data import demonstrations
+from prism.sims.pusht_features import PushTDemonstrations
 
 TASK = "metaworld-button-press-topdown"
 
@@ -177,5 +185,5 @@ def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:
     collect("pusht", 1, tmp_path / "state", seed=4, workers=1)
     source = StoreSource(tmp_path / "state")
     assert [sensor.name for sensor in source.sensors] == ["state"]
-    shown = demonstrations(source, "state").read(0)
+    shown = PushTDemonstrations(source, "state").read(0)
     assert shown.streams["object_state"].shape == (int(source.lengths[0]), 41)

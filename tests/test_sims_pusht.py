@@ -10,7 +10,7 @@ pytest.importorskip("gym_pusht")
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.sims import pusht_physics
+from prism.sims import pusht
 from prism.sims.pusht import PushTEnv, render_state
 from prism.sims.pusht_features import GOAL, keypoints, mirror_action, mirror_state
 
@@ -25,7 +25,7 @@ def busy_actions(seed: int, steps: int) -> Array:
 
 
 def test_same_as_gym_pusht() -> None:
-    reference = pusht_physics._gym()
+    reference = pusht._gym()
     env = PushTEnv()
     moved = 0.0
     for seed in (100_000, 100_001, 5):
@@ -45,7 +45,7 @@ def test_same_as_gym_pusht() -> None:
 
 
 def test_coverage_against_shapely() -> None:
-    reference = pusht_physics._gym()
+    reference = pusht._gym()
     reference.reset(seed=0)
     rng = np.random.default_rng(0)
     for scale in (2.0, 20.0, 100.0):
@@ -53,13 +53,13 @@ def test_coverage_against_shapely() -> None:
             x, y, angle = GOAL + rng.normal(0, 1, 3) * (scale, scale, scale / 50)
             reference.block.angle = angle
             reference.block.position = (x, y)
-            assert abs(pusht_physics.coverage(x, y, angle) - reference._get_coverage()) < 1e-12
-    assert abs(pusht_physics.coverage(*GOAL) - 1.0) < 1e-12
-    assert pusht_physics.coverage(600.0, 600.0, 0.0) == 0.0
+            assert abs(pusht.coverage(x, y, angle) - reference._get_coverage()) < 1e-12
+    assert abs(pusht.coverage(*GOAL) - 1.0) < 1e-12
+    assert pusht.coverage(600.0, 600.0, 0.0) == 0.0
 
 
 def test_pixels_are_gym_pushts() -> None:
-    reference = pusht_physics._gym()
+    reference = pusht._gym()
     env = PushTEnv("pusht-pixels")
     reference.reset(seed=1)
     image = env.reset(1)["rgb_static"]

@@ -15,8 +15,7 @@ from prism.data.formats.store import DatasetWriter, StoreSource
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims.pusht import PushTEnv
-from prism.sims.pusht_data import demonstrations
-from prism.sims.pusht_features import Variant, mirror_action, mirror_state
+from prism.sims.pusht_features import PushTDemonstrations, Variant, mirror_action, mirror_state
 
 HUMAN = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "pusht_cchi_v7_replay.zarr.zip"
 STATE = SensorSpec("state", "vector", (5,))
@@ -42,7 +41,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> StoreSource:
 
 @pytest.mark.parametrize("variant", ["state", "keypoints", "pixels"])
 def test_shows_what_the_environment_shows(recorded: StoreSource, variant: Variant) -> None:
-    source = demonstrations(recorded, variant)
+    source = PushTDemonstrations(recorded, variant)
     env = PushTEnv("pusht" if variant == "state" else f"pusht-{variant}")
     assert source.sensors == env.sensors
     for episode, length in enumerate(recorded.lengths):
@@ -60,10 +59,10 @@ def test_shows_what_the_environment_shows(recorded: StoreSource, variant: Varian
 
 
 def test_mirror_appends_images(recorded: StoreSource) -> None:
-    source = demonstrations(recorded, "state", mirror=True)
+    source = PushTDemonstrations(recorded, "state", mirror=True)
     assert list(source.lengths) == [6, 9, 6, 9]
     raw = recorded.read(1)
-    other = demonstrations(recorded, "state").read(1)
+    other = PushTDemonstrations(recorded, "state").read(1)
     mirrored = source.read(3)
     assert np.allclose(mirrored.actions, mirror_action(raw.actions))
     assert mirrored.actions.dtype == np.float32
@@ -78,7 +77,7 @@ def test_mirror_appends_images(recorded: StoreSource) -> None:
 def test_mirrored_pixels_are_the_picture_of_the_mirrored_state(recorded: StoreSource) -> None:
     from prism.sims.pusht import render_state
 
-    source = demonstrations(recorded, "pixels", mirror=True)
+    source = PushTDemonstrations(recorded, "pixels", mirror=True)
     shown = source.read(3).streams["rgb_static"]
     states = mirror_state(recorded.read(1).streams["state"].astype(np.float64))
     for image, state in zip(shown, states, strict=True):
@@ -89,7 +88,7 @@ def test_mirrored_pixels_are_the_picture_of_the_mirrored_state(recorded: StoreSo
 
 
 def test_survives_pickling(recorded: StoreSource) -> None:
-    source = demonstrations(recorded, "pixels", mirror=True)
+    source = PushTDemonstrations(recorded, "pixels", mirror=True)
     source.read(0)
     again = pickle.loads(pickle.dumps(source))
     assert len(pickle.dumps(source)) < 5000
@@ -100,28 +99,28 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "a", [SensorSpec("state", "vector", (7,))], 2, 10.0, "x") as writer:
         writer.add({"state": np.zeros((3, 7))}, np.zeros((3, 2)))
     with pytest.raises(PrismError, match=r"'state' is of shape \(7,\)"):
-        demonstrations(StoreSource(tmp_path / "a"), "state")
+        PushTDemonstrations(StoreSource(tmp_path / "a"), "state")
     with DatasetWriter(tmp_path / "b", [SensorSpec("proprio", "vector", (5,))], 2, 10.0, "x") as writer:
         writer.add({"proprio": np.zeros((3, 5))}, np.zeros((3, 2)))
     with pytest.raises(PrismError, match="'state' is missing"):
-        demonstrations(StoreSource(tmp_path / "b"), "state")
+        PushTDemonstrations(StoreSource(tmp_path / "b"), "state")
     with DatasetWriter(tmp_path / "c", [STATE], 3, 10.0, "x") as writer:
         writer.add({"state": np.zeros((3, 5))}, np.zeros((3, 3)))
     with pytest.raises(PrismError, match="3 dimensions"):
-        demonstrations(StoreSource(tmp_path / "c"), "state")
+        PushTDemonstrations(StoreSource(tmp_path / "c"), "state")
 
 
 @pytest.mark.skipif(not HUMAN.exists(), reason="human demonstrations are not on this machine")
 def test_human_demonstrations() -> None:
     human = open_dataset(HUMAN)
-    source = demonstrations(human, "pixels", mirror=True)
+    source = PushTDemonstrations(human, "pixels", mirror=True)
     assert len(source.lengths) == 412
     episode = source.read(0, 0, 4)
     assert episode.streams["rgb_static"].shape == (4, 96, 96, 3)
     assert episode.streams["rgb_static"].dtype == np.uint8
     assert "img" in {sensor.name for sensor in human.sensors}
     # the stored pictures are what our simulator draws of the stored states, but for the mark at the target
-    drawn = demonstrations(_Without(human), "pixels").read(0, 0, 4).streams["rgb_static"]
+    drawn = PushTDemonstrations(_Without(human), "pixels").read(0, 0, 4).streams["rgb_static"]
     assert np.abs(drawn.astype(int) - episode.streams["rgb_static"]).mean() < 3.0
 
 

@@ -15,10 +15,9 @@ pytest.importorskip("gym_pusht")
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.sims import pusht_paths as paths
-from prism.sims.pusht import PushTEnv
+from prism.sims.pusht import PushTEnv, PushTPhysics, coverage
 from prism.sims.pusht_expert import ExpertConfig, PushTExpert, push_poses, uncovered
 from prism.sims.pusht_features import GOAL, keypoints
-from prism.sims.pusht_physics import PushTPhysics, coverage
 
 PLACES = paths.contacts(11.0)
 ASSETS = Path(str(files("prism"))) / "assets" / "pusht_expert"

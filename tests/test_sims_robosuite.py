@@ -19,13 +19,11 @@ from prism.data import open_dataset
 from prism.data.formats.robomimic_writer import Demonstration, RobomimicWriter
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
-from prism.sims import robosuite_setup
+from prism.sims import robosuite
 from prism.sims.collect import collect
-from prism.sims.robosuite_env import RobosuiteEnv, env_from_args
-from prism.sims.robosuite_expert import carried, grasp_turn, rotation_vector
-from prism.sims.robosuite_experts import make_robosuite_expert
+from prism.sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args
+from prism.sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
 from prism.sims.robosuite_replay import to_robomimic
-from prism.sims.robosuite_setup import TASKS, parse_env_args
 
 
 @pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102), ("tool-hang", 2)])
@@ -74,7 +72,7 @@ def test_robomimic_layout(lift: Path) -> None:
     with h5py.File(lift / "lift.hdf5") as file:
         data = file["data"]
         args = json.loads(data.attrs["env_args"])
-        assert (args["env_name"], args["type"], args["env_version"]) == ("Lift", 1, robosuite_setup.VERSION)
+        assert (args["env_name"], args["type"], args["env_version"]) == ("Lift", 1, robosuite.VERSION)
         assert data.attrs["total"] == sum(len(data[demo]["actions"]) for demo in data)
         assert [name.decode() for name in file["mask/train"][:]] == ["demo_0"]
         assert [name.decode() for name in file["mask/valid"][:]] == ["demo_1"]
@@ -165,16 +163,16 @@ def test_env_args_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_env_args("{")
     with pytest.raises(PrismError, match="env_kwargs"):
         parse_env_args({"env_name": "Lift"})
-    monkeypatch.setattr(robosuite_setup, "version", lambda _: "1.4.0")
+    monkeypatch.setattr(robosuite, "version", lambda _: "1.4.0")
     with pytest.raises(PrismError, match=r"pip install --no-deps robosuite==1\.5\.2"):
         RobosuiteEnv("lift")
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: str) -> str:
-        raise robosuite_setup.PackageNotFoundError
+        raise robosuite.PackageNotFoundError
 
-    monkeypatch.setattr(robosuite_setup, "version", missing)
+    monkeypatch.setattr(robosuite, "version", missing)
     with pytest.raises(PrismError, match=r"prism-policy\[robosuite\].*--no-deps robosuite==1\.5\.2"):
         RobosuiteEnv("lift")
 

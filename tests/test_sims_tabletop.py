@@ -14,9 +14,8 @@ if importlib.util.find_spec("robosuite") is None:  # importing it here would set
 from prism.errors import PrismError
 from prism.sensors import decode_text
 from prism.sims import offscreen
-from prism.sims.tabletop import COMMANDS, TabletopEnv
+from prism.sims.tabletop import COMMANDS, HOLE, JITTER, PEG, TabletopEnv
 from prism.sims.tabletop_expert import TabletopExpert
-from prism.sims.tabletop_model import HOLE, JITTER, PEG
 from prism.sims.tabletop_senses import RATE, Microphone
 
 

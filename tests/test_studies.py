@@ -15,7 +15,7 @@ from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.runs.cells import Cells
-from prism.sims.pusht_edge import AXIS, SIDE, edge_start
+from prism.sims.pusht import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from prism.studies import lemmas, multimodality, threshold
 from prism.studies.report import Claim, Study, show_claims

@@ -97,7 +97,7 @@ class Collect:
         from prism.cli.summary import print_experts
         from prism.rollout.results import run_info, write_json
         from prism.runs.demonstrations import COLLECTED
-        from prism.sims.collect_all import Recording, collect_all, expert_table, parse_episodes, tasks_of
+        from prism.sims.collect import Recording, collect_all, expert_table, parse_episodes, tasks_of
 
         refuse_existing(self.json, overwrite=self.overwrite)
         tasks = tasks_of(self.task)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prism.rollout.modality import ModalityStudy
     from prism.rollout.results import EvaluationResult
-    from prism.sims.collect_all import ExpertRow
+    from prism.sims.collect import ExpertRow
 
 
 def print_summary(results: Sequence[EvaluationResult]) -> None:

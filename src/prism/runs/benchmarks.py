@@ -22,7 +22,7 @@ from prism.errors import PrismError
 from prism.rollout import metrics
 from prism.rollout.results import EvaluationResult
 from prism.runs.published import OTHERS, PAPER
-from prism.sims import metaworld, robosuite_setup
+from prism.sims import metaworld, robosuite
 from prism.sims.tasks import task_names
 
 NAMES = ("metaworld", "robomimic", "pusht", "calvin", "tabletop")
@@ -64,7 +64,7 @@ def benchmark(name: str) -> Benchmark:
         rule = "20 episodes a task, 200 steps, success at any step"
         return Benchmark(name, "MetaWorld, 50 tasks", rule, tasks, 20, {**groups, "all": tasks})
     if name == "robomimic":
-        tasks = tuple(f"robosuite-{task}" for task in robosuite_setup.TASKS)
+        tasks = tuple(f"robosuite-{task}" for task in robosuite.TASKS)
         rule = "50 seeds a task, 400 steps (transport, tool-hang: 700), success at any step"
         return Benchmark(name, "robomimic, five tasks", rule, tasks, 50, {"all": tasks})
     if name == "pusht":
@@ -78,7 +78,7 @@ def benchmark(name: str) -> Benchmark:
         rule = "50 seeds a command, success at any step"
         return Benchmark(name, "Tabletop, four commands", rule, tasks, 50, {"all": tasks})
     if name == "calvin":
-        from prism.sims.calvin_names import TASKS
+        from prism.sims.calvin_checkout import TASKS
 
         singles = tuple(f"calvin-{task}" for task in TASKS)
         rule = "1,000 chains of five commands, 360 steps a command; single commands from starts where they are possible"

@@ -21,8 +21,7 @@ from prism.data.formats.mapping import parse_map
 from prism.data.locate import find_dataset
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
-from prism.sims.pusht_data import PushTDemonstrations
-from prism.sims.pusht_features import VARIANTS
+from prism.sims.pusht_features import VARIANTS, PushTDemonstrations
 from prism.sims.tasks import make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]

@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
@@ -69,6 +70,56 @@ class Env(Protocol):
     def close(self) -> None: ...
 
 
+class Simulation(ABC):
+    """What every simulator here shares: counting steps, and refusing what the contract of Env refuses."""
+
+    def __init__(
+        self, name: str, sensors: tuple[SensorSpec, ...], low: ArrayLike, high: ArrayLike, fps: float, max_steps: int
+    ) -> None:
+        self.name, self.sensors, self.fps, self.max_steps = name, sensors, fps, max_steps
+        self.action_low, self.action_high = np.asarray(low, dtype=np.float32), np.asarray(high, dtype=np.float32)
+        self.action_dim = len(self.action_low)
+        self._steps: int | None = None  # None: no episode yet
+        self._is_over = False
+
+    @abstractmethod
+    def _start(self, seed: int) -> None:
+        """Puts the world at the start of episode `seed`."""
+
+    @abstractmethod
+    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        """One control step with an action within the limits; the score and whether it is a success."""
+
+    @abstractmethod
+    def _observe(self) -> dict[str, Array]: ...
+
+    def reset(self, seed: int) -> dict[str, Array]:
+        self._start(seed)
+        return self._begin()
+
+    def _begin(self) -> dict[str, Array]:
+        """The world is at a start: the first observation."""
+        self._steps, self._is_over = 0, False
+        return self._observe()
+
+    def _need_episode(self, call: str) -> int:
+        if self._steps is None:
+            raise PrismError(f"{self.name}: call reset(seed) before {call}")
+        return self._steps
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        steps = self._need_episode("step(action)")
+        if self._is_over:
+            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
+        action = np.asarray(action, dtype=np.float32)
+        if action.shape != (self.action_dim,) or not np.isfinite(action).all():
+            raise PrismError(f"{self.name}: an action is {self.action_dim} finite numbers, not {action!r}")
+        self._steps = steps + 1
+        score, success = self._advance(np.clip(action, self.action_low, self.action_high))
+        self._is_over = success or self._steps >= self.max_steps
+        return StepResult(self._observe(), score, success, done=self._is_over)
+
+
 class EnvView(ABC):
     """An environment whose observations are seen otherwise; all the rest is that environment's."""
 
@@ -101,6 +152,10 @@ class EnvView(ABC):
 
     def close(self) -> None:
         self._env.close()
+
+
+class NoExpertError(PrismError):
+    """A task that nothing here can demonstrate."""
 
 
 class Expert(Protocol):

@@ -24,6 +24,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,19 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import TEST_SEED, Array, StepResult
-from prism.sims.calvin_chains import BLOCKS, LENGTH, Chains, starts
-from prism.sims.calvin_checkout import GET_IT, Checkout, Symbols, find_checkout, quiet
-from prism.sims.calvin_names import NAMES
+from prism.sims.base import TEST_SEED, Array, Simulation, StepResult
+from prism.sims.calvin_checkout import (
+    BLOCKS,
+    GET_IT,
+    LENGTH,
+    NAMES,
+    Chains,
+    Checkout,
+    Symbols,
+    find_checkout,
+    quiet,
+    starts,
+)
 
 MAX_STEPS = 360  # a command
 FPS = 30.0
@@ -147,26 +157,21 @@ def world(path: Path | None = None) -> World:
     return World(checkout, sim, oracle)
 
 
-class CalvinEnv:
+class CalvinEnv(Simulation):
     """`task` None: chains of five commands."""
 
     def __init__(self, task: str | None = None, path: Path | None = None) -> None:
         self.task = task
-        self.name = next(name for name, of in NAMES.items() if of == task)
         self._world = world(path)
         self._shown = self._survey()
-        self.sensors: tuple[SensorSpec, ...] = tuple(self._shown.values())
-        self.action_dim = 7
-        self.action_low = np.full(7, -1.0, dtype=np.float32)
-        self.action_high = np.full(7, 1.0, dtype=np.float32)
-        self.fps = FPS
-        self.max_steps = MAX_STEPS * (1 if task else LENGTH)
         self.goals: tuple[str, ...] = ()  # the commands of this episode, by name
         self.goal_index = 0  # which of them is to be done now
         self._observation: Mapping[str, Any] = {}
         self._start_info: Any = None
-        self._steps = 0  # of this command
-        self._is_over = True
+        self._command_steps = 0
+        name = next(name for name, of in NAMES.items() if of == task)
+        max_steps = MAX_STEPS * (1 if task else LENGTH)
+        super().__init__(name, tuple(self._shown.values()), -np.ones(7), np.ones(7), FPS, max_steps)
 
     def _survey(self) -> dict[str, SensorSpec]:
         """The sensors that this world has, by what its cameras say of themselves."""
@@ -186,7 +191,7 @@ class CalvinEnv:
     def instruction(self) -> str:
         return self._world.sentences[self.goals[min(self.goal_index, len(self.goals) - 1)]]
 
-    def reset(self, seed: int) -> dict[str, Array]:
+    def _start(self, seed: int) -> None:
         # Evaluation episode i is chain i; tests and the rest never share one.
         number = seed - TEST_SEED if seed >= TEST_SEED else -1 - seed
         if self.task is None:
@@ -196,34 +201,31 @@ class CalvinEnv:
         self.goal_index = 0
         self._world.owner = self
         self._observation = self._world.restart(state)
-        self._begin()
-        return self._observe()
+        self._begin_command()
 
-    def _begin(self) -> None:
-        """Now the current command counts: what it changes is measured from here."""
-        self._steps, self._is_over = 0, False
-        self._start_info = self._world.sim.get_info()
+    def _begin_command(self) -> None:
+        """What the current command changes is measured from here."""
+        self._command_steps, self._start_info = 0, self._world.sim.get_info()
 
-    def step(self, action: NDArray[np.float32]) -> StepResult:
-        if self._world.owner is not self or self._start_info is None:
-            raise PrismError(f"{self.name}: call reset(seed) before step(action); a process has one CALVIN world")
-        if self._is_over:
-            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
-        action = np.asarray(action, dtype=np.float32)
-        if action.shape != (7,) or not np.isfinite(action).all():
-            raise PrismError(f"{self.name}: an action is 7 finite numbers, not {action!r}")
-        command = np.clip(action, -1.0, 1.0).astype(np.float64)
+    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        command = action.astype(np.float64)
         command[6] = 1.0 if command[6] > 0 else -1.0  # the gripper knows two
         self._observation, _, _, info = self._world.sim.step(command)
-        self._steps += 1
+        self._command_steps += 1
         goal = self.goals[self.goal_index]
         if self._world.oracle.get_task_info_for_set(self._start_info, info, {goal}):
             self.goal_index += 1
             if self.goal_index < len(self.goals):
-                self._begin()
+                self._begin_command()
         done = self.goal_index / len(self.goals)
-        self._is_over = done == 1.0 or self._steps >= MAX_STEPS
-        return StepResult(self._observe(), score=done, success=done == 1.0, done=self._is_over)
+        return done, done == 1.0
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        if self._world.owner is not self:
+            raise PrismError(f"{self.name}: call reset(seed) before step(action); a process has one CALVIN world")
+        result = super().step(action)
+        self._is_over = result.done or self._command_steps >= MAX_STEPS
+        return replace(result, done=self._is_over)
 
     def _observe(self) -> dict[str, Array]:
         raw = self._observation

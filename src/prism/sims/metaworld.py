@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims import offscreen
-from prism.sims.base import Array, StepResult
-from prism.sims.metaworld_cameras import SIZE, Cameras, camera_specs
+from prism.sims.base import Array, Simulation
 
 Variant = Literal["state", "pixels", "rgbd"]
 
@@ -54,6 +53,13 @@ FPS = 80.0
 _TWO_OBJECTS = ("hammer", "stick-pull", "stick-push")
 _HAND, _FIRST, _SECOND = slice(0, 3), slice(4, 7), slice(11, 14)  # in MetaWorld's observation
 _MODEL_ARRAYS = ("body_pos", "body_quat", "site_pos", "site_quat", "geom_pos", "geom_quat")  # what resets move
+SIZE = 84  # of a picture
+SEEN = 64  # what a policy sees of it: two thirds of the computation, and an object is still several pixels
+MARGIN = 4  # pixels cut off at each side
+SHIFT = 1  # training: a random shift of at most this many. The camera stands still, and 4 would be 5 cm of the table
+REACH = (0.02, 3.0)  # metres of depth that mean something: the hand's own fingers, the far wall of the table
+CAMERAS = {"wrist": "gripperPOV", "static": "corner2"}
+_STATIC_AT = (0.6, 0.295, 0.8)  # DP3's place: from MetaWorld's own an object is a few pixels (docs/simulators.md)
 _PICTURE = (240, 320)
 # MetaWorld's own corner cameras hang upside down
 _VIEW = offscreen.View(lookat=(0.0, 0.68, 0.1), distance=1.1, azimuth=145.0, elevation=-38.0)
@@ -89,7 +95,18 @@ def _load(task: str) -> Any:
     return env
 
 
-class MetaWorldEnv:
+def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
+    """rgb_wrist and rgb_static; with `depth` also depth_wrist and depth_static."""
+    look: dict[str, Any] = {"crop": (size - 2 * MARGIN, size - 2 * MARGIN), "random_shift": SHIFT}
+    if size > SEEN:
+        look["resize"] = (SEEN, SEEN)
+    specs = [SensorSpec(f"rgb_{n}", "rgb", (size, size, 3), **look) for n in CAMERAS]
+    if depth:
+        specs += [SensorSpec(f"depth_{n}", "depth", (size, size), clip=REACH, **look) for n in CAMERAS]
+    return tuple(specs)
+
+
+class MetaWorldEnv(Simulation):
     """One MetaWorld task; sensor `proprio` (hand xyz, gripper opening), and
 
     state    object_state: where things are; privileged
@@ -103,31 +120,27 @@ class MetaWorldEnv:
         if variant not in get_args(Variant):
             raise PrismError(f"MetaWorld has no variant '{variant}'; use one of {', '.join(get_args(Variant))}")
         self.task, self.variant = task, variant
-        self.name = next(name for name, what in NAMES.items() if what == (task, variant))
+        name = next(name for name, what in NAMES.items() if what == (task, variant))
         if variant != "state":
-            offscreen.require_backend(self.name)  # before anything is recorded or trained
+            offscreen.require_backend(name)  # before anything is recorded or trained
         self._env = _load(task)
         if not 1 <= max_steps <= self._env.max_path_length:
             raise PrismError(f"max_steps {max_steps} is out of range: 1 to {self._env.max_path_length} for {task}")
         self._objects = 2 if task in _TWO_OBJECTS else 1
-        shown = (
-            (SensorSpec("object_state", "vector", (27 if self._objects == 2 else 15,)),)
-            if variant == "state"
-            else camera_specs(variant == "rgbd", size)
-        )
-        self.sensors: tuple[SensorSpec, ...] = (SensorSpec("proprio", "vector", (4,)), *shown)
-        self.action_dim = 4
-        self.action_low = np.full(4, -1.0, dtype=np.float32)
-        self.action_high = np.full(4, 1.0, dtype=np.float32)
-        self.fps = FPS
-        self.max_steps = max_steps
         self._pristine = {name: getattr(self._env.model, name).copy() for name in _MODEL_ARRAYS}
-        self._cameras = None if variant == "state" else Cameras(self._env.model, self.sensors)
+        self._cameras: offscreen.Cameras | None = None
+        if variant == "state":
+            shown: tuple[SensorSpec, ...] = (SensorSpec("object_state", "vector", (3 + 12 * self._objects,)),)
+        else:
+            shown, depth = camera_specs(variant == "rgbd", size), variant == "rgbd"
+            self._env.model.camera(CAMERAS["static"]).pos[:] = _STATIC_AT
+            self._cameras = offscreen.Cameras(self._env.model, (size, size), CAMERAS, depth, upside_down=("static",))
         self._renderer: offscreen.OffscreenRenderer | None = None  # for people
-        self._raw: NDArray[np.float64] | None = None
-        self._steps, self._is_over = 0, False
+        self._raw = np.zeros(39)
+        sensors = (SensorSpec("proprio", "vector", (4,)), *shown)
+        super().__init__(name, sensors, -np.ones(4), np.ones(4), FPS, max_steps)
 
-    def reset(self, seed: int) -> dict[str, Array]:
+    def _start(self, seed: int) -> None:
         import mujoco
 
         env = self._env
@@ -145,35 +158,23 @@ class MetaWorldEnv:
         for name, position in env._target_site_config:
             env._set_pos_site(name, position)
         self._raw = np.concatenate([now, now, env._get_pos_goal()])
-        self._steps, self._is_over = 0, False
-        return self._observe(self._raw)
 
-    def step(self, action: NDArray[np.float32]) -> StepResult:
-        if self._raw is None:
-            raise PrismError(f"{self.name}: call reset(seed) before step(action)")
-        if self._is_over:
-            raise PrismError(f"{self.name}: the episode is over; call reset(seed)")
-        action = np.asarray(action, dtype=np.float32)
-        if action.shape != (4,) or not np.isfinite(action).all():
-            raise PrismError(f"{self.name}: an action is 4 finite numbers, not {action!r}")
-        self._raw, _, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
+    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        self._raw, _, _, _, info = self._env.step(action)
         # MetaWorld clips the goal it shows to a box that some tasks' goals leave; the real one is the same all along
         self._raw[36:39] = self._env._get_pos_goal()
-        self._steps += 1
         success = bool(info["success"] > 0)
-        self._is_over = success or self._steps >= self.max_steps
-        return StepResult(self._observe(self._raw), float(success), success, done=self._is_over)
+        return float(success), success
 
-    def _observe(self, raw: NDArray[np.float64]) -> dict[str, Array]:
-        proprio = raw[:4].astype(np.float32)
+    def _observe(self) -> dict[str, Array]:
+        proprio = self._raw[:4].astype(np.float32)
         if self._cameras is None:
-            return {"proprio": proprio, "object_state": object_state(raw, raw[36:39], self._objects)}
+            return {"proprio": proprio, "object_state": object_state(self._raw, self._raw[36:39], self._objects)}
         return {"proprio": proprio, **self._cameras.observe(self._env.data)}
 
     def state(self) -> NDArray[np.float64]:
         """MetaWorld's own observation (39,): hand, gripper, objects, the same one step ago, goal."""
-        if self._raw is None:
-            raise PrismError(f"{self.name}: call reset(seed) before state()")
+        self._need_episode("state()")
         return self._raw.copy()
 
     def render(self) -> NDArray[np.uint8] | None:

@@ -11,6 +11,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.sims.base import Array
 
 INSTALL_LINE = "apt-get install libosmesa6"
 _BACKENDS = ("osmesa", "egl")  # software first: the same pixels on every machine
@@ -42,19 +44,12 @@ def candidates() -> tuple[str, ...]:
 
 
 def _works(backend: str) -> bool:
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": _PROBE_SECONDS}
     environment = {**os.environ, "MUJOCO_GL": "disable"}  # the probe names its own back end
     try:
-        probe = subprocess.run(
-            [sys.executable, "-c", _PROBE, backend],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
+        return not subprocess.run([sys.executable, "-c", _PROBE, backend], env=environment, **quiet).returncode
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return probe.returncode == 0
 
 
 @functools.cache
@@ -94,22 +89,20 @@ class OffscreenRenderer:
     """Draws cameras, named or free, of a MuJoCo model at (height, width); quality settings chosen for speed.
 
     No multisampling, shadows, reflections or sky box: about ten times faster in software. The settings are made on
-    the model before the GL context exists, because MuJoCo reads them only then.
+    the model before the GL context exists, because MuJoCo reads them only then. `hidden`: groups of geoms not drawn.
     """
 
-    def __init__(self, model: Any, height: int, width: int, camera: str | View) -> None:
-        """`camera`: the one that is drawn unless told."""
+    def __init__(
+        self, model: Any, height: int, width: int, camera: str | View, hidden: Collection[int] = ()
+    ) -> None:  # camera: the default one
         import mujoco
 
         self._gl: Any = None
         name = backend()
         assert name is not None, "ask backend() first"
-        model.vis.quality.offsamples = 0
-        model.vis.quality.shadowsize = 0
-        model.vis.global_.offheight = max(height, 1)
-        model.vis.global_.offwidth = max(width, 1)
-        self._mujoco = mujoco
-        self._model = model
+        model.vis.quality.offsamples = model.vis.quality.shadowsize = 0
+        model.vis.global_.offheight, model.vis.global_.offwidth = max(height, 1), max(width, 1)
+        self._mujoco, self._model = mujoco, model
         self._gl = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
@@ -120,12 +113,13 @@ class OffscreenRenderer:
         for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX", "mjRND_HAZE"):
             self._scene.flags[getattr(mujoco.mjtRndFlag, flag)] = False
         self._option = mujoco.MjvOption()
-        self._default = camera
+        for group in hidden:
+            self._option.geomgroup[group] = 0
         self._cameras: dict[str | View, Any] = {}
+        self._default = self._camera(camera)
         self._rectangle = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), dtype=np.uint8)
         self._depth = np.empty((height, width), dtype=np.float32)
-        self._camera(camera)
 
     def _camera(self, camera: str | View) -> Any:
         if camera in self._cameras:
@@ -135,9 +129,7 @@ class OffscreenRenderer:
         if isinstance(camera, View):
             made.type = mujoco.mjtCamera.mjCAMERA_FREE
             made.lookat[:] = camera.lookat
-            made.distance = camera.distance
-            made.azimuth = camera.azimuth
-            made.elevation = camera.elevation
+            made.distance, made.azimuth, made.elevation = camera.distance, camera.azimuth, camera.elevation
         else:
             made.type = mujoco.mjtCamera.mjCAMERA_FIXED
             made.fixedcamid = mujoco.mj_name2id(self._model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
@@ -145,19 +137,19 @@ class OffscreenRenderer:
         self._cameras[camera] = made
         return made
 
-    def _draw(self, data: Any, camera: str | View | None) -> None:
+    def _draw(self, data: Any, camera: str | View | None, depth: NDArray[np.float32] | None) -> NDArray[np.uint8]:
         mujoco = self._mujoco
         self._gl.make_current()
-        chosen = self._camera(camera or self._default)
+        chosen = self._default if camera is None else self._camera(camera)
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(self._model, data, self._option, None, chosen, everything, self._scene)
         mujoco.mjr_render(self._rectangle, self._scene, self._context)
+        mujoco.mjr_readPixels(self._pixels, depth, self._rectangle, self._context)
+        return self._pixels[::-1].copy()  # OpenGL's first row is the lowest
 
     def render(self, data: Any, camera: str | View | None = None) -> NDArray[np.uint8]:
         """(H, W, 3)"""
-        self._draw(data, camera)
-        self._mujoco.mjr_readPixels(self._pixels, None, self._rectangle, self._context)
-        return self._pixels[::-1].copy()  # OpenGL's first row is the lowest
+        return self._draw(data, camera, None)
 
     def render_depth(
         self, data: Any, camera: str | View | None = None
@@ -167,15 +159,12 @@ class OffscreenRenderer:
         From the buffer's b, 1 near and 0 far:  z = near / (b + (1 - b) near / far). MuJoCo's near and far planes are
         multiples of the model's extent.
         """
-        self._draw(data, camera)
-        self._mujoco.mjr_readPixels(self._pixels, self._depth, self._rectangle, self._context)
-        near, far = (float(plane * self._model.stat.extent) for plane in self._planes())
+        picture = self._draw(data, camera, self._depth)
+        planes = self._model.vis.map
+        near, far = (float(plane * self._model.stat.extent) for plane in (planes.znear, planes.zfar))
         buffer = self._depth[::-1].astype(np.float64)
         metres = near / (buffer + (1.0 - buffer) * (near / far))
-        return self._pixels[::-1].copy(), np.where(buffer > 0.0, metres, 0.0).astype(np.float32)
-
-    def _planes(self) -> tuple[float, float]:
-        return self._model.vis.map.znear, self._model.vis.map.zfar
+        return picture, np.where(buffer > 0.0, metres, 0.0).astype(np.float32)
 
     def close(self) -> None:
         if self._gl is not None:
@@ -187,3 +176,33 @@ class OffscreenRenderer:
     def __del__(self) -> None:
         # Not left to MuJoCo's own clean-up: that would delete GL objects of whichever context is current then
         self.close()
+
+
+class Cameras:
+    """rgb_NAME, and with `depth` depth_NAME, of some cameras of a model, from one renderer."""
+
+    def __init__(
+        self,
+        model: Any,
+        size: tuple[int, int],
+        cameras: Mapping[str, str],  # NAME -> MuJoCo's name
+        depth: bool = False,
+        upside_down: Collection[str] = (),  # NAMEs
+        hidden: Collection[int] = (),
+    ) -> None:
+        self._cameras, self._has_depth, self._upside_down = cameras, depth, upside_down
+        self._renderer = OffscreenRenderer(model, *size, next(iter(cameras.values())), hidden)
+
+    def observe(self, data: Any) -> dict[str, Array]:
+        shown: dict[str, Array] = {}
+        for name, camera in self._cameras.items():
+            if self._has_depth:
+                shown[f"rgb_{name}"], shown[f"depth_{name}"] = self._renderer.render_depth(data, camera)
+            else:
+                shown[f"rgb_{name}"] = self._renderer.render(data, camera)
+        for key in [key for key in shown if key.partition("_")[2] in self._upside_down]:
+            shown[key] = np.ascontiguousarray(shown[key][::-1, ::-1])
+        return shown
+
+    def close(self) -> None:
+        self._renderer.close()

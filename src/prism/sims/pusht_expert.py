@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.sims import pusht_paths as paths
-from prism.sims.pusht import PushTEnv
+from prism.sims.pusht import AREA, SUCCESS_COVERAGE, PushTEnv, PushTPhysics
 from prism.sims.pusht_features import CORNERS, GOAL, SIZE, keypoints
-from prism.sims.pusht_physics import AREA, SUCCESS_COVERAGE, PushTPhysics
 
 Array = NDArray[np.float64]
 

@@ -6,6 +6,8 @@ hand's speed and the change of its speed from step to step are bounded. What a s
 small offsets; two demonstrations of one start are alike and not the same.
 
     e = target - hand,   a = limit(GAIN e / 5 cm),   |a - a_previous| <= SLEW
+
+Here are Lift, Can and Square; Transport and ToolHang are in robosuite_expert_long.py.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from prism.sims.robosuite import RobosuiteEnv
 
 Vector = NDArray[np.float64]
 Frame = tuple[NDArray[np.float64], NDArray[np.float64]]  # position (3,), rotation (3, 3)
@@ -26,15 +29,7 @@ GAIN, TURN_GAIN = 1.6, 1.2
 SLEW = 0.2  # largest change of an action's part from one step to the next
 DOWN = np.array([0.0, 0.0, -1.0])
 UP = np.array([0.0, 0.0, 1.0])
-
-
-class Scene(Protocol):
-    """What an expert needs of an environment."""
-
-    action_dim: int
-
-    def hand(self, robot: int = 0) -> Frame: ...
-    def base_turn(self, robot: int = 0) -> NDArray[np.float64]: ...
+HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # the hand's rotation when an episode starts
 
 
 @dataclass(frozen=True)
@@ -141,8 +136,8 @@ def pause(closed: bool, steps: int, name: str = "") -> Phase:
 class Arm:
     """One arm working through its phases."""
 
-    def __init__(self, scene: Scene, robot: int, phases: Sequence[Phase], pace: float) -> None:
-        self._scene, self._robot, self._phases, self._pace = scene, robot, tuple(phases), pace
+    def __init__(self, env: RobosuiteEnv, robot: int, phases: Sequence[Phase], pace: float) -> None:
+        self._env, self._robot, self._phases, self._pace = env, robot, tuple(phases), pace
         self._last = np.zeros(6)
         self._begin(0)
 
@@ -156,10 +151,10 @@ class Arm:
 
     def _begin(self, number: int) -> None:
         self._number, self._steps = number % len(self._phases), 0
-        self._start = self._scene.hand(self._robot)
+        self._start = self._env.hand(self._robot)
 
     def act(self) -> NDArray[np.float32]:
-        hand = self._scene.hand(self._robot)
+        hand = self._env.hand(self._robot)
         for _ in range(len(self._phases)):
             phase = self._phases[self._number]
             if phase.keep is not None and not phase.keep():
@@ -174,14 +169,10 @@ class Arm:
                 break
             self._begin(self._number + 1)
         self._steps += 1
-        base = self._scene.base_turn(self._robot)
+        base = self._env.base_turn(self._robot)
         limit = phase.speed * self._pace
-        wanted = np.concatenate(
-            [
-                _limited(GAIN / MOVE_UNIT * (base.T @ move), limit),
-                _limited(TURN_GAIN / TURN_UNIT * (base.T @ rotate), 1.0),
-            ]
-        )
+        step = _limited(GAIN / MOVE_UNIT * (base.T @ move), limit)
+        wanted = np.concatenate([step, _limited(TURN_GAIN / TURN_UNIT * (base.T @ rotate), 1.0)])
         self._last = self._last + np.clip(wanted - self._last, -SLEW, SLEW)
         return np.append(self._last, 1.0 if phase.closed else -1.0).astype(np.float32)
 
@@ -194,8 +185,8 @@ def _limited(vector: Vector, length: float) -> Vector:
 class ScriptedExpert(ABC):
     """Phases for each arm, drawn up when an episode starts."""
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, env: RobosuiteEnv) -> None:
+        self.env = env
         self._arms: list[Arm] = []
 
     @abstractmethod
@@ -205,7 +196,119 @@ class ScriptedExpert(ABC):
     def reset(self, seed: int) -> None:
         style = Style.draw(seed)
         scripts = self.script(style)
-        self._arms = [Arm(self._scene, i, phases, style.pace) for i, phases in enumerate(scripts)]
+        self._arms = [Arm(self.env, i, phases, style.pace) for i, phases in enumerate(scripts)]
 
     def act(self) -> NDArray[np.float32]:
         return np.concatenate([arm.act() for arm in self._arms])
+
+    def near_hand(self, body: str, within: float, robot: int = 0) -> Callable[[], bool]:
+        return lambda: bool(np.linalg.norm(self.env.hand(robot)[0] - self.env.body(body)[0]) < within)
+
+
+class LiftExpert(ScriptedExpert):
+    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
+        def grasp() -> Frame:
+            position, turn = self.env.body("cube_main")
+            return position + np.array([0, 0, style.offset[2]]), grasp_turn(
+                about_z(style.tilt) @ nearest_side(turn), HOME
+            )
+
+        phases = pick(grasp, self.near_hand("cube_main", 0.03), 0.07 + style.hover, 0.12)
+        return [phases]
+
+
+class CanExpert(ScriptedExpert):
+    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
+        env = self.env
+        goal = np.array(env.sim_env.target_bin_placements[env.sim_env.object_id])
+        goal[:2] += np.array([-0.045, -0.06]) + 4.0 * style.offset[:2]  # the near corner: its middle is out of reach
+        carry = goal[2] + 0.25 + style.hover
+
+        def grasp() -> Frame:
+            position, _ = env.body("Can_main")
+            return position + np.array([0, 0, 0.012 + style.offset[2]]), about_z(2.0 * style.tilt) @ HOME
+
+        def over(height: float) -> Callable[[Frame], Frame]:
+            def target(start: Frame) -> Frame:
+                hand, can = env.hand(), env.body("Can_main")
+                across = goal[:2] - can[0][:2] if height < 0.2 or hand[0][2] > carry - 0.06 else np.zeros(2)
+                return np.array([*(hand[0][:2] + across), goal[2] + height]), start[1]
+
+            return target
+
+        held = self.near_hand("Can_main", 0.06)
+        phases = pick(grasp, held, 0.1 + style.hover, 0.2)
+        phases += [
+            Phase(over(0.25 + style.hover), closed=True, near=0.025, keep=held),
+            Phase(over(0.09), closed=True, near=0.02, speed=0.7, most=40, keep=held),
+            pause(closed=False, steps=5),
+            Phase(lambda start: moved(start, 0.15 * UP), closed=False, near=0.03, most=40),
+        ]
+        return [phases]
+
+
+class SquareExpert(ScriptedExpert):
+    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
+        env = self.env
+        peg = env.body("peg1")[0]
+        top = peg[2] + 0.1
+        hand_yaw, nut_yaw = self._turns(peg)
+
+        def grasp() -> Frame:
+            position, turn = env.site("SquareNut_handle_site")
+            return position + turn[:, 0] * (0.004 + style.offset[0]), grasp_turn(turn[:, 1], about_z(hand_yaw) @ HOME)
+
+        def nut_at(height: float) -> Callable[[Frame], Frame]:
+            goal = np.array([*peg[:2], top + height]), about_z(nut_yaw)
+            return lambda _: carried(env.hand(), env.body("SquareNut_main"), goal)
+
+        def over(nut: Vector) -> bool:
+            return bool(np.abs(nut[:2] - peg[:2]).max() < 0.006)
+
+        held = self.near_hand("SquareNut_main", 0.09)
+        phases = pick(grasp, held, 0.09 + style.hover, 0.16 + style.hover)
+        phases += [
+            Phase(nut_at(0.05 + style.hover), closed=True, near=0.012, turned=0.1, keep=held, most=120),
+            Phase(nut_at(0.015), closed=True, near=0.005, turned=0.05, speed=0.5, keep=held, most=60,
+                  until=lambda: over(env.body("SquareNut_main")[0])),
+            Phase(nut_at(-0.11), closed=True, near=0.01, speed=0.5, keep=held, most=60),
+            pause(closed=False, steps=5),
+            Phase(lambda start: moved(start, 0.12 * UP), closed=False, near=0.03, most=40),
+        ]  # fmt: skip
+        return [phases]
+
+    def _turns(self, peg: Vector) -> tuple[float, float]:
+        """The hand's turn from home when it takes the handle, and the nut's when it is on the peg, one of four.
+
+        Little turning, the wrist within its limits, the hand on the near side of the peg: the far one is out of reach.
+        """
+        env = self.env
+        nut = env.body("SquareNut_main")[1]
+        yaw = float(np.arctan2(nut[1, 0], nut[0, 0]))
+        base = np.array(env.sim_env.robots[0].base_pos)
+        best = (np.inf, 0.0, 0.0)
+        for take in (yaw - 2 * np.pi, yaw - np.pi, yaw, yaw + np.pi):
+            for turn in np.arange(-4, 5) * np.pi / 2:
+                put = take + turn - yaw
+                if not (-1.35 < take < 2.6 and -1.5 < put < 2.6):
+                    continue
+                hand = peg[:2] + 0.058 * np.array([np.cos(turn), np.sin(turn)])
+                beyond = max(0.0, float(np.linalg.norm(hand - base[:2])) - 0.78)
+                best = min(best, (abs(take) + abs(put) + 100.0 * beyond, float(take), float(turn)))
+        return best[1], best[2]
+
+
+def nearest_side(turn: NDArray[np.float64], like: NDArray[np.float64] = HOME) -> Vector:
+    """Of the horizontal axes of a box the one that asks for the smaller turn of the hand from `like`."""
+    sides = [turn[:, i] for i in range(3) if abs(turn[2, i]) < 0.7]
+    return np.asarray(max(sides, key=lambda side: abs(float(side @ like[:, 0]))))
+
+
+def make_robosuite_expert(env: RobosuiteEnv) -> ScriptedExpert:
+    from prism.sims.robosuite_expert_long import ToolHangExpert, TransportExpert
+
+    experts: dict[str, Callable[[RobosuiteEnv], ScriptedExpert]] = {
+        "lift": LiftExpert, "can": CanExpert, "square": SquareExpert,
+        "transport": TransportExpert, "tool-hang": ToolHangExpert,
+    }  # fmt: skip
+    return experts[env.task](env)

@@ -16,8 +16,7 @@ import numpy as np
 from prism.data.episodes import Array, EpisodeSource
 from prism.data.formats.robomimic_writer import Demonstration, RobomimicWriter
 from prism.errors import PrismError
-from prism.sims.robosuite_env import RobosuiteEnv
-from prism.sims.robosuite_setup import NAMES
+from prism.sims.robosuite import NAMES, RobosuiteEnv
 
 _SEARCH = 1000  # seeds between two demonstrations that were kept
 

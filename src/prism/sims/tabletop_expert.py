@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.sims.robosuite_expert import (
+    HOME,
     UP,
     Frame,
     Phase,
@@ -19,19 +20,15 @@ from prism.sims.robosuite_expert import (
     carried,
     grasp_turn,
     moved,
+    nearest_side,
     pause,
     pick,
 )
-from prism.sims.tabletop import TabletopEnv
-from prism.sims.tabletop_model import BLOCK, HOLES, PEG, TOP
-
-_HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+from prism.sims.tabletop import BLOCK, HOLES, PEG, TOP, TabletopEnv
 
 
 class TabletopExpert(ScriptedExpert):
-    def __init__(self, env: TabletopEnv) -> None:
-        super().__init__(env)
-        self.env = env
+    env: TabletopEnv
 
     def script(self, style: Style) -> Sequence[Sequence[Phase]]:
         env, thing = self.env, self.env.command.thing
@@ -40,13 +37,9 @@ class TabletopExpert(ScriptedExpert):
 
         def grasp() -> Frame:
             position, turn = env.body(body)
-            sides = [turn[:, i] for i in range(3) if abs(turn[2, i]) < 0.7]
-            best = max(sides, key=lambda side: abs(float(side @ _HOME[:, 0])))
-            return position + UP * (above + 0.5 * style.offset[2]), grasp_turn(best, _HOME)
+            return position + UP * (above + 0.5 * style.offset[2]), grasp_turn(nearest_side(turn), HOME)
 
-        def held() -> bool:
-            return bool(np.linalg.norm(env.hand()[0] - env.body(body)[0]) < above + 0.03)
-
+        held = self.near_hand(body, above + 0.03)
         phases = pick(grasp, held, 0.09 + style.hover, 0.14 + style.hover, near=0.004, settle=8)
         return [phases + (self._insert(held) if env.command.onto in HOLES else self._stack(style, held))]
 
@@ -57,13 +50,10 @@ class TabletopExpert(ScriptedExpert):
             held = self.env.body(f"{self.env.command.thing}_main")
             yaw = float(np.arctan2(held[1][1, 0], held[1][0, 0]))
             quarter = np.round(yaw / (np.pi / 2)) * np.pi / 2
-            return carried(self.env.hand(), held, (where(), about_z(quarter if self._squared else yaw)))
+            squared = self.env.command.onto in HOLES
+            return carried(self.env.hand(), held, (where(), about_z(quarter if squared else yaw)))
 
         return target
-
-    @property
-    def _squared(self) -> bool:
-        return self.env.command.onto in HOLES
 
     def _stack(self, style: Style, held: Callable[[], bool]) -> list[Phase]:
         def over(height: float) -> Callable[[Frame], Frame]:
@@ -111,11 +101,9 @@ class TabletopExpert(ScriptedExpert):
         return [
             Phase(seen(0.06), True, near=0.012, turned=0.1, keep=held),
             Phase(seen(0.012), True, near=0.004, turned=0.05, speed=0.5, keep=held, most=50),
-            Phase(
-                press(env.drawn(hole), 0.005), True, speed=0.25, keep=held, most=30, near=1.0, until=env.touches_board
-            ),
-            Phase(press(true, 0.003), True, speed=0.25, keep=held, most=80, near=1.0, until=down(0.006)),
-            Phase(press(true, 0.012), True, speed=0.4, keep=held, most=60, near=1.0, until=down(0.03)),
+            Phase(press(env.drawn(hole), 0.005), True, speed=0.25, keep=held, most=30, near=1, until=env.touches_board),
+            Phase(press(true, 0.003), True, speed=0.25, keep=held, most=80, near=1, until=down(0.006)),
+            Phase(press(true, 0.012), True, speed=0.4, keep=held, most=60, near=1, until=down(0.03)),
             pause(closed=False, steps=6),
             Phase(lambda start: moved(start, 0.1 * UP), False, near=0.02, most=40),
         ]

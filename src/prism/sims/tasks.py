@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 
 from prism.errors import PrismError
-from prism.sims import calvin_names, metaworld, robosuite_setup, tabletop
-from prism.sims.base import Env, Expert
+from prism.sims import calvin_checkout, metaworld, robosuite, tabletop
+from prism.sims.base import Env, Expert, NoExpertError
 from prism.sims.pusht_features import VARIANTS
 
 
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*VARIANTS, *metaworld.NAMES, *robosuite_setup.NAMES, *tabletop.NAMES, *calvin_names.NAMES)
+    return (*VARIANTS, *metaworld.NAMES, *robosuite.NAMES, *tabletop.NAMES, *calvin_checkout.NAMES)
 
 
 def make_env(name: str) -> Env:
@@ -22,16 +22,14 @@ def make_env(name: str) -> Env:
         return PushTEnv(name)
     if name in metaworld.NAMES:
         return metaworld.MetaWorldEnv(*metaworld.NAMES[name])
-    if name in robosuite_setup.NAMES:
-        from prism.sims.robosuite_env import RobosuiteEnv
-
-        return RobosuiteEnv(*robosuite_setup.NAMES[name])
+    if name in robosuite.NAMES:
+        return robosuite.RobosuiteEnv(*robosuite.NAMES[name])
     if name in tabletop.NAMES:
         return tabletop.TabletopEnv(*tabletop.NAMES[name])
-    if name in calvin_names.NAMES:
+    if name in calvin_checkout.NAMES:
         from prism.sims.calvin import CalvinEnv
 
-        return CalvinEnv(calvin_names.NAMES[name])
+        return CalvinEnv(calvin_checkout.NAMES[name])
     raise _unknown(name)
 
 
@@ -41,15 +39,16 @@ def make_expert(name: str, env: Env) -> Expert:
         raise _unknown(name)
     if env.name != name:
         raise PrismError(f"the expert of '{name}' cannot act in '{env.name}': pass make_env('{name}')")
-    if name in calvin_names.NAMES:
-        raise PrismError(f"'{name}' has no scripted expert: train on CALVIN's recordings (prism train CALVIN/training)")
+    if name in calvin_checkout.NAMES:
+        raise NoExpertError(
+            f"'{name}' has no scripted expert: train on CALVIN's recordings (prism train CALVIN/training)"
+        )
     if isinstance(env, metaworld.MetaWorldEnv):
         return metaworld.MetaWorldExpert(env)
-    if name in robosuite_setup.NAMES:
-        from prism.sims.robosuite_env import RobosuiteEnv
-        from prism.sims.robosuite_experts import make_robosuite_expert
+    if name in robosuite.NAMES:
+        from prism.sims.robosuite_expert import make_robosuite_expert
 
-        assert isinstance(env, RobosuiteEnv)
+        assert isinstance(env, robosuite.RobosuiteEnv)
         return make_robosuite_expert(env)
     if isinstance(env, tabletop.TabletopEnv):
         from prism.sims.tabletop_expert import TabletopExpert

@@ -1,6 +1,6 @@
 """`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 5)
 
-The scene is that of sims/pusht_edge.py: the agent has to walk round the block, left or right. Its start is swept along
+The scene is that of sims/pusht.py: the agent has to walk round the block, left or right. Its start is swept along
 the T's top edge; at 0 the two ways are equally good, and the demonstrations (with their mirror images) equally often
 take either. The default recipe, pusht-edge, has demonstrations from around these starts; pusht and pusht-human have
 them from everywhere, and need a longer training to say anything here.
@@ -33,7 +33,7 @@ from prism.rollout.sweep import mode_distance
 from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
-from prism.sims.pusht_edge import BEYOND, GAP, SIDE, edge_start
+from prism.sims.pusht import BEYOND, GAP, SIDE, edge_start
 from prism.studies.report import Claim, Study, confirmed, show_rows
 from prism.studies.trainings import settings_of, train_run
 

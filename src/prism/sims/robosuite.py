@@ -1,0 +1,380 @@
+"""robosuite's Lift, PickPlaceCan, NutAssemblySquare, TwoArmTransport and ToolHang by robomimic's protocol.
+
+20 steps a second, at most 400 of them (700 for Transport and ToolHang), success if any step succeeds. An action is, for
+each arm, a displacement of the hand (1 is 5 cm), a turn (1 is half a radian), both in the frame of the robot's base,
+and the gripper (1 closes, -1 opens): 7 numbers, 14 for Transport.
+
+Sensors keep robomimic's order, so that its datasets fit (docs/robosuite.md):
+
+    proprio       a robot: hand position (3), quaternion xyzw (4), fingers (2)
+    object_state  robosuite's `object-state`: poses of the objects, also seen from the hand
+    tactile       a robot: force (3, N) and torque (3, Nm) at the wrist, in its frame, mean of the control step
+    rgb_static    agentview; rgb_wrist, rgb_wrist_1: the eye in each hand; 84 x 84; depth_* likewise, metres
+
+A seed fixes the layout and the arm's start. robosuite's own observables are not sampled while the simulation runs:
+observations show the state that the step ended in.
+
+robosuite is an optional package. Its pin of an optional controller (mink) excludes numpy 2, so it is installed without
+its dependencies, which the extra names instead: INSTALL_LINE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.sensors import SensorSpec
+from prism.sims import offscreen
+from prism.sims.base import Array, Simulation
+
+Variant = Literal["state", "pixels", "rgbd"]
+IMAGE = (84, 84)
+VERSION = "1.5.2"
+INSTALL_LINE = f"pip install 'prism-policy[robosuite]' && pip install --no-deps robosuite=={VERSION}"
+FPS = 20.0
+ROBOMIMIC_TYPE = 1  # robomimic's number for robosuite environments
+_PICTURE = (240, 320)
+_DIGITS = 4  # objects at rest tremble by a micrometre, which normalisation would blow up
+_COLLISION = (0,)  # the group of the simpler shapes that collide, which are not drawn
+_BUILD_SEED = 0  # what robosuite draws once, when it builds a model (the cube's edge, the hammer): the same always
+
+
+@dataclass(frozen=True)
+class Task:
+    """One benchmark task: robosuite's name for it, its robots, the step limit of the protocol."""
+
+    env_name: str
+    max_steps: int
+    robots: tuple[str, ...] = ("Panda",)
+    static_camera: str = "agentview"
+
+    @property
+    def env_args(self) -> dict[str, Any]:
+        """What robomimic stores with a dataset, and needs to build the environment again."""
+        arm = {
+            "type": "OSC_POSE", "input_max": 1, "input_min": -1,
+            "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5], "output_min": [-0.05, -0.05, -0.05, -0.5, -0.5, -0.5],
+            "kp": 150, "damping_ratio": 1, "impedance_mode": "fixed", "kp_limits": [0, 300],
+            "damping_ratio_limits": [0, 10], "position_limits": None, "orientation_limits": None,
+            "uncouple_pos_ori": True, "input_type": "delta", "input_ref_frame": "base", "interpolation": None,
+            "ramp_ratio": 0.2, "gripper": {"type": "GRIP"},
+        }  # fmt: skip
+        kwargs: dict[str, Any] = {
+            "robots": list(self.robots),
+            "controller_configs": {"type": "BASIC", "body_parts": {"right": arm}},
+            "control_freq": int(FPS),
+            "reward_shaping": False,
+        }
+        if len(self.robots) == 2:
+            kwargs["env_configuration"] = "opposed"
+        return {"env_name": self.env_name, "type": ROBOMIMIC_TYPE, "env_version": VERSION, "env_kwargs": kwargs}
+
+
+TASKS: dict[str, Task] = {
+    "lift": Task("Lift", 400),
+    "can": Task("PickPlaceCan", 400),
+    "square": Task("NutAssemblySquare", 400),
+    "transport": Task("TwoArmTransport", 700, ("Panda", "Panda")),
+    "tool-hang": Task("ToolHang", 700),
+}
+
+
+def task_name(task: str, variant: Variant) -> str:
+    return f"robosuite-{task}" + ("" if variant == "state" else f"-{variant}")
+
+
+NAMES: dict[str, tuple[str, Variant]] = {task_name(t, v): (t, v) for t in TASKS for v in get_args(Variant)}
+
+
+def task_of(env_args: Mapping[str, Any]) -> str:
+    """The task whose environment `env_args` names."""
+    name = env_args.get("env_name")
+    for task, entry in TASKS.items():
+        if entry.env_name == name:
+            return task
+    known = ", ".join(entry.env_name for entry in TASKS.values())
+    raise PrismError(f"env_args: 'env_name' is {name!r}; prism plays {known}")
+
+
+def parse_env_args(text: str | bytes | Mapping[str, Any], where: str = "env_args") -> dict[str, Any]:
+    """A dataset's env_args, checked: JSON, one of the tasks, recorded with the robosuite that is installed."""
+    if isinstance(text, Mapping):
+        args: Any = dict(text)
+    else:
+        try:
+            args = json.loads(text)
+        except (ValueError, RecursionError):
+            raise PrismError(f"{where}: is not JSON; a robomimic dataset keeps it as an attribute of 'data'") from None
+    if not isinstance(args, dict) or not isinstance(args.get("env_kwargs"), dict):
+        raise PrismError(f"{where}: needs 'env_name' and 'env_kwargs'; is this a robomimic dataset of robosuite?")
+    try:
+        task_of(args)
+    except PrismError as error:
+        raise PrismError(f"{where}: {error}") from None
+    recorded = str(args.get("env_version") or "an unknown version")
+    if recorded.split(".")[:2] != VERSION.split(".")[:2]:
+        raise PrismError(
+            f"{where}: recorded with robosuite {recorded}, prism plays {VERSION}, where the same actions move "
+            "otherwise: train on it (prism train FILE), and evaluate on demonstrations of our own (prism data collect)"
+        )
+    return args
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """robosuite logs advice when it is imported, and sets MUJOCO_GL for the whole process: neither is wanted."""
+    disabled, backend = logging.root.manager.disable, os.environ.get("MUJOCO_GL")
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        if backend is None:
+            os.environ.pop("MUJOCO_GL", None)
+        else:
+            os.environ["MUJOCO_GL"] = backend
+
+
+def load_robosuite() -> Any:
+    """The package, or one line that says how to get it."""
+    try:
+        found = version("robosuite")
+    except PackageNotFoundError:
+        raise PrismError(f"robosuite is not installed: {INSTALL_LINE}") from None
+    if found.split(".")[:2] != VERSION.split(".")[:2]:
+        raise PrismError(f"robosuite {found} is installed, prism plays {VERSION}: {INSTALL_LINE}")
+    try:
+        with _quiet():
+            import robosuite
+    except ImportError as error:
+        raise PrismError(f"robosuite needs {error.name}: {INSTALL_LINE}") from None
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+    return robosuite
+
+
+def build(env_args: Mapping[str, Any]) -> Any:
+    """robosuite's environment, as `env_args` describe it."""
+    robosuite = load_robosuite()
+    try:
+        return build_class(lambda **kwargs: robosuite.make(env_args["env_name"], **kwargs), env_args["env_kwargs"])
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        raise PrismError(
+            f"env_args: robosuite {VERSION} does not build {env_args['env_name']} from them ({error})"
+        ) from None
+
+
+def build_class(make: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
+    """An environment of robosuite's without a renderer of its own, built once and reset softly."""
+    kwargs = {key: value for key, value in env_kwargs.items() if not key.startswith(("camera_", "render"))}
+    kwargs |= {"has_renderer": False, "has_offscreen_renderer": False, "use_camera_obs": False, "renderer": "mujoco"}
+    # the model stays: nothing is compiled again, and a renderer can keep it
+    kwargs |= {"hard_reset": False, "ignore_done": True, "seed": _BUILD_SEED}
+    with _quiet():
+        return make(**kwargs)
+
+
+class RobosuiteEnv(Simulation):
+    """One task; `variant` says which sensors it shows."""
+
+    def __init__(
+        self,
+        task: str,
+        variant: Variant = "state",
+        env_args: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+    ) -> None:
+        if task not in TASKS:
+            raise PrismError(f"robosuite: prism has no task '{task}': use {', '.join(TASKS)}")
+        args = TASKS[task].env_args if env_args is None else env_args
+        self.static_camera, self.touches = TASKS[task].static_camera, variant != "state"
+        self._build(task, variant, task_name(task, variant), args, max_steps or TASKS[task].max_steps)
+
+    def _build(self, task: str, variant: Variant, name: str, env_args: Mapping[str, Any], max_steps: int) -> None:
+        self.task, self.variant, self.env_args = task, variant, env_args
+        if variant != "state":
+            offscreen.require_backend(name)
+        self.sim_env = self._make()  # robosuite's own environment; experts look into it
+        self.robots = len(self.sim_env.robots)
+        self._wrenches: list[NDArray[np.float64]] = []
+        self._update_observables = self.sim_env._update_observables
+        self.sim_env._update_observables = self._between_substeps
+        self._cameras: offscreen.Cameras | None = None
+        self._renderer: offscreen.OffscreenRenderer | None = None
+        fps = float(env_args["env_kwargs"].get("control_freq", FPS))
+        low, high = self.sim_env.action_spec
+        super().__init__(name, self._sensors(), low, high, fps, max_steps)
+
+    def _make(self) -> Any:
+        return build(self.env_args)
+
+    def _sensors(self) -> tuple[SensorSpec, ...]:
+        proprio = SensorSpec("proprio", "vector", (9 * self.robots,))
+        if self.variant == "state":
+            self._start(0)
+            return proprio, SensorSpec("object_state", "vector", self._object_state().shape)
+        return (*self._picture_sensors(), proprio, SensorSpec("tactile", "vector", (6 * self.robots,)))
+
+    def _picture_sensors(self) -> list[SensorSpec]:
+        pictures = [SensorSpec(f"rgb_{name}", "rgb", (*IMAGE, 3)) for name in self._views()]
+        if self.variant == "rgbd":
+            pictures += [SensorSpec(f"depth_{name}", "depth", IMAGE) for name in self._views()]
+        return pictures
+
+    def _views(self) -> dict[str, str]:
+        """Sensor name without its kind -> camera."""
+        hands = {"wrist" if i == 0 else f"wrist_{i}": f"robot{i}_eye_in_hand" for i in range(self.robots)}
+        return {"static": self.static_camera, **hands}
+
+    def _start(self, seed: int) -> None:
+        env = self.sim_env
+        # every sampler holds this generator, so it is set, not replaced
+        env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+        env.reset()
+        self._wrenches = [self._wrench()]
+
+    def restore(self, state: NDArray[np.float64]) -> dict[str, Array]:
+        """Goes on from a `state()` of this task, as robomimic replays datasets; the grippers' targets start afresh."""
+        self._need_episode("restore(state)")
+        sim = self.sim_env.sim
+        if state.shape != sim.get_state().flatten().shape:
+            raise PrismError(f"{self.name}: a state has {sim.get_state().flatten().size} numbers, not {state.shape}")
+        sim.set_state_from_flattened(state)
+        sim.forward()
+        for robot in self.sim_env.robots:  # the pose that the controller prefers where the hand leaves it a choice
+            joints = sim.data.qpos[robot._ref_joint_pos_indexes]
+            robot.composite_controller.part_controllers[robot.arms[0]].update_initial_joints(joints)
+        self._wrenches = [self._wrench()]
+        return self._begin()
+
+    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        import mujoco
+
+        self._wrenches = []
+        self.sim_env.step(action.astype(np.float64))
+        success = self.succeeded()
+        # Poses of the state that the step ended in; contact forces, which start the next step, stay as they are.
+        sim = self.sim_env.sim
+        for refresh in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
+            refresh(sim.model._model, sim.data._data)
+        return float(success), success
+
+    def succeeded(self) -> bool:
+        return bool(self.sim_env._check_success())
+
+    def _between_substeps(self, force: bool = False) -> None:
+        """robosuite calls this after each of its 25 substeps."""
+        if force:
+            self._update_observables(force=True)
+        elif self.touches:
+            self._wrenches.append(self._wrench())
+
+    def _wrench(self) -> NDArray[np.float64]:
+        arms = [(robot, robot.arms[0]) for robot in self.sim_env.robots]
+        return np.concatenate([part for robot, arm in arms for part in (robot.ee_force[arm], robot.ee_torque[arm])])
+
+    def _observe(self) -> dict[str, Array]:
+        observation: dict[str, Array] = {}
+        if self.variant != "state":
+            observation |= self._pictures()
+            observation["tactile"] = np.mean(self._wrenches, axis=0).astype(np.float32)
+        else:
+            observation["object_state"] = self._object_state()
+        observation["proprio"] = self._proprio()
+        return {sensor.name: observation[sensor.name] for sensor in self.sensors}
+
+    def _pictures(self) -> dict[str, Array]:
+        sim = self.sim_env.sim
+        if self._cameras is None:
+            depth = self.variant == "rgbd"
+            self._cameras = offscreen.Cameras(sim.model._model, IMAGE, self._views(), depth, hidden=_COLLISION)
+        return self._cameras.observe(sim.data._data)
+
+    def _proprio(self) -> NDArray[np.float32]:
+        env, parts = self.sim_env, []
+        for i, robot in enumerate(env.robots):
+            position, _ = self.hand(i)
+            body = env.sim.model.body_name2id(robot.robot_model.eef_name[robot.arms[0]])
+            w, x, y, z = env.sim.data._data.xquat[body]
+            joints = robot._ref_gripper_joint_pos_indexes[robot.arms[0]]
+            fingers = env.sim.data.qpos[[joints[0], joints[len(joints) // 2]]]  # one a finger; a Robotiq has three
+            parts += [position, (x, y, z, w), fingers]
+        return np.concatenate(parts).astype(np.float32)
+
+    def _object_state(self) -> NDArray[np.float32]:
+        self.sim_env._obs_cache = {}
+        state = np.asarray(self.sim_env._get_observations(force_update=True)["object-state"])
+        return np.round(state, _DIGITS).astype(np.float32) + np.float32(0)  # -0.0 -> 0.0
+
+    # -- privileged: what experts see
+
+    def hand(self, robot: int = 0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Between the fingertips: position (3,), rotation (3, 3), world frame; x crosses the fingers' gap or y does."""
+        made = self.sim_env.robots[robot]
+        return self._pose_of("site", int(made.eef_site_id[made.arms[0]]))
+
+    def base_turn(self, robot: int = 0) -> NDArray[np.float64]:
+        """The frame (3, 3) in which an action of this robot moves and turns its hand."""
+        return np.array(self.sim_env.robots[robot].base_ori, dtype=np.float64)
+
+    def body(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._pose_of("body", self.sim_env.sim.model.body_name2id(name))
+
+    def geom(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._pose_of("geom", self.sim_env.sim.model.geom_name2id(name))
+
+    def site(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return self._pose_of("site", self.sim_env.sim.model.site_name2id(name))
+
+    def _pose_of(self, kind: str, number: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        data = self.sim_env.sim.data._data
+        positions = data.xpos if kind == "body" else getattr(data, f"{kind}_xpos")
+        turns = data.xmat if kind == "body" else getattr(data, f"{kind}_xmat")
+        return positions[number].copy(), turns[number].reshape(3, 3).copy()
+
+    def state(self) -> NDArray[np.float64]:
+        """robomimic's `states`: time, positions and velocities of every joint."""
+        self._need_episode("state()")
+        return np.asarray(self.sim_env.sim.get_state().flatten(), dtype=np.float64).copy()
+
+    def model_xml(self) -> str:
+        """The scene as MuJoCo's XML: robomimic's `model_file`. Its meshes are named from robosuite's folder on, which
+        is how robosuite finds them on another machine."""
+        packages = str(Path(load_robosuite().__file__).parent.parent)
+        return str(self.sim_env.model.get_xml()).replace(packages + os.sep, "")
+
+    def render(self) -> NDArray[np.uint8] | None:
+        if offscreen.backend() is None:
+            return None
+        if self._renderer is None:
+            model = self.sim_env.sim.model._model
+            self._renderer = offscreen.OffscreenRenderer(model, *_PICTURE, self.static_camera, _COLLISION)
+        return self._renderer.render(self.sim_env.sim.data._data)
+
+    def close(self) -> None:
+        for pictures in (self._cameras, self._renderer):
+            if pictures is not None:
+                pictures.close()
+        self._cameras = self._renderer = None
+        self.sim_env.close()
+
+
+def env_from_args(
+    env_args: str | bytes | Mapping[str, Any], variant: Variant = "state", where: str = "env_args"
+) -> RobosuiteEnv:
+    """The environment that a robomimic dataset was recorded in, from its `env_args`."""
+    args = parse_env_args(env_args, where)
+    return RobosuiteEnv(task_of(args), variant, args)
