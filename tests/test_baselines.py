@@ -273,3 +273,20 @@ def test_bad_configs_are_refused() -> None:
             small_method(method, **own)
     with pytest.raises(PrismError, match=r"unet\.dims"):
         replace(SMALL_UNET, dims=(10, 20))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_constant_action_stays_exactly_constant_and_costs_nothing(method: str) -> None:
+    """Dimension 1 never moved in the demonstrations (its std is 0)."""
+    losses = []
+    for target in (0.0, 5.0):
+        normalizer = Normalizer.empty(VECTORS, ACTION_DIM)
+        normalizer.action_std[1], normalizer.action_center[1] = 0.0, 0.25
+        policy = build(small_method(method), normalizer=normalizer)
+        batch = random_batch(4)
+        batch.actions[..., 1] = target
+        losses.append(float(policy.loss(batch, _rng()).loss.detach()))
+        plans = policy.eval().sample(batch.observation, 3, _rng())
+        assert (plans[..., 1] == 0.25).all()
+        assert plans[..., 0].std() > 0
+    assert losses[0] == losses[1]

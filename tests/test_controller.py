@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from torch import Tensor
 from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble
 from prism.distributed import draws
 from prism.errors import PrismError
+from prism.normalize import Normalizer
 from prism.selection import SelectionConfig
+from prism.sensors import ActionSpec
 from prism.types import Observation
 from tests.evaluation_fakes import PointPolicy
 
@@ -318,3 +321,31 @@ def test_steps_that_nobody_sent_are_filled_in() -> None:
     assert window()[:3] == [10, 10, 10]
     controller.observe(see(20), missed=2)
     assert window()[1:] == [20, 20, 20]  # absent before: the nearest that is there
+
+
+def test_blended_rotations_keep_unit_norm_and_do_not_jump() -> None:
+    """Plans of one rotation with either sign: the mean of q and -q would be 0."""
+
+    class Turning(PointPolicy):
+        def __init__(self) -> None:
+            super().__init__(pred_horizon=8)
+            action = ActionSpec(quaternions=(0,))
+            self.spec = replace(self.spec, action_dim=4, action=action)
+            self.normalizer = Normalizer.empty(self.spec.sensors, 4, (0,))
+            self.sign = 1.0
+
+        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> torch.Tensor:
+            self.sign = -self.sign
+            angle = torch.linspace(0.1, 0.2, 8)
+            plan = torch.stack([0 * angle, 0 * angle, angle.sin(), angle.cos()], dim=1)
+            return self.sign * plan.expand(1, candidates, 8, 4)
+
+    for config in (
+        ControllerConfig(exec_horizon=4, candidates=2, smoothing=3),
+        ControllerConfig(exec_horizon=2, candidates=2, ensemble=0.1),
+    ):
+        controller = Controller(Turning(), config)
+        actions = np.stack([controller.act(see(t)) for t in range(12)])
+        np.testing.assert_allclose(np.linalg.norm(actions, axis=1), 1.0, rtol=1e-5)
+        assert (np.abs(np.diff(actions, axis=0)) < 0.2).all()
+        assert not any(replan.mode_switch for replan in controller.replans)

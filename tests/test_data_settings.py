@@ -11,9 +11,12 @@ import pytest
 from prism import cli
 from prism.data import open_dataset
 from prism.data.convert import convert
+from prism.data.formats.mapping import Column, action_spec
+from prism.data.formats.store import DatasetWriter
 from prism.data.settings import with_sensor_settings
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from prism.training.checkpoint import load_policy
 from tests.data_fakes import counting_source
 from tests.data_files import LENGTHS, write_calvin, write_lerobot_v3, write_robomimic
@@ -91,3 +94,59 @@ def test_inspect_says_version_rates_and_preprocessing(tmp_path: Path, capsys: py
     assert "5 Hz" in said
     assert "10 Hz" in said
     assert "'top': cut to 24 x 24" in said
+
+
+# --------------------------------------------------------------------------- what the actions are
+
+
+def pose_dataset(path: Path, spec: ActionSpec | None = None) -> Path:
+    rng = np.random.default_rng(0)
+    turns = rng.normal(size=(9, 4))
+    actions = np.concatenate([rng.normal(size=(9, 3)), turns / np.linalg.norm(turns, axis=1, keepdims=True)], axis=1)
+    with DatasetWriter(path, [SensorSpec("s", "vector", (2,))], 7, 10.0, "turn", action=spec) as writer:
+        writer.add({"s": rng.normal(size=(9, 2))}, actions)
+    return path
+
+
+def test_the_quaternions_of_the_actions_are_said_by_the_user_or_the_dataset(tmp_path: Path) -> None:
+    plain = pose_dataset(tmp_path / "plain")
+    assert action_spec_of(open_dataset(plain)) == ActionSpec()
+    for text in ("action.quaternions=3:7", "action.quaternions=3"):
+        assert action_spec_of(open_dataset(plain, sensors=[text])).quaternions == (3,)
+    stated = ActionSpec(tuple("abcdefg"), (3,), "so101")
+    stored = pose_dataset(tmp_path / "stored", stated)
+    assert action_spec_of(open_dataset(stored)) == stated
+    assert action_spec_of(open_dataset(stored, sensors=["action.quaternions="])).quaternions == ()
+    for bad, words in (("3:8", "write FIRST:END"), ("4:8", "do not fit 7"), ("0:4,3:7", "do not fit"), ("x", "FIRST")):
+        with pytest.raises(PrismError, match=words):
+            open_dataset(plain, sensors=[f"action.quaternions={bad}"])
+
+
+def test_names_and_robot_survive_conversion_both_ways(tmp_path: Path) -> None:
+    stated = ActionSpec(("x", "y", "z", "qx", "qy", "qz", "qw"), (3,), "so101")
+    there = convert(open_dataset(pose_dataset(tmp_path / "a", stated)), tmp_path / "b", to="lerobot").path
+    info = json.loads((there / "meta/info.json").read_text())
+    assert (info["robot_type"], info["features"]["action"]["names"]) == ("so101", list(stated.names))
+    (there / "meta/prism.json").unlink()  # as another program would have written it: read off the names
+    back = open_dataset(convert(open_dataset(there), tmp_path / "c").path)
+    assert action_spec_of(back) == stated
+
+
+def test_a_rate_that_differs_from_the_stored_one_is_refused(tmp_path: Path) -> None:
+    path = pose_dataset(tmp_path / "a")
+    assert open_dataset(path, fps=10.0).fps == 10
+    with pytest.raises(PrismError, match=r"says 10 steps a second, not 50; leave --fps out"):
+        open_dataset(path, fps=50.0)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [("x y z qx qy qz qw", (3,)), ("qw qx qy qz grip", (0,)), ("l_quat.x l_quat.y l_quat.z l_quat.w", (0,)),
+     ("vx vy vz vw", ()), ("x y z w", ()), ("qx qy qz", ()), ("j1 j2 j3 j4 j5", ())],
+)  # fmt: skip
+def test_quaternions_by_the_names_of_dimensions(names: str, found: tuple[int, ...]) -> None:
+    listed = tuple(names.split())
+    column = Column("action", (len(listed),), np.dtype(np.float32), names=listed)
+    assert action_spec([column]).quaternions == found
+    joined = [Column("pos", (3,), np.dtype(np.float32)), Column("cmd_quat", (4,), np.dtype(np.float32))]
+    assert action_spec(joined).quaternions == (3,)

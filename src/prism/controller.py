@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.health import SensorMonitor
 from prism.io.jsonconfig import ADDED_LATER
+from prism.normalize import one_sign, unit_norm
 from prism.policy import Policy, PolicySpec
 from prism.selection import (
     FloatArray,
@@ -275,12 +276,12 @@ class Controller:
         `latency_ms`: what drawing them took; the time of the choice is added to it.
         """
         start = time.perf_counter()
-        plans = candidates.astype(np.float64)
+        remainder = self._remainder()
+        plans = self._rotations(candidates.astype(np.float64), remainder)
         if not np.isfinite(plans).all():
             raise PrismError(
                 f"step {self._step}: the policy returned an action that is not finite; retrain or reload it"
             )
-        remainder = self._remainder()
         if self.last_plan is not None:
             self._rest.executed(self.last_plan.actions[: self._next].astype(np.float64))
         pose_name = self.config.selection.pose_sensor
@@ -323,7 +324,7 @@ class Controller:
             self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
             self._chosen.append((self._step, chosen))
             chosen = ensemble(self._chosen, self.config.ensemble)
-        actions = chosen.astype(np.float32)
+        actions = self._rotations(chosen, remainder).astype(np.float32)
         if not np.isfinite(actions).all():
             raise PrismError(
                 f"step {self._step}: the blended plan is not finite; check controller.ensemble and smoothing"
@@ -343,6 +344,19 @@ class Controller:
         if self.last_plan is None or self._next >= len(self.last_plan.actions):
             return None
         return self.last_plan.actions[self._next :].astype(np.float64)
+
+    def _rotations(self, plans: FloatArray, remainder: FloatArray | None) -> FloatArray:
+        """Plans (..., Tp, Da) whose quaternions have unit norm and go on from what is executed: q and -q are one."""
+        quaternions = self.policy.spec.action.quaternions
+        if not quaternions:
+            return plans
+        unit = unit_norm(torch.from_numpy(plans), quaternions)
+        before = self._last_action if remainder is None else remainder[0]
+        if before is not None:
+            references = np.stack([before[first : first + 4] for first in quaternions])
+            unit = one_sign(unit, quaternions, torch.from_numpy(references))
+        turned: FloatArray = unit.numpy()
+        return turned
 
     def observation(self) -> Observation:
         """The window as a batch of one, on the policy's device."""
@@ -405,10 +419,5 @@ def ensemble(plans: Sequence[tuple[int, FloatArray]], decay: float) -> FloatArra
 
 def action_scale(policy: Policy) -> FloatArray:
     """(Da,) half the range of each action dimension in the demonstrations; 1 where a dimension is constant."""
-    ones = torch.ones(1, 1, policy.spec.action_dim)
-    parameter = next(policy.normalizer.buffers(), None)
-    ones = ones if parameter is None else ones.to(parameter.device)
-    with torch.no_grad():
-        high, low = policy.normalizer.unnormalize_actions(ones), policy.normalizer.unnormalize_actions(-ones)
-    half = (high - low).abs().double().cpu().numpy()[0, 0] / 2.0
+    half = policy.normalizer.action_scale.abs().double().cpu().numpy()
     return np.where(half > 1e-6, half, 1.0)

@@ -2,16 +2,27 @@
 
 Actions are mapped to [-1, 1] by their range, vectors to zero mean and unit variance:
 
-    a~ = (a - (max + min)/2) / ((max - min)/2)        o~ = (o - mean) / std
+    a~ = (a - (max + min)/2) / ((max - min)/2)        o~ = (o - mean) / max(std, floor)
 
-A dimension that (nearly) never moved has no scale of its own; dividing by it would blow noise up,
-so there the divisor is 1: it is only centred, and the round trip stays exact.
+Noise is no movement: dividing by it would blow it up. Units are SI or nearly (metres, radians, newtons, [-1, 1]).
+
+| what                | rule                                                                                   |
+| ------------------- | -------------------------------------------------------------------------------------- |
+| constant            | range <= 1e-4 of the largest magnitude: what encoders and simulators leave (0.1 %o)     |
+| constant vector     | only centred: the divisor is 1                                                         |
+| other vectors       | floor: 1/100 of the sensor's largest std, at least 1e-4 and at most 1e-3, and range/100 |
+| constant action     | also where range <= 1e-4 of the median range, at least 1e-5 and at most 1e-4           |
+|                     | normalised to 0, predicted exactly as its middle, without weight in the loss           |
+| quaternions         | of the actions: one sign (see `one_sign`), unit norm after prediction                  |
+
+So a dimension that moves by more than 1e-3 keeps its own statistics, and a reading 1 mm beside a dimension that was
+noise is 1 to 10 standard deviations off, not 1000. No input is farther than LIMIT from 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,16 +32,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prism.errors import PrismError
-from prism.sensors import SensorSpec
+from prism.sensors import SensorSpec, action_spec_of
 
 if TYPE_CHECKING:
     from prism.data.episodes import EpisodeSource
 
 Float64Array = NDArray[np.float64]
 _CHUNK = 8192  # steps read together: bounds the memory of the pass
-# Below this share of the largest magnitude, movement counts as none: simulators and encoders leave
-# that much noise in dimensions that are meant to be constant.
-_CONSTANT = 1e-4
+_CONSTANT = 1e-4  # of the largest magnitude, or of the median range: movement below it counts as none
+LIMIT = 100.0  # of normalised inputs: training data stay within it, a wild reading at run time too
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,22 @@ class VectorStatistics:
 
     @property
     def constant(self) -> NDArray[np.bool_]:
-        """Dimensions without movement to speak of."""
+        """Dimensions without movement to speak of, whatever the unit."""
         magnitude = np.maximum(np.abs(self.min), np.abs(self.max))
         return self.max - self.min <= np.maximum(_CONSTANT * magnitude, 1e-12)
+
+    @property
+    def idle(self) -> NDArray[np.bool_]:
+        """As actions: dimensions that nobody commands, constant or noise beside what the others do."""
+        span = self.max - self.min
+        return self.constant | (span <= np.clip(_CONSTANT * np.median(span), 1e-5, 1e-4))
+
+    @property
+    def divisor(self) -> Float64Array:
+        """As inputs: what a deviation from the mean is divided by."""
+        floor = np.clip(self.std[~self.constant].max(initial=0.0) / 100, 1e-4, 1e-3)
+        floor = np.maximum(floor, (self.max - self.min) / LIMIT)
+        return np.where(self.constant, 1.0, np.maximum(self.std, floor))
 
 
 class RunningStatistics:
@@ -92,29 +115,93 @@ class Statistics:
 
     actions: VectorStatistics
     vectors: dict[str, VectorStatistics]
+    quaternions: tuple[int, ...] = ()  # first dimensions of the quaternions among the actions
+    references: Float64Array = field(default_factory=lambda: np.empty((0, 4)))  # (n, 4) the mean of each
 
 
 def compute_statistics(source: EpisodeSource, episodes: Sequence[int] | None = None) -> Statistics:
     """One streaming pass over the given episodes (all of them by default); pixels are not read.
 
-    Steps at which a sensor was absent do not count for it.
+    Steps at which a sensor was absent do not count for it. Quaternions among the actions take a pass before, for their
+    mean: their sign is chosen by it.
     """
     chosen = range(len(source.lengths)) if episodes is None else episodes
     sizes = {sensor.name: sensor.shape[0] for sensor in source.sensors if sensor.kind == "vector"}
     actions = RunningStatistics(source.action_dim)
     vectors = {name: RunningStatistics(size) for name, size in sizes.items()}
+    quaternions = action_spec_of(source).quaternions
+    references = mean_quaternions(source, chosen, quaternions)
     for episode in chosen:
         length = int(source.lengths[episode])
         for start in range(0, length, _CHUNK):
             part = source.read(int(episode), start, min(start + _CHUNK, length), streams=tuple(sizes))
-            actions.add(part.actions)
+            signed = one_sign(torch.from_numpy(part.actions), quaternions, torch.from_numpy(references))
+            actions.add(signed.numpy())
             for name, running in vectors.items():
                 rows = part.streams[name]
                 running.add(rows[part.present[name]] if name in part.present else rows)
     return Statistics(
         actions.result(f"{source.path}: actions"),
         {name: running.result(f"{source.path}: sensor '{name}'") for name, running in vectors.items()},
+        quaternions,
+        references,
     )
+
+
+# --------------------------------------------------------------------------- quaternions
+# q and -q are one rotation. A sequence of actions has one of the two signs: its first quaternion is on the side of the
+# mean of the training data (q . mean >= 0), each later one on the side of the one before it.
+
+
+def mean_quaternions(source: EpisodeSource, episodes: Sequence[int], quaternions: Sequence[int]) -> Float64Array:
+    """(n, 4): of each quaternion the mean rotation, the first eigenvector of sum q q^T, which has no sign to choose.
+
+    PrismError where the numbers are no unit quaternions.
+    """
+    moments = np.zeros((len(quaternions), 4, 4))
+    for episode in episodes if quaternions else ():
+        rows = source.read(int(episode), streams=()).actions.astype(np.float64)
+        for moment, first in zip(moments, quaternions, strict=True):
+            q = rows[:, first : first + 4]
+            norm = np.linalg.norm(q, axis=1)
+            if (np.abs(norm - 1) > 0.1).any():
+                step = int(np.argmax(np.abs(norm - 1) > 0.1))
+                raise PrismError(
+                    f"{source.path}: episode {episode}, step {step}: dimensions {first}:{first + 4} of the action have "
+                    f"norm {norm[step]:.3g}, no unit quaternion; if they are none: --sensor action.quaternions="
+                )
+            moment += q.T @ q
+    means = np.linalg.eigh(moments)[1][:, :, -1] if len(moments) else np.empty((0, 4))
+    largest = np.take_along_axis(means, np.abs(means).argmax(1)[:, None], 1) if len(means) else np.empty((0, 1))
+    return means * np.where(largest < 0, -1.0, 1.0)
+
+
+def one_sign(
+    actions: Float[Tensor, "*batch T Da"], quaternions: Sequence[int], references: Tensor
+) -> Float[Tensor, "*batch T Da"]:
+    """Every quaternion (references (n, 4) or (*batch, n, 4)) with the sign that belongs to its sequence."""
+    parts = []
+    for i, first in enumerate(quaternions):
+        q = actions[..., first : first + 4]
+        before = torch.cat([references[..., None, i, :].expand_as(q[..., :1, :]).to(q), q[..., :-1, :]], dim=-2)
+        turned = torch.where((q * before).sum(-1, keepdim=True) < 0, -1.0, 1.0)
+        parts.append((first, q * turned.cumprod(-2)))
+    return _replaced(actions, parts)
+
+
+def unit_norm(actions: Float[Tensor, "*batch Da"], quaternions: Sequence[int]) -> Float[Tensor, "*batch Da"]:
+    """Every quaternion divided by its norm."""
+    q = [(first, actions[..., first : first + 4]) for first in quaternions]
+    return _replaced(actions, [(first, part / part.norm(dim=-1, keepdim=True).clamp(min=1e-6)) for first, part in q])
+
+
+def _replaced(actions: Tensor, parts: Sequence[tuple[int, Tensor]]) -> Tensor:
+    if not parts:
+        return actions
+    actions = actions.clone()
+    for first, values in parts:
+        actions[..., first : first + 4] = values
+    return actions
 
 
 class Normalizer(nn.Module):
@@ -126,11 +213,12 @@ class Normalizer(nn.Module):
 
     action_center: Tensor  # (Da,)
     action_scale: Tensor  # (Da,)
-    action_std: Tensor  # (Da,) of the normalised actions; 1 where a dimension never moved
+    action_std: Tensor  # (Da,) of the normalised actions; 0 where a dimension is constant
     vector_center: Tensor  # (sum of D,)
     vector_scale: Tensor  # (sum of D,)
+    quaternion_reference: Tensor  # (n, 4)
 
-    def __init__(self, vector_sizes: dict[str, int], action_dim: int) -> None:
+    def __init__(self, vector_sizes: dict[str, int], action_dim: int, quaternions: Sequence[int] = ()) -> None:
         """The identity, to be filled by `from_statistics` or by loading a state dict."""
         super().__init__()
         ends = np.cumsum([0, *vector_sizes.values()]).tolist()
@@ -139,11 +227,16 @@ class Normalizer(nn.Module):
             self.register_buffer(f"{key}_center", torch.zeros(size))
             self.register_buffer(f"{key}_scale", torch.ones(size))
         self.register_buffer("action_std", torch.ones(action_dim))
+        self.quaternions = tuple(quaternions)
+        # Not in the weights of a policy without quaternions: those have no such entry.
+        reference = torch.full((len(self.quaternions), 4), 0.5)
+        self.register_buffer("quaternion_reference", reference, persistent=bool(self.quaternions))
 
     @staticmethod
-    def empty(sensors: Sequence[SensorSpec], action_dim: int) -> Normalizer:
+    def empty(sensors: Sequence[SensorSpec], action_dim: int, quaternions: Sequence[int] = ()) -> Normalizer:
         """The identity with buffers of the right sizes, for loading a saved policy."""
-        return Normalizer({s.name: s.shape[0] for s in sensors if s.kind == "vector"}, action_dim)
+        sizes = {s.name: s.shape[0] for s in sensors if s.kind == "vector"}
+        return Normalizer(sizes, action_dim, quaternions)
 
     @staticmethod
     def from_statistics(stats: Statistics, sensors: Sequence[SensorSpec] | None = None) -> Normalizer:
@@ -151,36 +244,45 @@ class Normalizer(nn.Module):
         names = list(stats.vectors) if sensors is None else [s.name for s in sensors if s.kind == "vector"]
         if missing := [name for name in names if name not in stats.vectors]:
             raise PrismError(f"no statistics for sensor '{missing[0]}'; the dataset has {', '.join(stats.vectors)}")
-        vectors = [stats.vectors[name] for name in names]
-        module = Normalizer(
-            {name: len(v.mean) for name, v in zip(names, vectors, strict=True)}, len(stats.actions.mean)
-        )
-        a = stats.actions
-        scale = np.where(a.constant, 1.0, (a.max - a.min) / 2)
+        vectors = {name: stats.vectors[name] for name in names}
+        a, sizes = stats.actions, {name: len(v.mean) for name, v in vectors.items()}
+        module = Normalizer(sizes, len(a.mean), stats.quaternions)
+        scale = np.where(a.idle, 1.0, (a.max - a.min) / 2)
         module.action_center.copy_(torch.from_numpy((a.max + a.min) / 2))
         module.action_scale.copy_(torch.from_numpy(scale))
-        module.action_std.copy_(torch.from_numpy(np.where(a.constant, 1.0, a.std / scale)))
+        module.action_std.copy_(torch.from_numpy(np.where(a.idle, 0.0, a.std / scale)))
         if vectors:
-            module.vector_center.copy_(torch.from_numpy(np.concatenate([v.mean for v in vectors])))
-            scales = [np.where(v.constant, 1.0, v.std) for v in vectors]
-            module.vector_scale.copy_(torch.from_numpy(np.concatenate(scales)))
+            module.vector_center.copy_(torch.from_numpy(np.concatenate([v.mean for v in vectors.values()])))
+            module.vector_scale.copy_(torch.from_numpy(np.concatenate([v.divisor for v in vectors.values()])))
+        module.quaternion_reference.copy_(torch.from_numpy(stats.references))
         return module
 
-    def normalize_actions(self, actions: Float[Tensor, "*batch Da"]) -> Float[Tensor, "*batch Da"]:
-        """Robot units to [-1, 1] (beyond it for actions outside the training range)."""
-        return (actions - self.action_center) / self.action_scale
+    @property
+    def action_moves(self) -> Float[Tensor, " Da"]:
+        """1 where an action dimension moves, 0 where it is constant: its weight in a loss."""
+        return (self.action_std > 0).to(self.action_scale.dtype)
 
-    def unnormalize_actions(self, actions: Float[Tensor, "*batch Da"]) -> Float[Tensor, "*batch Da"]:
+    def normalize_actions(self, actions: Float[Tensor, "*batch T Da"]) -> Float[Tensor, "*batch T Da"]:
+        """Robot units to [-1, 1], and beyond outside the training range; the axis before the last is time."""
+        if self.quaternions:
+            actions = one_sign(actions, self.quaternions, self.quaternion_reference)
+        return (actions - self.action_center) / self.action_scale * self.action_moves
+
+    def unnormalize_actions(self, actions: Float[Tensor, "*batch T Da"]) -> Float[Tensor, "*batch T Da"]:
         """[-1, 1] back to robot units."""
-        return actions * self.action_scale + self.action_center
+        actions = actions * (self.action_scale * self.action_moves) + self.action_center
+        if self.quaternions:
+            actions = unit_norm(actions, self.quaternions)
+            actions = one_sign(actions, self.quaternions, self.quaternion_reference)
+        return actions
 
     def normalize_vector(self, name: str, values: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Sensor units to zero mean and unit variance over the training set."""
         part = self._slices.get(name)
         if part is None:
             raise PrismError(f"sensor '{name}' has no statistics; this policy knows {', '.join(self._slices)}")
-        return (values - self.vector_center[part]) / self.vector_scale[part]
+        return ((values - self.vector_center[part]) / self.vector_scale[part]).clamp(-LIMIT, LIMIT)
 
     def scale(self, name: str) -> Float[Tensor, " D"]:
-        """The standard deviation of a vector sensor over the training set; 1 where it never moved."""
+        """The standard deviation of a vector sensor over the training set, or its floor; 1 where it is constant."""
         return self.vector_scale[self._slices[name]]

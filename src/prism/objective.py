@@ -190,13 +190,15 @@ class RSIMLE(nn.Module):
         self.register_buffer("weights", torch.full((action_dim,), scale))
 
     def set_action_std(self, std: Float[Tensor, " Da"]) -> None:
-        """Eq. 4's w_d: inverse empirical scale, for weights = inverse_std. Call once, before training."""
-        if self.config.weights != "inverse_std":
+        """Eq. 4's w_d, once, before training: inverse empirical scale for weights = inverse_std, otherwise equal; 0 for
+        a dimension that is constant (std 0)."""
+        moves = (std > 0).to(std.dtype)
+        if self.config.weights != "inverse_std" and bool(moves.all()):
             return
-        inverse = 1.0 / std.clamp(min=1e-3)
+        weights = moves / std.clamp(min=1e-3) if self.config.weights == "inverse_std" else moves
         if self.config.rule != "paper":
-            inverse = inverse / inverse.sum()
-        self.weights.copy_(inverse)
+            weights = weights / weights.sum().clamp(min=1e-9)
+        self.weights.copy_(weights)
 
     @property
     def needs_crowd(self) -> bool:

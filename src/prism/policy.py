@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from prism.errors import PrismError
 from prism.normalize import Normalizer
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
 
 
@@ -29,18 +29,22 @@ class PolicySpec:
     fps: float
     obs_horizon: int
     pred_horizon: int
+    action: ActionSpec = field(default_factory=ActionSpec)
 
     def to_json(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         data["sensors"] = [sensor.to_json() for sensor in self.sensors]
+        data["action"] = self.action.to_json()
         return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PolicySpec:
+        data = {"action": {}, **data}  # policies from before it was stored know nothing of it
         known = {field.name for field in dataclasses.fields(PolicySpec)}
         if set(data) != known:
             raise PrismError(f"policy spec needs exactly the keys {sorted(known)}, found {sorted(data)}")
-        return PolicySpec(**{**data, "sensors": tuple(SensorSpec.from_json(s) for s in data["sensors"])})
+        sensors = tuple(SensorSpec.from_json(s) for s in data["sensors"])
+        return PolicySpec(**{**data, "sensors": sensors, "action": ActionSpec.from_json(data["action"], "policy")})
 
 
 @dataclass(frozen=True)

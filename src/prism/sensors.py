@@ -53,6 +53,7 @@ class SensorSpec:
     limits: tuple[float, float] | None = None  # of every value; of an image's mean; depth: mean of what was measured
     max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
     max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
+    names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SensorKind):
@@ -79,6 +80,8 @@ class SensorSpec:
         self._check_picture()
         if self.limits is not None and not (len(self.limits) == 2 and self.limits[0] < self.limits[1]):
             raise PrismError(f"sensor '{self.name}': limits are (lowest, highest), not {self.limits}")
+        if self.names and (self.kind != "vector" or len(self.names) != self.shape[0]):
+            raise PrismError(f"sensor '{self.name}': names are of a vector, one a dimension, not {len(self.names)}")
         for key, value in (("fps", self.fps), ("max_repeats", self.max_repeats), ("max_age", self.max_age)):
             if not 0 <= value < math.inf:
                 raise PrismError(f"sensor '{self.name}': {key} is {value}; it must be 0 or more")
@@ -128,7 +131,8 @@ class SensorSpec:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        return data if self.names else {key: value for key, value in data.items() if key != "names"}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> SensorSpec:
@@ -152,3 +156,41 @@ def encode_text(text: str, size: int) -> NDArray[np.uint8]:
 def decode_text(step: NDArray[np.generic]) -> str:
     """What `encode_text` was given; bytes that are not UTF-8 show as replacement characters."""
     return step.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class ActionSpec:
+    """What a dataset knows of its actions beyond their number; it travels with the policy."""
+
+    names: tuple[str, ...] = ()  # one a dimension; (): unknown
+    quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions: q and -q are one rotation
+    robot: str = ""  # the robot's type
+
+    def check(self, action_dim: int, where: str) -> None:
+        """PrismError where it does not fit actions of that many dimensions."""
+        if self.names and len(self.names) != action_dim:
+            raise PrismError(f"{where}: {len(self.names)} names for {action_dim} action dimensions; give one each")
+        ends = [0, *(first + 4 for first in self.quaternions)]
+        if any(first < end for first, end in zip(self.quaternions, ends, strict=False)) or ends[-1] > action_dim:
+            raise PrismError(f"{where}: quaternions at {self.quaternions} do not fit {action_dim} action dimensions")
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what is known."""
+        known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
+        return {key: value for key, value in known.items() if value}
+
+    @staticmethod
+    def from_json(data: object, where: str) -> ActionSpec:
+        if not isinstance(data, dict) or set(data) - {"names", "quaternions", "robot"}:
+            raise PrismError(f"{where}: 'action' must hold names, quaternions and robot alone; mend the file")
+        names, first, robot = data.get("names", []), data.get("quaternions", []), data.get("robot", "")
+        lists = isinstance(names, list) and isinstance(first, list) and isinstance(robot, str)
+        if not lists or not all(isinstance(n, str) for n in names) or not all(type(q) is int for q in first):
+            raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; mend the file")
+        return ActionSpec(tuple(names), tuple(first), robot)
+
+
+def action_spec_of(source: object) -> ActionSpec:
+    """Of a dataset (an EpisodeSource), whatever its format; an empty one where nothing is known."""
+    found = getattr(source, "action_spec", None)
+    return found if isinstance(found, ActionSpec) else ActionSpec()

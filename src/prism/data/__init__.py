@@ -52,7 +52,10 @@ def _open(path: Path, fps: float | None, entries: Sequence[Entry], tolerance: fl
     if name == "prism":
         if entries:
             raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
-        return StoreSource(path)
+        source = StoreSource(path)
+        if fps is not None and fps != source.fps:
+            raise PrismError(f"{path}: dataset.json says {source.fps:g} steps a second, not {fps:g}; leave --fps out")
+        return source
     if name == "robomimic HDF5":
         return RobomimicSource(path, fps, entries)
     if name == "LeRobot":

@@ -14,6 +14,7 @@ from prism.data.episodes import EpisodeSource, stream_dtype
 from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
 from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
+from prism.sensors import action_spec_of
 
 Format = Literal["prism", "lerobot"]
 Progress = Callable[[int, int], None]  # steps done, steps in all
@@ -83,10 +84,10 @@ def convert(
 def _writer(
     source: EpisodeSource, out: Path, to: Format, task: str, codec: Codec, overwrite: bool, notes: list[str]
 ) -> EpisodeWriter:
-    sensors, fps = source.sensors, source.fps
+    sensors, fps, action = source.sensors, source.fps, action_spec_of(source)
     if to == "prism":
         provenance = {"converted_from": Path(source.path).name, "notes": list(source.notes)}
-        return DatasetWriter(out, sensors, source.action_dim, fps, task, overwrite, provenance)
+        return DatasetWriter(out, sensors, source.action_dim, fps, task, overwrite, provenance, action)
     if to != "lerobot":
         raise PrismError(f"--to {to}: use prism or lerobot")
     keys = feature_keys(sensors)
@@ -95,4 +96,4 @@ def _writer(
         notes.append(f"pictures are compressed as {codec} video: they look the same and are not the same bytes")
     everything: Collection[str] = [sensor.name for sensor in sensors]
     absent: Collection[str] = getattr(source, "sometimes_absent", everything)
-    return LeRobotWriter(out, sensors, source.action_dim, fps, task, overwrite, codec, absent)
+    return LeRobotWriter(out, sensors, source.action_dim, fps, task, overwrite, codec, absent, action)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 
 Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
@@ -135,6 +135,10 @@ class SourceView:
     @property
     def task(self) -> str:
         return str(getattr(self.source, "task", ""))
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return action_spec_of(self.source)
 
     @property
     def version(self) -> str:

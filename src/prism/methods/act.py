@@ -25,7 +25,7 @@ from prism.distributed import draws
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy, row_mean
+from prism.methods.base import BaselineConfig, BaselinePolicy
 from prism.methods.context import seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
@@ -141,7 +141,7 @@ class ActPolicy(BaselinePolicy):
         mean, log_variance = self.style_of(data, batch.action_valid, example.context, dropout)
         latent = mean + (0.5 * log_variance).exp() * draws.randn(mean.shape, rng).to(mean.device)
         plan = self.actions(latent, example.context, dropout)
-        error = row_mean(F.l1_loss(plan, data, reduction="none"), batch.action_valid).mean()
+        error = self.row_mean(F.l1_loss(plan, data, reduction="none"), batch.action_valid).mean()
         kl = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
         logs = {"l1": error.detach(), "kl": kl.detach()}
         return LossOutput(error + self.config.kl_weight * kl, logs)

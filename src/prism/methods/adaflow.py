@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from prism.distributed import draws
 from prism.errors import PrismError
-from prism.methods.base import row_mean
 from prism.methods.context import seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.unet import Films, step_features
@@ -77,7 +76,7 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         noise = draws.randn(data.shape, rng).to(data.device)
         condition = self.project(example.context.flatten(1))
         films = self.unet.condition_films(condition)
-        error = row_mean(self.path_error(data, noise, time, films), batch.action_valid)  # (B,)
+        error = self.row_mean(self.path_error(data, noise, time, films), batch.action_valid)  # (B,)
         x = torch.lerp(noise, data, time[:, None, None]).unsqueeze(1)
         log_variance = self.log_variance(x, condition.detach(), time.unsqueeze(1))[:, 0]
         likelihood = 0.5 * (error.detach() * (-log_variance).exp() + log_variance)

@@ -49,8 +49,9 @@ class BaselinePolicy(ContextPolicy):
         shape = (rows, candidates, self.config.pred_horizon, self.spec.action_dim)
         return draws.randn(shape, rng).to(self.normalizer.action_center.device)
 
-
-def row_mean(error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, " B"]:
-    """Mean over the valid steps of each row: the mean of these over ranks is that of the global batch."""
-    mask = valid.unsqueeze(-1).to(torch.float32)
-    return (error.float() * mask).sum((1, 2)) / (mask.sum((1, 2)) * error.shape[-1]).clamp(min=1.0)
+    def row_mean(self, error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, " B"]:
+        """Mean over the valid steps of each row and the action dimensions that move: the mean of these over ranks is
+        that of the global batch."""
+        moves = self.normalizer.action_moves
+        mask = valid.unsqueeze(-1).to(torch.float32)
+        return (error.float() * (mask * moves)).sum((1, 2)) / (mask.sum((1, 2)) * moves.sum()).clamp(min=1.0)

@@ -22,7 +22,6 @@ from torch import Tensor
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.base import row_mean
 from prism.methods.diffusion import DiffusionConfig, DiffusionPolicy
 from prism.methods.schedule import NoiseSchedule, timesteps
 from prism.methods.student import Student
@@ -103,8 +102,8 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
             moved = self.schedule.ddim(found + shift, found_noise, into)
             further = self.bounded_end_of(moved, films, into.clamp(min=0))
             target = torch.where((into < 0).view(-1, 1, 1, 1), moved, further)
-        consistency = row_mean((landed - target)[:, 0].square(), batch.action_valid).mean()
-        denoising = row_mean((landed[:, 0] - data).square(), batch.action_valid).mean()
+        consistency = self.row_mean((landed - target)[:, 0].square(), batch.action_valid).mean()
+        denoising = self.row_mean((landed[:, 0] - data).square(), batch.action_valid).mean()
         logs = {"consistency": consistency.detach(), "denoising": denoising.detach()}
         return LossOutput(consistency + self.config.denoising_weight * denoising, logs)
 

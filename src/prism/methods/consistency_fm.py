@@ -17,7 +17,6 @@ from torch import Tensor
 
 from prism.distributed import draws
 from prism.errors import PrismError
-from prism.methods.base import row_mean
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.policy import LossOutput
 from prism.types import Batch
@@ -67,4 +66,4 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
         inside = (later < end).to(data.dtype)[:, None, None]
         apart = inside * (velocity - target_velocity).square()
         error = (landed - target).square() + self.config.velocity_weight * apart
-        return LossOutput(row_mean(error, batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})

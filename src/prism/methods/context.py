@@ -23,7 +23,7 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, to_json
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
 
 
@@ -45,8 +45,11 @@ class ContextConfig:
         if self.obs_horizon < 1 or self.pred_horizon < 1:
             raise PrismError(f"obs_horizon {self.obs_horizon} and pred_horizon {self.pred_horizon} must be at least 1")
 
-    def spec(self, sensors: tuple[SensorSpec, ...], action_dim: int, fps: float) -> PolicySpec:
-        return PolicySpec(self.method, to_json(self), sensors, action_dim, fps, self.obs_horizon, self.pred_horizon)
+    def spec(
+        self, sensors: tuple[SensorSpec, ...], action_dim: int, fps: float, action: ActionSpec | None = None
+    ) -> PolicySpec:
+        horizons = (self.obs_horizon, self.pred_horizon)
+        return PolicySpec(self.method, to_json(self), sensors, action_dim, fps, *horizons, action or ActionSpec())
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class ContextPolicy(Policy):
         steps = torch.arange(1, present.shape[1] + 1, device=present.device)
         newest = (present * steps).argmax(1)  # (B,)
         latest = stream[torch.arange(len(stream), device=stream.device), newest, : self.spec.action_dim].float()
-        normalised = self.normalizer.normalize_actions(latest)
+        normalised = self.normalizer.normalize_actions(latest[:, None])[:, 0]
         known = present.any(1, keepdim=True)
         return torch.where(known, normalised, torch.zeros_like(normalised))[:, None, None, :]
 

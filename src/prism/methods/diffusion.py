@@ -17,7 +17,6 @@ from torch import Tensor
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, from_json
-from prism.methods.base import row_mean
 from prism.methods.schedule import NoiseSchedule, Prediction, Spacing, timesteps
 from prism.methods.unet import Films
 from prism.methods.unet_policy import UNetPolicy, UNetPolicyConfig
@@ -92,7 +91,7 @@ class DiffusionPolicy(UNetPolicy):
         noisy = self.schedule.add_noise(data, noise, step)
         output = self.predict(noisy.unsqueeze(1), self.films(example.context), step)[:, 0]
         goal = noise if self.config.prediction == "epsilon" else data
-        return LossOutput(row_mean((output - goal).square(), batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean((output - goal).square(), batch.action_valid).mean(), {})
 
     def plan(
         self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator

@@ -17,7 +17,6 @@ from torch import Tensor
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.base import row_mean
 from prism.methods.unet import Films
 from prism.methods.unet_policy import UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
@@ -66,7 +65,7 @@ class FlowMatchingPolicy(UNetPolicy):
         time = draws.rand((len(data),), rng).to(data.device)
         noise = draws.randn(data.shape, rng).to(data.device)
         error = self.path_error(data, noise, time, self.films(example.context))
-        return LossOutput(row_mean(error, batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
 
     def path_error(
         self,

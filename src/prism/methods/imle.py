@@ -78,14 +78,14 @@ class ImlePolicy(UNetPolicy):
         """
         single = len(parts) == 1
         begin = rng.get_state()
-        scale = self.config.offset_scale
+        scale, moves = self.config.offset_scale, self.normalizer.action_moves
         choices: list[tuple[Tensor, Tensor, Tensor]] = []
         for part in parts:
             rng.set_state(begin)
             with torch.set_grad_enabled(single and torch.is_grad_enabled()):
                 draft = self._draft(part, rng)
             with torch.no_grad():
-                plans = self.unet(draft.noise, draft.films)
+                plans = self.unet(draft.noise, draft.films) * moves
                 squared = flat_distance(plans, draft.data, part.action_valid) * scale**2
                 choices.append((*choose(squared, self.config.epsilon), (squared <= self.config.epsilon**2).float()))
         kept_rows = torch.stack([kept.sum() for _, kept, _ in choices]).sum().float()
@@ -97,7 +97,7 @@ class ImlePolicy(UNetPolicy):
                 draft = self._draft(part, rng)
             rows = len(index)
             noise = draft.noise[torch.arange(rows, device=index.device), index].unsqueeze(1)
-            squared = flat_distance(self.unet(noise, draft.films), draft.data, part.action_valid)[:, 0]
+            squared = flat_distance(self.unet(noise, draft.films) * moves, draft.data, part.action_valid)[:, 0]
             distance = torch.where(kept, squared, 1.0).sqrt() * kept * scale  # no sqrt of 0 where a row is dropped
             total = rows if part.share is None else part.share.total
             # A rank's loss is weighted by its share of the rows (training/learner.py): weigh it back.

@@ -14,7 +14,6 @@ import torch
 
 from prism.distributed import draws
 from prism.errors import PrismError
-from prism.methods.base import row_mean
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.student import Student
 from prism.policy import LossOutput, Policy
@@ -59,4 +58,4 @@ class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):
             )
             data = self.in_my_space(asked[:, 0], batch, example)
         error = self.path_error(data, noise, time, self.films(example.context))
-        return LossOutput(row_mean(error, batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})

@@ -17,7 +17,7 @@ from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy, row_mean
+from prism.methods.base import BaselineConfig, BaselinePolicy
 from prism.methods.context import seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
@@ -54,7 +54,7 @@ class RegressorPolicy(BaselinePolicy):
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
         example = self.example(batch, draws.for_rows(rng, batch))
         error = self._plan(example.context)[:, 0] - self.data(example)
-        return LossOutput(row_mean(error.square(), batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean(error.square(), batch.action_valid).mean(), {})
 
     def plan(
         self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator

@@ -24,6 +24,7 @@ from prism.policy import Policy
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import FILE, Experiment
 from prism.runs.run import Run, is_run
+from prism.sensors import action_spec_of
 from prism.training.checkpoint import check_resume, list_checkpoints
 from prism.training.loop import TrainResult, train
 
@@ -71,7 +72,7 @@ def train_experiment(
         reading = f"reading the actions and vectors of {len(training)} episodes"
         with console.status(reading):
             normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
-        spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
+        spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps, action_spec_of(source))
         policy = build_policy(spec, config.seed, normalizer)
         if not begun:
             load_pretrained(policy)

@@ -145,11 +145,16 @@ def export_onnx(
         "step_width": step_width(policy),
         "latent": _latent(policy),
         "latents": "(B, K, latent) independent standard normal numbers; one draw a candidate",
-        "actions": "(plans + anchor) * action_scale + action_center; anchor: 0 without one, else "
-        "((the newest reading of it in the window)[:action_dim] - action_center) / action_scale, 0 where there is none",
+        "actions": "(plans + anchor) * action_moves * action_scale + action_center, then the 4 values from each of "
+        "`quaternions` on divided by their norm; anchor: 0 without one, else ((the newest reading of it in the "
+        "window)[:action_dim] - action_center) / action_scale * action_moves, 0 where there is none, its quaternions "
+        "first given the sign of which the product with quaternion_reference is not negative",
         "anchor": policy.config.anchor,
         "action_scale": policy.normalizer.action_scale.tolist(),
         "action_center": policy.normalizer.action_center.tolist(),
+        "action_moves": policy.normalizer.action_moves.tolist(),
+        "quaternions": list(policy.normalizer.quaternions),
+        "quaternion_reference": policy.normalizer.quaternion_reference.tolist(),
     }
     files[METADATA] = encode_json(metadata)
     files["absent.safetensors"] = _absent(policy)

@@ -22,7 +22,7 @@ from prism.data.formats.lerobot_video import VideoFrames
 from prism.data.formats.mapping import Column, Entry
 from prism.data.formats.table import Raw, TableSource, make_table
 from prism.errors import PrismError, reason
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 TASK = "task"
 PRESENT = "present."  # a feature of this beginning says at which steps the feature named behind it was there
@@ -53,14 +53,19 @@ class LeRobotSource(TableSource):
             for feature in self._meta.features.values()
             if feature.key.startswith(PRESENT) and feature.dtype == "bool"
         }
-        stored = _stored_specs(path)
+        stored, action = _stored_specs(path)
         columns = self._columns(notes, stored)
         if stored and not entries:
             entries = [Entry((key,), spec.name, spec.kind) for key, spec in stored.items()]
             notes.append(f"the sensors are as {SPECS} says")
         table = make_table(path, columns, "action", entries, self.fps, notes)
         by_name = {spec.name: spec for spec in stored.values()} if stored and not self._arguments[2] else {}
-        self._use(dataclasses.replace(table, streams=tuple(_restored(s, by_name) for s in table.streams)))
+        self._use(
+            dataclasses.replace(table, streams=tuple(_restored(s, by_name) for s in table.streams)), self._meta.robot
+        )
+        if action.quaternions and not self._arguments[2]:
+            action.check(self.action_dim, str(path / SPECS))
+            self.action_spec = dataclasses.replace(self.action_spec, quaternions=action.quaternions)
         self.notes = tuple(notes)
         tasks = set(self._meta.tasks.values())
         self.task = tasks.pop() if len(tasks) == 1 else ""
@@ -89,7 +94,7 @@ class LeRobotSource(TableSource):
             dtype = np.dtype(np.uint8) if feature.dtype in ("image", "video") else _number(feature, self.path)
             shape = feature.shape
             rate = stored[key].sample_rate if key in stored else 0
-            columns.append(Column(key, shape, dtype, name=name, skip=skip, sample_rate=rate))
+            columns.append(Column(key, shape, dtype, name=name, skip=skip, sample_rate=rate, names=feature.names))
         if self._meta.tasks:
             longest = max(len(text.encode()) for text in self._meta.tasks.values())
             one = len(set(self._meta.tasks.values())) == 1
@@ -145,12 +150,14 @@ def _number(feature: Feature, path: Path) -> np.dtype[Any]:
     return dtype
 
 
-def _stored_specs(path: Path) -> dict[str, SensorSpec]:
+def _stored_specs(path: Path) -> tuple[dict[str, SensorSpec], ActionSpec]:
     file = path / SPECS
     if not file.is_file():
-        return {}
+        return {}, ActionSpec()
     try:
-        return {str(key): SensorSpec.from_json(spec) for key, spec in read_json(file)["sensors"].items()}
+        content = read_json(file)
+        sensors = {str(key): SensorSpec.from_json(spec) for key, spec in content["sensors"].items()}
+        return sensors, ActionSpec.from_json(content.get("action", {}), str(file))
     except PrismError as error:
         raise PrismError(str(error) if str(file) in str(error) else f"{file}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:

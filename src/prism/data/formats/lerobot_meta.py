@@ -38,6 +38,7 @@ class Feature:
     dtype: str
     shape: tuple[int, ...]
     is_depth: bool = False
+    names: tuple[str, ...] = ()  # of the dimensions of a vector
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Meta:
     data: Place
     videos: dict[str, Place]
     tasks: dict[int, str]
+    robot: str
 
 
 def read_meta(root: Path) -> Meta:
@@ -79,8 +81,9 @@ def read_meta(root: Path) -> Meta:
     total = info.get("total_episodes")
     if isinstance(total, int) and total != len(lengths):
         raise PrismError(f"{file}: 'total_episodes' is {total}, the list of episodes has {len(lengths)}; {AGAIN}")
+    robot = info["robot_type"] if isinstance(info.get("robot_type"), str) else ""
     stated = f"v{str(info['codebase_version']).removeprefix('v')}"
-    return Meta(version, stated, float(fps), features, lengths, data, videos, _tasks(root, version))
+    return Meta(version, stated, float(fps), features, lengths, data, videos, _tasks(root, version), robot)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -130,8 +133,17 @@ def _features(stated: object, file: Path) -> dict[str, Feature]:
                 dims = (*dims[1:], dims[0])
         info = entry.get("info") or entry.get("video_info") or {}
         depth = isinstance(info, dict) and bool(info.get("video.is_depth_map") or info.get("is_depth_map"))
-        features[str(key)] = Feature(str(key), dtype, dims, depth)
+        features[str(key)] = Feature(str(key), dtype, dims, depth, _dimension_names(entry.get("names"), dims))
     return features
+
+
+def _dimension_names(stated: object, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """A list of names, or {"motors": a list}; nothing else is names."""
+    if isinstance(stated, dict) and len(stated) == 1:
+        stated = next(iter(stated.values()))
+    if len(shape) != 1 or not isinstance(stated, list) or len(stated) != shape[0]:
+        return ()
+    return tuple(map(str, stated))
 
 
 def expand(root: Path, template: str, values: Mapping[str, int | str], what: str) -> Path:

@@ -25,7 +25,7 @@ from prism.data.formats.manifest import check_sensors
 from prism.errors import PrismError
 from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync
 from prism.normalize import RunningStatistics
-from prism.sensors import SensorSpec, decode_text
+from prism.sensors import ActionSpec, SensorSpec, decode_text
 
 Codec = Literal["h264", "av1"]
 _FILE_BYTES = 200 * 2**20  # of one video file, as LeRobot does
@@ -67,8 +67,10 @@ class LeRobotWriter(AtomicWriter):
         overwrite: bool = False,
         codec: Codec = "h264",
         sometimes_absent: Collection[str] = (),
+        action: ActionSpec | None = None,
     ) -> None:
         self.path, self.sensors, self.fps, self.task = Path(path), tuple(sensors), fps, task or "no instruction"
+        self.action_spec = action or ActionSpec()
         check_sensors(sensors)
         if sum(sensor.kind == "text" for sensor in sensors) > 1:
             raise PrismError(f"{path}: LeRobot has one instruction a step; choose one of the text sensors")
@@ -231,7 +233,11 @@ class LeRobotWriter(AtomicWriter):
         info, features = self._info()
         stats = {key: _stats_json(running, features[key]) for key, running in self._stats.items() if running.count}
         specs = {key: s.to_json() for s in self.sensors for key in (self._keys[s.name],)}
-        for name, content in ((INFO, info), ("meta/stats.json", stats), (SPECS, {"sensors": specs})):
+        for name, content in (
+            (INFO, info),
+            ("meta/stats.json", stats),
+            (SPECS, {"sensors": specs, "action": self.action_spec.to_json()}),
+        ):
             (self._temp / name).write_text(json.dumps(content, indent=1))
         for file in self._temp.rglob("*"):
             if file.is_file():
@@ -253,13 +259,15 @@ class LeRobotWriter(AtomicWriter):
         return table.replace_schema_metadata({b"pandas": json.dumps(pandas).encode()})
 
     def _info(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        action = {"dtype": "float32", "shape": [self._action_dim], "names": None}
+        names = list(self.action_spec.names) or None
+        action = {"dtype": "float32", "shape": [self._action_dim], "names": names}
         features: dict[str, Any] = {"action": action}
         for sensor in self.sensors:
             key = self._keys[sensor.name]
             if sensor.kind == "text":
                 continue
-            entry: dict[str, Any] = {"dtype": str(sensor.dtype), "shape": list(sensor.shape), "names": None}
+            known = list(sensor.names) or None
+            entry: dict[str, Any] = {"dtype": str(sensor.dtype), "shape": list(sensor.shape), "names": known}
             if _is_video(sensor):
                 entry |= {"dtype": "video", "names": ["height", "width", "channels"]}
                 entry["info"] = self._videos[sensor.name].info()
@@ -271,7 +279,7 @@ class LeRobotWriter(AtomicWriter):
             features[key] = {"dtype": dtype, "shape": [1], "names": None}
         info = {
             "codebase_version": "v3.0",
-            "robot_type": None,
+            "robot_type": self.action_spec.robot or None,
             "total_episodes": self.episodes,
             "total_frames": self._rows,
             "total_tasks": len(self._tasks),

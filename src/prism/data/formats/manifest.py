@@ -6,13 +6,13 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from prism.data.episodes import IntArray, checked_ends
 from prism.errors import PrismError, reason
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 FORMAT_VERSION = 1
 MANIFEST = "dataset.json"
@@ -32,6 +32,7 @@ class Manifest:
     provenance: dict[str, Any]  # free-form: who recorded it, with what
     checksums: bool = False  # every stream has a file of checksums
     sometimes_absent: tuple[str, ...] = ()  # sensors that have a file of presence
+    action: ActionSpec = field(default_factory=ActionSpec)
 
     def to_json(self) -> str:
         data: dict[str, Any] = {
@@ -43,6 +44,8 @@ class Manifest:
             "episode_ends": self.episode_ends.tolist(),
             "provenance": self.provenance,
         }
+        if action := self.action.to_json():
+            data["action"] = action
         if self.checksums:
             data |= {"checksums": "crc32", "sometimes_absent": list(self.sometimes_absent)}
             data["own_checksum"] = _checksum(data)
@@ -97,7 +100,9 @@ def read_manifest(file: Path) -> Manifest:
         raise PrismError(
             f"{file}: does not match its 'own_checksum': damaged, or edited; if you edited it, remove that key"
         )
-    return Manifest(task, float(fps), sensors, action_dim, ends, provenance, checked is not None, tuple(absent))
+    action = ActionSpec.from_json(data.get("action", {}), str(file))
+    action.check(action_dim, f"{file}: 'action'")
+    return Manifest(task, float(fps), sensors, action_dim, ends, provenance, checked is not None, tuple(absent), action)
 
 
 def _read_sensors(file: Path, data: object) -> tuple[SensorSpec, ...]:

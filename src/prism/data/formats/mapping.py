@@ -22,7 +22,7 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from prism.errors import PrismError
-from prism.sensors import SensorKind
+from prism.sensors import ActionSpec, SensorKind
 
 ACTION = "action"
 _TACTILE = ("tactile", "digit", "gelsight")
@@ -41,6 +41,8 @@ class Column:
     skip: str = ""  # why a guess leaves it out
     scale: float = 0.0  # the reader's knowledge of the unit; 0: the kind's usual one
     sample_rate: int = 0  # audio
+    names: tuple[str, ...] = ()  # of the dimensions, where the file has them
+    quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions, where the reader knows
 
     @property
     def is_text(self) -> bool:
@@ -114,6 +116,31 @@ def guess_kind(column: Column) -> tuple[SensorKind | None, str]:
         if shape[0] == 3 and not touch:
             return "rgb", ""
     return None, f"has shape {shape} a step and type {column.dtype}, no kind of sensor that it could be by its name"
+
+
+def action_spec(columns: Sequence[Column], robot: str = "") -> ActionSpec:
+    """What the columns of the actions say of them. Quaternions are those that the reader knows, that are called so (a
+    key of four numbers with `quat` in it), or whose dimensions are called so: qw qx qy qz, ee_quat.x .y .z .w."""
+    names: list[str] = []
+    quaternions: list[int] = []
+    for column in columns:
+        size, begin = int(np.prod(column.shape, dtype=np.int64)), len(names)
+        own = column.names if len(column.names) == size else ()
+        found = column.quaternions or ((0,) if size == 4 and "quat" in column.key.lower() else _called_quaternions(own))
+        quaternions += [begin + first for first in found]
+        names += own or [f"{column.key}[{i}]" for i in range(size)]
+    return ActionSpec(tuple(names) if any(c.names for c in columns) else (), tuple(quaternions), robot)
+
+
+def _called_quaternions(names: Sequence[str]) -> tuple[int, ...]:
+    found = []
+    for first in range(len(names) - 3):
+        four = [name.lower() for name in names[first : first + 4]]
+        stem = four[0][:-1]
+        same = all(name[:-1] == stem for name in four) and "".join(n[-1] for n in four) in ("wxyz", "xyzw")
+        if same and re.search(r"quat|orient|rotation|(^|[^a-z])q[_.]?$", stem):
+            found.append(first)
+    return tuple(found)
 
 
 def find_column(columns: Sequence[Column], key: str, where: str) -> Column:

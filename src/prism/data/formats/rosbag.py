@@ -218,7 +218,7 @@ class RosbagSource(TableSource):
             if size := len(field.get(messages[0])):
                 key = f"{topic}.{field.name}" if field.name else topic
                 name = topic.strip("/") if field.name == "position" else ""
-                column = Column(key, (size,), np.dtype(np.float32), name, field.skip)
+                column = Column(key, (size,), np.dtype(np.float32), name, field.skip, quaternions=field.quaternions)
                 found.append(_Key(topic, msgtype, field, stamped, column))
         if not found:
             raise rosmsg.NotReadError("its first message holds no numbers")

@@ -1,6 +1,7 @@
 """The project's own format: a folder of plain .npy files, read by position.
 
-dataset.json          format_version, task, fps, sensors, action_dim, episode_ends, checksums, provenance
+dataset.json          format_version, task, fps, sensors, action_dim, episode_ends, checksums, provenance; where
+                      known: action {names, quaternions: first dimensions, robot}
 actions.npy           (N, Da) float32: all episodes, one behind the other
 <sensor>.npy          (N, ...) float32, or uint8 for pixels and text
 <sensor>.present.npy  (N,) bool, only where a sensor was ever missing
@@ -42,6 +43,7 @@ class StoreSource:
         manifest = read_manifest(path / MANIFEST)
         self.task, self.fps, self.action_dim = manifest.task, manifest.fps, manifest.action_dim
         self.sensors, self.provenance, ends = manifest.sensors, manifest.provenance, manifest.episode_ends
+        self.action_spec = manifest.action
         self._starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
         self.lengths: IntArray = ends - self._starts
         self._checked = manifest.checksums

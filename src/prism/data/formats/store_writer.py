@@ -16,7 +16,7 @@ from prism.data.formats.manifest import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Ma
 from prism.data.formats.rows import Checksums, as_bytes
 from prism.errors import PrismError
 from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 
 class DatasetWriter(AtomicWriter):
@@ -38,6 +38,7 @@ class DatasetWriter(AtomicWriter):
         task: str,
         overwrite: bool = False,
         provenance: Mapping[str, Any] | None = None,
+        action: ActionSpec | None = None,
     ) -> None:
         self.path = Path(path)
         check_sensors(sensors)
@@ -51,7 +52,8 @@ class DatasetWriter(AtomicWriter):
                     f"{path}: exists and is not a prism dataset, so it is not overwritten; remove it yourself"
                 )
         self.sensors, self.action_dim, self.fps, self.task = tuple(sensors), action_dim, float(fps), task
-        self.provenance = dict(provenance or {})
+        self.provenance, self.action_spec = dict(provenance or {}), action or ActionSpec()
+        self.action_spec.check(action_dim, str(path))
         self._ends: list[int] = []
         self._rows = 0
         self._absent: set[str] = set()
@@ -175,9 +177,9 @@ class DatasetWriter(AtomicWriter):
                 np.save(sums, self._checksums[name].result(), allow_pickle=False)
                 sync(sums)
         ends = np.array(self._ends, np.int64)
-        manifest = Manifest(
-            self.task, self.fps, self.sensors, self.action_dim, ends, self.provenance, True, tuple(sorted(self._absent))
-        )
+        absent = tuple(sorted(self._absent))
+        sizes = (self.sensors, self.action_dim, ends, self.provenance)
+        manifest = Manifest(self.task, self.fps, *sizes, True, absent, self.action_spec)
         with (self._temp / MANIFEST).open("wb") as file:
             file.write(manifest.to_json().encode())
             sync(file)

@@ -6,6 +6,7 @@ converts values to what prism.sensors promises. Everything that was guessed or l
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, Episode, FloatArray, IntArray, check_slice, wanted_sensors
 from prism.data.formats.manifest import check_sensors
-from prism.data.formats.mapping import ACTION, Column, Entry, find_column, guess_kind, sensor_name
+from prism.data.formats.mapping import ACTION, Column, Entry, action_spec, find_column, guess_kind, sensor_name
 from prism.errors import PrismError
 from prism.sensors import SensorKind, SensorSpec, encode_text
 
@@ -112,6 +113,10 @@ def make_table(
     given = {entry.name: entry for entry in entries}
     target = given.get(ACTION, Entry((action,), ACTION))
     act = _stream(path, columns, Entry(target.sources, ACTION, "vector", target.scale), fps, notes)
+    notes += [
+        f"action[{first}:{first + 4}] is a quaternion (if it is not: --sensor action.quaternions=)"
+        for first in action_spec(act.columns).quaternions
+    ]
     wanted = [entry for entry in entries if entry.name != ACTION]
     if wanted:
         used = {key for entry in (*wanted, target) for key in entry.sources}
@@ -161,7 +166,8 @@ def _stream(path: Path, columns: Sequence[Column], entry: Entry, fps: float, not
         flat = [c for c in chosen if len(c.shape) > 1]
         notes += [f"'{c.key}' {c.shape} is flattened to {int(np.prod(c.shape))} numbers" for c in flat]
         size = sum(int(np.prod(c.shape, dtype=np.int64)) for c in chosen)
-        return Stream(_spec(path, label, entry.name, kind, (size,)), chosen, entry.scale or 1.0)
+        spec = dataclasses.replace(_spec(path, label, entry.name, kind, (size,)), names=action_spec(chosen).names)
+        return Stream(spec, chosen, entry.scale or 1.0)
     shape = first.shape
     first_axis = kind == "rgb" and len(shape) == 3 and shape[2] != 3 and shape[0] == 3
     if first_axis:
@@ -218,10 +224,11 @@ class TableSource:
     sometimes_absent: frozenset[str] = frozenset()  # sensors that `present` may have an entry for
     read_together = 32  # steps: each of these formats pays for opening, seeking or decoding, more than for the bytes
 
-    def _use(self, table: Table) -> None:
+    def _use(self, table: Table, robot: str = "") -> None:
         self.table = table
         self.sensors = table.sensors
         self.action_dim = table.action.spec.shape[0]
+        self.action_spec = action_spec(table.action.columns, robot)
         self._by_name = {stream.spec.name: stream for stream in table.streams}
 
     def read(
