@@ -20,6 +20,7 @@ from prism.training.learner import Learner
 from prism.training.optim import derive_seed
 from prism.types import Batch, Share
 from tests.baseline_fakes import small_method, with_teacher
+from tests.pins.cases import TOLERANCE, float64
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config
 from tests.ranks import run_all, run_ranks
 
@@ -119,6 +120,7 @@ def test_ranks_equal_one_process() -> None:
 QUICK = {"rectified_flow": {"teacher_evaluations": 2}}  # the teacher's steps take most of the time
 
 
+@float64()
 def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, list[Any]]:
     """Losses and gradients of every baseline, on this rank's rows of the same global batches."""
     torch.set_num_threads(1)
@@ -146,20 +148,15 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
     return found
 
 
-# The network output counts up to 7 times in its loss, and rounding with it; a step of Adam puts it into the weights.
-STEEP = {"consistency": 1e-4}
-
-
 def assert_same_methods(alone: dict[str, list[Any]], others: list[Any]) -> None:
     for other in others:
         assert isinstance(other, dict), other
         for method, steps in alone.items():
-            for step, (here, there) in enumerate(zip(steps, other[method], strict=True)):
+            for here, there in zip(steps, other[method], strict=True):
                 (loss, logs, gradient), (loss2, logs2, gradient2) = here, there
-                limit = STEEP.get(method, 1e-5) if step else 1e-5
-                assert loss2 == pytest.approx(loss, rel=limit, abs=1e-7), method
-                np.testing.assert_allclose(logs2, logs, rtol=1e-4, atol=1e-6, err_msg=method)
-                assert np.abs(gradient2 - gradient).max() < limit * max(np.abs(gradient).max(), 1e-2), method
+                assert loss2 == pytest.approx(loss, rel=TOLERANCE), method
+                np.testing.assert_allclose(logs2, logs, rtol=TOLERANCE, atol=TOLERANCE, err_msg=method)
+                assert np.abs(gradient2 - gradient).max() < TOLERANCE * np.abs(gradient).max(), method
 
 
 @pytest.mark.parametrize(
