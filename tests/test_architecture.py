@@ -57,3 +57,9 @@ def test_shapes_are_checked_in_tests() -> None:
     candidates, valid, weights = torch.zeros(2, 3, 4, 5), torch.ones(2, 4, dtype=torch.bool), torch.ones(5)
     with pytest.raises(TypeCheckError, match="Da"):
         own_distance(candidates, torch.zeros(2, 4, 6), valid, weights)
+
+
+def test_nothing_imports_research() -> None:
+    client = SOURCE.parent.parent / "packages"
+    pattern = re.compile(r"^\s*(from|import) research\b", re.MULTILINE)
+    assert not [path for path in (*FILES, *client.rglob("*.py")) if pattern.search(path.read_text())]

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from prism.bench import allocator, attention, memory, timing, train_step
+from prism.bench import timing
 from prism.errors import PrismError
+from research import attention, memory, train_step
 
 
 def test_interleave_visits_every_call_every_round() -> None:
@@ -102,23 +103,8 @@ def test_train_step_bench_refuses_bad_settings() -> None:
         train_step.TrainStepBenchConfig(candidates=2, soft_candidates=3)
 
 
-def test_allocator_bench_measures_both_settings(tmp_path: Path) -> None:
-    path = tmp_path / "allocator.json"
-    allocator.main(allocator.AllocatorBenchConfig(json=path, batch=2, rounds=2, warmup=0, base_rounds=0))
-    result = json.loads(path.read_text())
-    assert result["ms_system"] > 0
-    assert result["ms_default"] > 0
-    assert result["speedup"] > 0
-
-
-def test_allocator_bench_says_when_its_process_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator.sys, "executable", "/bin/false")
-    with pytest.raises(PrismError, match="ended by itself"):
-        allocator.run(allocator.AllocatorBenchConfig(batch=2, rounds=1, warmup=0, base_rounds=0))
-
-
 def test_data_bench_measures_speed_and_memory(tmp_path: Path) -> None:
-    from prism.bench.data import DataBenchConfig, main
+    from research.data import DataBenchConfig, main
 
     name, file = "prism", tmp_path / "data.json"
     main(DataBenchConfig(json=file, formats=(name,), seconds=0.05, scale=0.05, batch=4, growth=2))
@@ -130,7 +116,7 @@ def test_data_bench_measures_speed_and_memory(tmp_path: Path) -> None:
 
 
 def test_data_bench_refuses_unknown_formats() -> None:
-    from prism.bench.data import DataBenchConfig
+    from research.data import DataBenchConfig
 
     with pytest.raises(PrismError, match="--formats csv: use some of prism"):
         DataBenchConfig(formats=("csv",))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from prism.bench import latency, size
+from prism.bench import latency
 from prism.bench.contenders import CANDIDATES, WAYS, Bench
 from prism.errors import PrismError
+from research import size
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.bench import realtime, scaling
+from prism.bench import realtime
 from prism.bench.realtime import RealtimeBenchConfig, run_loop, synthetic_frames
 from prism.errors import PrismError
+from research import scaling
 
 
 class Lazy:

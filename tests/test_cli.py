@@ -110,3 +110,10 @@ def test_an_option_given_twice_keeps_both_values() -> None:
     words = ["pusht", "--set", "a=1", "--minutes", "2", "--set", "b=-2", "c=3", "--set=d=4"]
     assert cli._gather(cli.Train, words) == ["pusht", "--minutes", "2", "--set", "a=1", "b=-2", "c=3", "d=4"]
     assert cli._gather(cli.Train, ["pusht", "--minutes", "2"]) == ["pusht", "--minutes", "2"]
+
+
+@pytest.mark.parametrize("name", cli.MOVED)
+def test_a_command_that_moved_names_its_new_place(prism: Run, name: str) -> None:
+    status, out, err = prism(*name.split(), "--json", "F")
+    assert (status, out) == (cli.EXIT_USER, "")
+    assert err == f"prism: error: prism {name} is gone from here: {cli.MOVED[name]}\n"

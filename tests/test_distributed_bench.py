@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prism.bench.global_batch import GlobalBatchBenchConfig, main
 from prism.errors import PrismError
+from research.global_batch import GlobalBatchBenchConfig, main
 
 
 def test_the_bench_reports_the_promised_key_and_draws(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prism.bench.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
 from prism.controller import Controller, ControllerConfig
 from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
@@ -27,6 +26,7 @@ from prism.rollout.modality import DropSensors, conditions, never_dropped, study
 from prism.sensors import SensorSpec
 from prism.sims.base import StepResult
 from prism.types import Observation
+from research.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
 from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
 from tests.policy_fakes import small_config, small_policy
 

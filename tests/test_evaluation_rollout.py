@@ -12,7 +12,6 @@ import pytest
 
 from prism.cli.compare import Compare
 from prism.cli.evaluate import Eval
-from prism.cli.study import Failures
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.rollout.episodes import (
@@ -29,6 +28,7 @@ from prism.rollout.recording import load_result, load_results, recording_path, s
 from prism.rollout.results import EvaluationResult, flat_json, metrics_json, write_json
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED
+from research.commands_study import Failures
 from tests.evaluation_fakes import (
     SENSORS,
     PointEnv,

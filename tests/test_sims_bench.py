@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("gym_pusht")
 
-from prism.bench import sims
-from prism.cli import main
 from prism.errors import PrismError
+from research import sims
+from research.__main__ import main
 
 
 def test_every_simulator_is_measured_by_its_own_tasks() -> None:
@@ -25,13 +25,13 @@ def test_every_simulator_is_measured_by_its_own_tasks() -> None:
 def test_keys_and_provenance(tmp_path: Path) -> None:
     cores = os.sched_getaffinity(0)
     out = tmp_path / "sims.json"
-    assert main(["bench", "sims", "--sims", "pusht", "--seconds", "0.1", "--json", str(out)]) == 0
+    assert main(["sims", "--sims", "pusht", "--seconds", "0.1", "--json", str(out)]) == 0
     assert os.sched_getaffinity(0) == cores, "the core is given back"
     figures = json.loads(out.read_text())
     for key in ("steps_per_s.pusht", "frames_per_s.pusht", "wall_steps_per_s.pusht", "wall_frames_per_s.pusht"):
         assert figures[key] > 0
     assert {"command", "date", "seed", "machine", "versions"} <= set(figures)
-    assert main(["bench", "sims", "--sims", "pusht", "--json", str(out)]) == 2, "nothing is overwritten"
+    assert main(["sims", "--sims", "pusht", "--json", str(out)]) == 2, "nothing is overwritten"
 
 
 def test_what_is_not_installed_is_left_out_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

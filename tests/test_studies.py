@@ -17,9 +17,9 @@ from prism.objective import RSIMLE, ObjectiveConfig
 from prism.runs.cells import Cells
 from prism.sims.pusht import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
-from prism.studies import lemmas, multimodality, threshold
-from prism.studies.report import Claim, Study, show_claims
-from prism.studies.threshold_claims import claims_on_rates
+from research import lemmas, multimodality, threshold
+from research.report import Claim, Study, show_claims
+from research.threshold_claims import claims_on_rates
 
 
 @pytest.fixture(scope="module")

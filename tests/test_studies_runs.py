@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
-from prism.bench import modality_dropout
 from prism.controller import ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
@@ -21,17 +19,16 @@ from prism.runs.comparison.summary import Row
 from prism.runs.recipes import recipe, with_budget
 from prism.runs.workflow import train_experiment
 from prism.selection import SelectionConfig
-from prism.studies import (
+from research import (
     ablations,
-    arithmetic,
     demonstrations,
     failures,
     modality,
+    modality_dropout,
     selection_rules,
     threshold,
     threshold_claims,
 )
-from prism.studies.report import Study
 
 QUIET = Console(quiet=True)
 
@@ -336,11 +333,3 @@ def test_modality_is_judged_over_seeds_and_episodes(
     study = modality.run(modality.ModalityConfig(tmp_path / "given.json"))
     assert tuple(claim.verdict for claim in study.claims[:2]) == verdicts
     modality.show(study, QUIET)
-
-
-def test_the_papers_tables_add_up_to_what_the_notes_say() -> None:
-    study: Study = arithmetic.run()
-    means = study.figures["metaworld_means_of_the_per_task_table"]
-    assert np.allclose(list(means.values()), [91.5, 79.1, 63.2, 85.4], atol=0.06)
-    assert study.claims[0].verdict == "not confirmed"
-    arithmetic.show(study, QUIET)

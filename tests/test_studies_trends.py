@@ -13,8 +13,8 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.methods.table import METHODS
 from prism.runs.recipes import Experiment
-from prism.studies import trends
-from prism.studies.report import Study, decided
+from research import trends
+from research.report import Study, decided
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import save_run
 

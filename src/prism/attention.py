@@ -63,7 +63,7 @@ def softmax_attention(
     """softmax(q k^T / sqrt(D)) v over the keys where mask is True; zeros where no key is.
 
     PyTorch's fused kernel: on one CPU core, forward and backward, 2.5x faster than the three
-    explicit operations at T = S = 8 and never slower at the lengths of `prism bench attention`.
+    explicit operations at T = S = 8 and never slower at the lengths of `python -m research attention`.
     """
     if mask_BS is None:
         return F.scaled_dot_product_attention(q_BHTD, k_BHSD, v_BHSD)
@@ -217,7 +217,7 @@ def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) ->
     """Resolve `auto` to the cheaper of exact and linear attention: exact if T S <= c(D) (T + S) M.
 
     T S and (T + S) M count the entries each one computes; c is what an entry of the linear one costs
-    in entries of the exact one, 1.4 + 14 / D as measured by `prism bench attention` (one core,
+    in entries of the exact one, 1.4 + 14 / D as measured by `python -m research attention` (one core,
     forward, float32): the exact kernel stays in cache, and the narrower the head the more that
     saves. Only lengths decide, never the mode: a policy must be the same function in training and use.
     """

@@ -12,16 +12,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import tyro
 
-from prism.cli.bench import Allocator, Attention, Data, GlobalBatch, Modality, ModalityDropout, TrainStep
-from prism.cli.bench_latency import Latency, Size
-from prism.cli.bench_realtime import Realtime, Scaling
+from prism.cli.bench_latency import Latency
+from prism.cli.bench_realtime import Realtime
 from prism.cli.bench_server import Server
-from prism.cli.bench_sims import Sims
 from prism.cli.compare import Compare
 from prism.cli.data import Collect, Convert, Download, Inspect
 from prism.cli.demo import Demo
@@ -29,20 +27,10 @@ from prism.cli.evaluate import Eval
 from prism.cli.export import Export
 from prism.cli.report import Report
 from prism.cli.serve import Serve
-from prism.cli.study import (
-    Ablations,
-    Arithmetic,
-    DemonstrationCount,
-    Failures,
-    Lemmas,
-    ModalityStudy,
-    Multimodality,
-    SelectionRules,
-    Threshold,
-)
 from prism.cli.train import Train
-from prism.cli.trends import Trends
 from prism.errors import PrismError
+
+T = TypeVar("T")
 
 
 class Command(Protocol):
@@ -53,6 +41,7 @@ COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "train": Train,
     "eval": Eval,
+    "compare": Compare,
     "report": Report,
     "export": Export,
     "serve": Serve,
@@ -60,30 +49,28 @@ COMMANDS: dict[str, type[Command]] = {
     "data inspect": Inspect,
     "data convert": Convert,
     "data download": Download,
-    "bench compare": Compare,
     "bench latency": Latency,
-    "bench size": Size,
-    "study lemmas": Lemmas,
-    "study threshold": Threshold,
-    "study multimodality": Multimodality,
-    "study ablations": Ablations,
-    "study demonstrations": DemonstrationCount,
-    "study selection": SelectionRules,
-    "study failures": Failures,
-    "study modality": ModalityStudy,
-    "study arithmetic": Arithmetic,
-    "study trends": Trends,
-    "bench attention": Attention,
-    "bench train-step": TrainStep,
-    "bench global-batch": GlobalBatch,
-    "bench allocator": Allocator,
-    "bench data": Data,
-    "bench modality": Modality,
     "bench realtime": Realtime,
-    "bench scaling": Scaling,
-    "bench modality-dropout": ModalityDropout,
     "bench server": Server,
-    "bench sims": Sims,
+}
+
+# fmt: off
+_BENCHES = (
+    "attention", "train-step", "global-batch", "data", "modality", "modality-dropout", "scaling", "sims", "size",
+)
+_STUDIES = (
+    "lemmas", "threshold", "multimodality", "ablations", "demonstrations", "selection", "failures", "modality",
+    "trends",
+)
+# fmt: on
+# What a reviewer runs is not installed: it is in research/ of a checkout.
+MOVED: dict[str, str] = {
+    **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
+    **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
+    "bench compare": "use prism compare",
+    "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
+    "study arithmetic": "docs/paper-claims.md has its findings",
+    "study": "use python -m research --list, in a checkout",
 }
 
 HELP = """usage: prism COMMAND [OPTIONS]
@@ -103,35 +90,53 @@ _STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command; the status to exit with. PRISM_DEBUG=1 lets every exception through with its traceback."""
-    words = list(sys.argv[1:] if args is None else args)
+    """Run one command of `prism`; the status to exit with."""
+    return guard("prism", lambda: _dispatch(list(sys.argv[1:] if args is None else args)))
+
+
+def guard(program: str, call: Callable[[], int]) -> int:
+    """What `call` returns, or one line and a status. PRISM_DEBUG=1 lets every exception through with its traceback."""
     if os.environ.get("PRISM_DEBUG", "") not in ("", "0"):
-        return _dispatch(words)
+        return call()
     if threading.current_thread() is threading.main_thread():  # SIGTERM ends like Ctrl-C: clean up, tell the children
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _dispatch(words)
+        return call()
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED)
+        return _fail(program, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # `prism ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PrismError as error:
-        return _fail(f"error: {error}", EXIT_USER)
+        return _fail(program, f"error: {error}", EXIT_USER)
     except OSError as error:  # full disk, no permission: the system's words and the file say it all
-        return _fail(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), EXIT_USER)
+        said = f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        return _fail(program, said, EXIT_USER)
     except Exception as error:
-        return _fail(f"error: {type(error).__name__}: {error} (a bug in prism; PRISM_DEBUG=1 shows where)", EXIT_BUG)
+        said = f"error: {type(error).__name__}: {error} (a bug in prism; PRISM_DEBUG=1 shows where)"
+        return _fail(program, said, EXIT_BUG)
+
+
+def parse(command: type[T], program: str, words: list[str], description: str | None = None) -> T:
+    """A dataclass from its options; `description` instead of its docstring as the help."""
+    config: dict[str, Any] = {"prog": program, "args": _gather(command, words), "config": _STYLE}
+    return tyro.cli(command, description=description, **config)
+
+
+def unknown(tried: str, names: Iterable[str], program: str, group: Sequence[str] = ()) -> PrismError:
+    close = difflib.get_close_matches(tried, names, n=3, cutoff=0.5) or group
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return PrismError(f"no command '{tried}'{hint} ({program} --help lists them)")
 
 
 def _dispatch(words: list[str]) -> int:
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
         if name in COMMANDS:
-            args = _gather(COMMANDS[name], words[size:])
-            config: dict[str, Any] = {"prog": f"prism {name}", "args": args, "config": _STYLE}
-            tyro.cli(COMMANDS[name], **config).run()
+            parse(COMMANDS[name], f"prism {name}", words[size:]).run()
             return 0
+        if name in MOVED:
+            raise PrismError(f"prism {name} is gone from here: {MOVED[name]}")
     group = [name for name in COMMANDS if words and name.startswith(words[0] + " ")]
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help", "help"):
@@ -142,10 +147,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"prism {__version__}")
         return 0
-    tried = " ".join(words[:2] if group else words[:1])
-    close = difflib.get_close_matches(tried, COMMANDS, n=3, cutoff=0.5) or group
-    hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    raise PrismError(f"no command '{tried}'{hint} (prism --help lists them)")
+    raise unknown(" ".join(words[:2] if group else words[:1]), COMMANDS, "prism", group)
 
 
 def _gather(command: type[Any], words: list[str]) -> list[str]:
@@ -171,8 +173,8 @@ def _listing(names: Sequence[str]) -> str:
     return "\n".join(f"  {name:<{width}}  {(COMMANDS[name].__doc__ or '').splitlines()[0]}" for name in names)
 
 
-def _fail(message: str, status: int) -> int:
-    print("prism: " + " ".join(message.split()), file=sys.stderr)
+def _fail(program: str, message: str, status: int) -> int:
+    print(f"{program}: " + " ".join(message.split()), file=sys.stderr)
     return status
 
 

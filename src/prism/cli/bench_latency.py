@@ -1,11 +1,11 @@
-"""prism bench latency, prism bench size"""
+"""prism bench latency, python -m research size"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from prism.cli.style import OutputFile, option
+from prism.cli.style import OutputFile
 
 Preset = Literal["tiny", "base", "paper"]
 
@@ -48,25 +48,3 @@ class Latency:
                 all_nfe=self.all_nfe,
             )
         )
-
-
-@dataclass(frozen=True)
-class Size:
-    """Parameters, megabytes and FLOPs of every method and preset.
-
-    Try:
-        prism bench size
-        prism bench size --presets paper --json size.json
-    """
-
-    presets: Annotated[tuple[Preset, ...], option("PRESET ...")] = ("tiny", "base", "paper")
-    """Which sizes; all of them unless told."""
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace it if it exists."""
-
-    def run(self) -> None:
-        from prism.bench.size import SizeBenchConfig, main
-
-        main(SizeBenchConfig(json=self.json, overwrite=self.overwrite, presets=self.presets))

@@ -55,24 +55,3 @@ class Realtime:
                 overwrite=self.overwrite,
             )
         )
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """How the time to a plan grows with its length (T_p to 1024) and the number of candidates (K to 64).
-
-    Try:
-        prism bench scaling --json scaling.json --plot scaling.svg
-    """
-
-    json: OutputFile = None
-    """Write the figures to this file."""
-    plot: OutputFile = None
-    """Draw them into this one (.png, .svg, .pdf)."""
-    overwrite: bool = False
-    """Replace these files if they exist."""
-
-    def run(self) -> None:
-        from prism.bench.scaling import ScalingBenchConfig, main
-
-        main(ScalingBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))

@@ -1,4 +1,4 @@
-"""prism bench compare"""
+"""prism compare"""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Compare:
     """Methods side by side: train each on the same data for the same time, evaluate on the same episodes.
 
     Try:
-        prism bench compare pusht-human --minutes 30 --out compare/pusht
-        prism bench compare metaworld-reach --methods prism mse --steps 2000 --seeds 0 1 --out compare/reach
-        prism bench compare pusht --methods prism "k16=prism:policy.objective.candidates=16" --minutes 5 --out compare/k
-        prism bench compare pusht-human --minutes 30 --out compare/pusht --status     what is there so far
-        prism bench compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
+        prism compare pusht-human --minutes 30 --out compare/pusht
+        prism compare metaworld-reach --methods prism mse --steps 2000 --seeds 0 1 --out compare/reach
+        prism compare pusht --methods prism "k16=prism:policy.objective.candidates=16" --minutes 5 --out compare/k
+        prism compare pusht-human --minutes 30 --out compare/pusht --status     what is there so far
+        prism compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
 
     Killed at any moment, the same command goes on where it was. Writes comparison.html and comparison.json into
     FOLDER; docs/comparison.md explains the figures.

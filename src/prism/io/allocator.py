@@ -1,9 +1,8 @@
 """Keep freed memory in the process, so that CPU training does not spend its time in page faults.
 
 glibc returns every large block to the kernel when it is freed, and a training step frees hundreds of them. What
-keeping them brings depends on the machine: 1.08x (tiny) to 1.24x (base) a step where it was last measured
-(results/bench_allocator.json), 3x on another; `prism bench allocator` measures yours. Runs once, on import, before the
-first tensor; does nothing where the C library is not glibc, or when PRISM_ALLOCATOR=system.
+keeping them brings depends on the machine: 1.08x (tiny) to 1.24x (base) a step on one, 3x on another. Runs once, on
+import, before the first tensor; does nothing where the C library is not glibc, or when PRISM_ALLOCATOR=system.
 """
 
 import ctypes

@@ -181,7 +181,7 @@ def pusht(task: str = "pusht") -> Experiment:
 def pusht_edge() -> Experiment:
     """Push-T from starts with two ways round the block, left and right, from the scripted expert, who takes both.
 
-    Command: prism study multimodality
+    Command: python -m research multimodality
     Cost:    ten minutes on two cores, the recording of its demonstrations included.
     """
     demonstrations = Demonstrations("expert", episodes=60, mirror=True)

@@ -1,4 +1,4 @@
-"""Methods x recipes x seeds at equal budgets: `prism bench compare` (docs/comparison.md).
+"""Methods x recipes x seeds at equal budgets: `prism compare` (docs/comparison.md).
 
 grid     which cells there are, and where each lives on disk
 cell     one of them: train, look on the way, evaluate

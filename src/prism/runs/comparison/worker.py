@@ -1,8 +1,8 @@
-"""The process of one cell: python -m prism.runs.comparison.worker "prism bench compare" FOLDER
+"""The process of one cell: python -m prism.runs.comparison.worker "prism compare" FOLDER
 
 One thread. Its standard input is a pipe that the comparison holds open: when that ends, however it ends, the worker
 saves and ends too. Its last line of output is JSON: what became of the cell. The first argument makes it findable:
-`pgrep -f "prism bench compare"`.
+`pgrep -f "prism compare"`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from prism.errors import PrismError
 from prism.training import files
 
-TITLE = "prism bench compare"
+TITLE = "prism compare"
 LOG = "output.txt"
 EXIT_FAILED, EXIT_STOPPED = 2, 130
 _LOCK_SECONDS = 300.0  # a worker whose comparison was killed may still be saving

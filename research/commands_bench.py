@@ -1,4 +1,4 @@
-"""prism bench attention | train-step | global-batch | allocator | data | modality | modality-dropout"""
+"""python -m research attention | train-step | global-batch | allocator | data | modality | modality-dropout"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Attention:
     """Exact softmax against FAVOR+: error by number of features, time by length, and the rule behind `auto`.
 
     Try:
-        prism bench attention --json attention.json --plot attention.png
+        python -m research attention --json attention.json --plot attention.png
     """
 
     json: OutputFile = None
@@ -28,7 +28,7 @@ class Attention:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from prism.bench.attention import AttentionBenchConfig, main
+        from research.attention import AttentionBenchConfig, main
 
         main(AttentionBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))
 
@@ -38,7 +38,7 @@ class TrainStep:
     """What back-propagating only the chosen candidates brings: time and memory against all K.
 
     Try:
-        prism bench train-step --json train-step.json
+        python -m research train-step --json train-step.json
     """
 
     json: OutputFile = None
@@ -47,7 +47,7 @@ class TrainStep:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from prism.bench.train_step import TrainStepBenchConfig, main
+        from research.train_step import TrainStepBenchConfig, main
 
         main(TrainStepBenchConfig(json=self.json, overwrite=self.overwrite))
 
@@ -57,7 +57,7 @@ class GlobalBatch:
     """What it costs that rejection looks at the whole global batch, as that grows to 4096.
 
     Try:
-        prism bench global-batch --json global-batch.json --plot global-batch.png
+        python -m research global-batch --json global-batch.json --plot global-batch.png
     """
 
     json: OutputFile = None
@@ -68,28 +68,9 @@ class GlobalBatch:
     """Replace these files if they exist."""
 
     def run(self) -> None:
-        from prism.bench.global_batch import GlobalBatchBenchConfig, main
+        from research.global_batch import GlobalBatchBenchConfig, main
 
         main(GlobalBatchBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))
-
-
-@dataclass(frozen=True)
-class Allocator:
-    """What keeping freed memory in the process brings to a training step on this CPU.
-
-    Try:
-        prism bench allocator --json allocator.json
-    """
-
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace it if it exists."""
-
-    def run(self) -> None:
-        from prism.bench.allocator import AllocatorBenchConfig, main
-
-        main(AllocatorBenchConfig(json=self.json, overwrite=self.overwrite))
 
 
 @dataclass(frozen=True)
@@ -97,8 +78,8 @@ class Data:
     """Reading datasets: windows a second from every format, and memory as the data grow ten times.
 
     Try:
-        prism bench data --json data.json
-        prism bench data --formats prism lerobot_v3
+        python -m research data --json data.json
+        python -m research data --formats prism lerobot_v3
     """
 
     formats: Annotated[tuple[str, ...], option("FORMAT")] = ()
@@ -109,7 +90,7 @@ class Data:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from prism.bench.data import DataBenchConfig, main
+        from research.data import DataBenchConfig, main
 
         main(DataBenchConfig(json=self.json, overwrite=self.overwrite, formats=self.formats))
 
@@ -120,8 +101,8 @@ class Modality:
 
     Try:
         prism train metaworld-reach --set policy.encoder.dropout=0.3 --out runs/dropped
-        prism bench modality runs/dropped --episodes 20
-        prism bench modality runs/mine --sensors rgb_wrist proprio --json modality.json
+        python -m research modality runs/dropped --episodes 20
+        python -m research modality runs/mine --sensors rgb_wrist proprio --json modality.json
 
     Writes modality.json and modality.html (three bar charts) into the run. A policy trained without dropout never
     learned what to do without a sensor, which is said then.
@@ -170,7 +151,7 @@ class ModalityDropout:
     """What dropping whole sensors in training brings, when one is missing afterwards: trains and evaluates.
 
     Try:
-        prism bench modality-dropout --json modality-dropout.json
+        python -m research modality-dropout --json modality-dropout.json
 
     A MetaWorld task whose object is seen twice: in the world and from the hand. docs/sensors.md has the results. Killed
     at any moment, the same command goes on where it was; with more --seeds it adds them.
@@ -194,7 +175,7 @@ class ModalityDropout:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from prism.bench.modality_dropout import ModalityDropoutConfig, main
+        from research.modality_dropout import ModalityDropoutConfig, main
 
         main(
             ModalityDropoutConfig(
@@ -208,3 +189,70 @@ class ModalityDropout:
                 overwrite=self.overwrite,
             )
         )
+
+
+@dataclass(frozen=True)
+class Sims:
+    """How fast each simulator runs on one core: steps and camera pictures a second.
+
+    Try:
+        python -m research sims --json sims.json
+        python -m research sims --sims metaworld --seconds 10
+    """
+
+    sims: Annotated[tuple[str, ...], option("NAME ...")] = ()
+    """pusht, metaworld, robosuite, ...; all that are installed unless told."""
+    seconds: float = 30.0
+    """Of CPU time, for all of them together."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from research.sims import SimsBenchConfig, main
+
+        main(SimsBenchConfig(sims=self.sims, seconds=self.seconds, json=self.json, overwrite=self.overwrite))
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters, megabytes and FLOPs of every method and preset.
+
+    Try:
+        python -m research size
+        python -m research size --presets paper --json size.json
+    """
+
+    presets: Annotated[tuple[str, ...], option("PRESET ...")] = ("tiny", "base", "paper")
+    """Which sizes; all of them unless told."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def run(self) -> None:
+        from research.size import SizeBenchConfig, main
+
+        main(SizeBenchConfig(json=self.json, overwrite=self.overwrite, presets=self.presets))
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the time to a plan grows with its length (T_p to 1024) and the number of candidates (K to 64).
+
+    Try:
+        python -m research scaling --json scaling.json --plot scaling.svg
+    """
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    plot: OutputFile = None
+    """Draw them into this one (.png, .svg, .pdf)."""
+    overwrite: bool = False
+    """Replace these files if they exist."""
+
+    def run(self) -> None:
+        from research.scaling import ScalingBenchConfig, main
+
+        main(ScalingBenchConfig(json=self.json, plot=self.plot, overwrite=self.overwrite))

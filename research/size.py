@@ -1,4 +1,4 @@
-"""prism bench size: parameters, megabytes and floating-point operations of every method and preset.
+"""Parameters, megabytes and floating-point operations of every method and preset.
 
 FLOPs are those of matrix products and convolutions (torch.utils.flop_counter; a multiply and an add count as two),
 for one context: to one plan, and to K = 8, at the method's NFE. The encoders, the same for all, are counted apart.

@@ -1,4 +1,4 @@
-"""`prism study selection`: which of the K candidates to execute (Sec. 4.5; App. E.5's flicker).
+"""Which of the K candidates to execute (Sec. 4.5; App. E.5's flicker).
 
 Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
 same episodes. Jerk, mode switch and avoidable switch are defined in docs/metrics.md. Seeds from 200,000: those of the
@@ -30,8 +30,8 @@ from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from prism.selection import Rule
-from prism.studies.report import Claim, Study, decided, show_rows
-from prism.studies.trainings import settings_of
+from research.report import Claim, Study, decided, show_rows
+from research.trainings import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`prism bench global-batch`: what "batch-global" costs as the global batch grows (docs/distributed.md).
+"""What "batch-global" costs as the global batch grows (docs/distributed.md).
 
 One rank's step: `rows` rows of a global batch of G. Its candidates are compared with the targets of all G rows and the
 threshold follows the distances of all of them, so this part grows with G while the rest of the step does not:
@@ -28,10 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from prism.bench.memory import peak_bytes
 from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio
-from prism.bench.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import PRESETS, preset
@@ -40,6 +38,8 @@ from prism.objective import RSIMLE, Crowd, ObjectiveConfig
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from prism.types import Share
+from research.memory import peak_bytes
+from research.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""`prism study trends`: do the baselines show what their own papers say of them? On Push-T.
+"""Do the baselines show what their own papers say of them? On Push-T.
 
 Three trends, each decided by the paired interval over training seeds and episodes (docs/comparison.md):
     data          trained on more of the demonstrations a method is better; every method
@@ -38,10 +38,10 @@ from prism.rollout.statistics import FloatArray, interval, paired
 from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
-from prism.studies.report import Claim, Study, decided, show_rows
-from prism.studies.selection_rules import subjects
-from prism.studies.trainings import settings_of, train_run
 from prism.training.checkpoint import load_policy
+from research.report import Claim, Study, decided, show_rows
+from research.selection_rules import subjects
+from research.trainings import settings_of, train_run
 
 OWN = "own"  # as many evaluations as the method takes by itself
 ASKED = ("diffusion", "flow_matching")  # methods that are asked more or less often

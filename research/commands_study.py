@@ -1,4 +1,4 @@
-"""prism study lemmas | threshold | multimodality | ablations | ...: the paper's experiments, each with a verdict"""
+"""lemmas | threshold | multimodality | ablations | ...: the paper's experiments, each with a verdict"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Lemmas:
     """The paper's theory as checks: quantile variance, FAVOR+ error, likelihood bound, soft term's limit. Seconds.
 
     Try:
-        prism study lemmas --json lemmas.json --plot lemmas.png
+        python -m research lemmas --json lemmas.json --plot lemmas.png
     """
 
     json: OutputFile = None
@@ -28,8 +28,8 @@ class Lemmas:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import lemmas
-        from prism.studies.report import carry_out
+        from research import lemmas
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         carry_out(output, lambda console: lemmas.run(lemmas.LemmasConfig(), console), lemmas.show, lemmas.draw)
@@ -40,7 +40,7 @@ class Threshold:
     """Rejection and fallback of each threshold rule in training; the threshold's variation against batch size.
 
     Try:
-        prism study threshold --tasks pusht metaworld-reach --json threshold.json --plot threshold.png
+        python -m research threshold --tasks pusht metaworld-reach --json threshold.json --plot threshold.png
 
     Trains every rule on every task. Killed at any moment, the same command goes on where it was.
     """
@@ -74,8 +74,8 @@ class Threshold:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import threshold
-        from prism.studies.report import carry_out
+        from research import threshold
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = threshold.ThresholdConfig(
@@ -97,8 +97,8 @@ class Multimodality:
     """Push-T from starts with two equally good ways: which methods take both, and which the average?
 
     Try:
-        prism study multimodality --json multimodality.json --plot multimodality.png
-        prism study multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
+        python -m research multimodality --json multimodality.json --plot multimodality.png
+        python -m research multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
 
     Records demonstrations of the scripted expert, who goes either way, and trains each method on them. Killed, the same
     command goes on where it was.
@@ -129,8 +129,8 @@ class Multimodality:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import multimodality
-        from prism.studies.report import carry_out
+        from research import multimodality
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = multimodality.MultimodalityConfig(
@@ -151,10 +151,10 @@ class Ablations:
     """What each choice is worth: heads, features, depth, K, soft term, threshold rule, scope, observation horizon.
 
     Try:
-        prism study ablations --factors rule scope --steps 2500 --json ablations.json
-        prism study ablations --recipe metaworld-pick-place --factors candidates --seeds 0
+        python -m research ablations --factors rule scope --steps 2500 --json ablations.json
+        python -m research ablations --recipe metaworld-pick-place --factors candidates --seeds 0
 
-    Uses the machinery of prism bench compare. Killed at any moment, the same command goes on where it was.
+    Uses the machinery of prism compare. Killed at any moment, the same command goes on where it was.
     """
 
     recipe: str = "pusht"
@@ -184,8 +184,8 @@ class Ablations:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import ablations
-        from prism.studies.report import carry_out
+        from research import ablations
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = ablations.AblationsConfig(
@@ -206,7 +206,7 @@ class DemonstrationCount:
     """Success against the number of demonstrations.
 
     Try:
-        prism study demonstrations --task metaworld-pick-place --counts 2 5 10 20 --json demonstrations.json
+        python -m research demonstrations --task metaworld-pick-place --counts 2 5 10 20 --json demonstrations.json
 
     Records, trains and evaluates for each number. Killed at any moment, the same command goes on where it was.
     """
@@ -234,8 +234,8 @@ class DemonstrationCount:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import demonstrations
-        from prism.studies.report import carry_out
+        from research import demonstrations
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = demonstrations.DemonstrationsConfig(
@@ -255,8 +255,8 @@ class SelectionRules:
     """Which candidate to execute: success, jerk and mode switches of every rule, with the same policies.
 
     Try:
-        prism study selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
-        prism study selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
+        python -m research selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
+        python -m research selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
 
     Seeds from 200,000, so that the test seeds are not used to choose. Killed, the same command goes on where it was.
     """
@@ -286,8 +286,8 @@ class SelectionRules:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import selection_rules
-        from prism.studies.report import carry_out
+        from research import selection_rules
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = selection_rules.SelectionStudyConfig(
@@ -309,8 +309,8 @@ class Failures:
     """Why failed episodes failed, sorted into the paper's classes by measured signals.
 
     Try:
-        prism study failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
-        prism study failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
+        python -m research failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
+        python -m research failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
 
     Killed at any moment, the same command goes on where it was.
     """
@@ -336,8 +336,8 @@ class Failures:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import failures
-        from prism.studies.report import carry_out
+        from research import failures
+        from research.report import carry_out
 
         output = Output(self.json, self.plot, self.overwrite)
         config = failures.FailuresConfig(self.runs, self.work, self.task, self.episodes, self.first_seed, self.rule)
@@ -346,15 +346,15 @@ class Failures:
 
 @dataclass(frozen=True)
 class ModalityStudy:
-    """What a missing sensor costs, beside the paper's figures; measured by prism bench modality-dropout.
+    """What a missing sensor costs, beside the paper's figures; measured by python -m research modality-dropout.
 
     Try:
-        prism study modality --given modality-dropout.json         a file of prism bench modality-dropout --json
-        prism study modality --json modality.json                trains and evaluates: half an hour
+        python -m research modality-claims --given modality-dropout.json         a file of modality-dropout --json
+        python -m research modality-claims --json modality.json                trains and evaluates: half an hour
     """
 
     given: Annotated[Path | None, option("FILE")] = None
-    """Judge this file of prism bench modality-dropout; without it, run that bench now."""
+    """Judge this file of python -m research modality-dropout; without it, run that bench now."""
     json: OutputFile = None
     """Write the figures and verdicts to this file."""
     overwrite: bool = False
@@ -362,30 +362,75 @@ class ModalityStudy:
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import modality
-        from prism.studies.report import carry_out
+        from research import modality
+        from research.report import carry_out
 
         output = Output(self.json, None, self.overwrite)
         carry_out(output, lambda console: modality.run(modality.ModalityConfig(self.given), console), modality.show)
 
 
 @dataclass(frozen=True)
-class Arithmetic:
-    """Do the paper's own numbers agree with each other? Its tables, added up.
+class Trends:
+    """Do the baselines follow their own papers (more evaluations, more demonstrations are better)? On Push-T.
 
     Try:
-        prism study arithmetic --json arithmetic.json
+        python -m research trends --json trends.json
+        python -m research trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json
+        python -m research trends --recipe pusht-human --minutes 2.5 --methods act mse --shares 0.01 0.05 0.95 --seeds 0
+        python -m research trends --methods flow_matching rectified_flow --seeds 0 --steps 500
+        python -m research trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
+
+    Trains each method on two shares of the demonstrations, rolls the same weights out with one evaluation of the
+    network a plan and with five; few-step methods beside the one they were made from, if that is named too. Killed at
+    any moment, the same command goes on where it was.
     """
 
+    recipe: str = "pusht"
+    """pusht (shipped demonstrations) or pusht-human (prism data download pusht)."""
+    methods: Annotated[tuple[str, ...], option("NAME ...")] = (
+        "flow_matching", "diffusion", "imle", "act", "mse",
+    )  # fmt: skip
+    """Methods of prism train --method; a distilled one's teacher is trained before it."""
+    runs: Annotated[tuple[Path, ...], option("RUN ...")] = ()
+    """Runs that are there already, one a method and seed, in place of training: more evaluations against fewer."""
+    shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.05, 0.95)
+    """Parts of the demonstrations to train on, growing."""
+    evaluations: Annotated[tuple[int, ...], option("N ...")] = (1, 5)
+    """Evaluations of the network a plan, growing, of diffusion and flow matching; the same weights for all of them."""
+    steps: int = 1500
+    """Training steps of each run."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Minutes of CPU time of each run, in place of the steps."""
+    episodes: int = 20
+    """Rollouts of each."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change a setting of every training: --set train.batch_size=32."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-trends")
+    """Where the runs and finished parts are kept; runs/study-trends unless told."""
     json: OutputFile = None
-    """Write the verdicts to this file."""
+    """Write the figures and verdicts to this file."""
     overwrite: bool = False
     """Replace it if it exists."""
 
     def run(self) -> None:
         from prism.bench.output import Output
-        from prism.studies import arithmetic
-        from prism.studies.report import carry_out
+        from research import trends
+        from research.report import carry_out
 
         output = Output(self.json, None, self.overwrite)
-        carry_out(output, lambda _: arithmetic.run(), arithmetic.show)
+        config = trends.TrendsConfig(
+            work=self.work,
+            recipe=self.recipe,
+            methods=() if self.runs else self.methods,
+            runs=self.runs,
+            shares=self.shares,
+            evaluations=self.evaluations,
+            steps=self.steps,
+            minutes=self.minutes,
+            episodes=self.episodes,
+            seeds=self.seeds,
+            settings=self.set,
+        )
+        carry_out(output, lambda console: trends.run(config, console), trends.show)

@@ -1,6 +1,6 @@
-"""`prism bench data`: windows a second from every format, and memory as the dataset grows ten times.
+"""Windows a second from every format, and memory as the dataset grows ten times.
 
-Each dataset is generated with the shapes that people have (prism.bench.data_files) and read in a process of its own:
+Each dataset is generated with the shapes that people have (research.data_files) and read in a process of its own:
 opened, its vectors cached, then batches in the order of training (prism.data.blocks). windows_per_s is on the dataset
 of ten times the size, by CPU time of the one thread that reads, which other programs do not disturb, without the first
 batches, which fill the memory for blocks; windows_per_s_wall is beside it, and windows_per_s_alone: the same where
@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.data_files import WRITERS
 from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.rollout.results import run_info
+from research.data_files import WRITERS
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _rates(read: Callable[[int], object], batch: int, seconds: float) -> tuple[f
 
 def measure(config: DataBenchConfig, path: Path) -> dict[str, float]:
     settings = {name: getattr(config, name) for name in ("seconds", "batch", "obs_horizon", "pred_horizon", "seed")}
-    command = [sys.executable, "-m", "prism.bench.data", json.dumps({**settings, "path": str(path)})]
+    command = [sys.executable, "-m", "research.data", json.dumps({**settings, "path": str(path)})]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]

@@ -1,7 +1,7 @@
-"""`prism study ablations`: what each choice of the architecture and of the objective is worth (App. B.2, Fig. 6, 7).
+"""What each choice of the architecture and of the objective is worth (App. B.2, Fig. 6, 7).
 
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
-episodes; cells, intervals and the paired test are those of `prism bench compare`.
+episodes; cells, intervals and the paired test are those of `prism compare`.
 
     table = rows of comparison.json; factors.NAME = {"VARIANT": score}; pairs = differences between two variants
 """
@@ -19,8 +19,8 @@ from prism.rollout.statistics import Difference
 from prism.runs.comparison.grid import CompareConfig, Contestant, EvaluationPlan
 from prism.runs.comparison.run import compare
 from prism.runs.comparison.summary import Comparison, Row, difference
-from prism.studies.report import Claim, Study, Verdict, show_rows
-from prism.studies.selection_rules import TUNING_SEED
+from research.report import Claim, Study, Verdict, show_rows
+from research.selection_rules import TUNING_SEED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

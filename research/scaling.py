@@ -1,4 +1,4 @@
-"""`prism bench scaling`: how the time to a plan grows with its length T_p and with the number of candidates K.
+"""How the time to a plan grows with its length T_p and with the number of candidates K.
 
 The paper-size generator, eager, one thread, one context of To = 8 tokens; keys and values, K candidates and all blocks
 included, the encoder not (it knows neither T_p nor K). CPU time, medians of interleaved rounds.

@@ -1,4 +1,4 @@
-"""`prism study lemmas`: the paper's theory as checks (App. E). Pure mathematics, no training, seconds.
+"""The paper's theory as checks (App. E). Pure mathematics, no training, seconds.
 
 quantile     Lemma E.2: Var(Q_N(q)) = q(1-q) / (N f^2); N independent draws of an exponential, whose f is known
 rejection    what the literal threshold (a quantile of all pairs) rejects, when candidates are as good as the data
@@ -21,11 +21,11 @@ from rich.progress import Progress
 from torch import Tensor
 
 from prism.attention import favor_attention, orthogonal_features, softmax_attention
-from prism.bench.attention import AttentionBenchConfig, measure_errors
 from prism.distance import batch_distance
 from prism.errors import PrismError
 from prism.objective import quantile, soft_coverage
-from prism.studies.report import Claim, Study, confirmed, show_rows
+from research.attention import AttentionBenchConfig, measure_errors
+from research.report import Claim, Study, confirmed, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -194,7 +194,7 @@ def claims(figures: dict[str, Any], config: LemmasConfig) -> list[Claim]:
             "Var of the empirical quantile = q(1-q) / (N f^2), so O(1/N), for N independent distances",
             f"N^{exponent:.2f}; {ratio:.2f} of the formula at N = {max(config.sample_sizes)}",
             confirmed(abs(exponent + 1) < 0.1 and abs(ratio - 1) < 0.15),
-            "a batch's distances are not independent: prism study threshold",
+            "a batch's distances are not independent: python -m research threshold",
         ),
         Claim(
             "App. E.2, Fig. 11",

@@ -1,4 +1,4 @@
-"""`prism study multimodality`: both ways round the block, or an average of them? (App. B.1, Fig. 5)
+"""Both ways round the block, or an average of them? (App. B.1, Fig. 5)
 
 The scene is that of sims/pusht.py: the agent has to walk round the block, left or right. Its start is swept along
 the T's top edge; at 0 the two ways are equally good, and the demonstrations (with their mirror images) equally often
@@ -34,8 +34,8 @@ from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
 from prism.sims.pusht import BEYOND, GAP, SIDE, edge_start
-from prism.studies.report import Claim, Study, confirmed, show_rows
-from prism.studies.trainings import settings_of, train_run
+from research.report import Claim, Study, confirmed, show_rows
+from research.trainings import settings_of, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

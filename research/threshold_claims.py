@@ -1,4 +1,4 @@
-"""What the figures of `prism study threshold` say about the paper's sentences (Sec. 5, Lemma E.2, Fig. 11)."""
+"""What the figures of `python -m research threshold` say about the paper's sentences (Sec. 5, Lemma E.2, Fig. 11)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from prism.runs.cells import Result
-from prism.studies.report import Claim, Verdict, confirmed
+from research.report import Claim, Verdict, confirmed
 
 REJECTION_TOLERANCE, FALLBACK_LIMIT = 0.05, 0.05  # what we ask of a calibrated threshold
 CONSISTENT = "the threshold keeps a consistent acceptance rate without manual tuning"

@@ -1,4 +1,4 @@
-"""`prism bench train-step`: what it brings to back-propagate only the chosen candidates (Alg. 1).
+"""What it brings to back-propagate only the chosen candidates (Alg. 1).
 
 Two ways to the same gradient, in turn within every round, on the same batch and latents:
   chosen  draw K candidates without gradient, choose, draw the chosen ones again with gradient (ours)
@@ -28,7 +28,6 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from prism.bench.memory import peak_bytes, saved_bytes
 from prism.bench.output import Output
 from prism.bench.timing import interleave, paired_ratio, ratio_interval
 from prism.errors import PrismError
@@ -38,6 +37,7 @@ from prism.normalize import Normalizer
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
+from research.memory import peak_bytes, saved_bytes
 
 _MIB = 1024.0 * 1024.0
 

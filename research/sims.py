@@ -1,4 +1,4 @@
-"""`prism bench sims`: how fast each simulator runs on one core.
+"""How fast each simulator runs on one core.
 
     steps_per_s.SIM    steps of its first task without pictures, random actions, resets included
     frames_per_s.SIM   camera pictures of its first task with pixels (all its cameras), physics and resets included

@@ -1,4 +1,4 @@
-"""`prism bench attention`: is FAVOR+ right, what does it cost, and does `auto` pick the faster kernel? (Eq. 3, Alg. 3)
+"""Is FAVOR+ right, what does it cost, and does `auto` pick the faster kernel? (Eq. 3, Alg. 3)
 
 Error: relative error in the Frobenius norm against exact softmax, median over random inputs and features, for the
 correct FAVOR+ and for the paper's literal form, by number of features. Inputs are Gaussian; their scale sets how

@@ -1,4 +1,4 @@
-"""`prism study demonstrations`: success against the number of demonstrations (Sec. 5, real world; Fig. 4).
+"""Success against the number of demonstrations (Sec. 5, real world; Fig. 4).
 
 A task with a scripted expert; N demonstrations each of their own folder, equal training steps, the same test episodes.
     success.METHOD.N, success_ci.METHOD.N, score.METHOD.N
@@ -21,7 +21,7 @@ from prism.runs.comparison.grid import CellId, CompareConfig, Contestant, Evalua
 from prism.runs.comparison.run import compare
 from prism.runs.comparison.summary import Cell, table
 from prism.runs.recipes import recipe
-from prism.studies.report import Claim, Study, decided, show_rows
+from research.report import Claim, Study, decided, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

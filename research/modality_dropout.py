@@ -1,4 +1,4 @@
-"""`prism bench modality-dropout`: whole-modality dropout in training against a sensor that is missing afterwards.
+"""Whole-modality dropout in training against a sensor that is missing afterwards.
 
 A MetaWorld task whose object and goal arrive twice: `object_world` (positions in the world) and `object_hand` (the
 same, as seen from the hand). With `proprio` either one is enough. Per seed two policies are trained on the same

@@ -1,4 +1,4 @@
-"""`prism study threshold`: does the rejection threshold do what it is for? (Eq. 5-7, Lemma E.2, Sec. 5, Fig. 11)
+"""Does the rejection threshold do what it is for? (Eq. 5-7, Lemma E.2, Sec. 5, Fig. 11)
 
 Rules: own (calibrated), relative (the same with objective.relative = 0.5, the default), row (with 1), batch
 (calibrated, any target of the batch rejects), paper (literal).
@@ -44,17 +44,17 @@ from prism.runs.cells import Cells, Result
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import Experiment, recipe, with_budget
 from prism.runs.run import Run
-from prism.studies.report import Study, show_rows
-from prism.studies.threshold_claims import (
+from prism.training.checkpoint import load_policy
+from prism.training.monitor import read_log
+from research.report import Study, show_rows
+from research.threshold_claims import (
     PAPER_BATCH,
     PAPER_CV,
     claims_on_batches,
     claims_on_policies,
     claims_on_rates,
 )
-from prism.studies.trainings import settings_of, train_run
-from prism.training.checkpoint import load_policy
-from prism.training.monitor import read_log
+from research.trainings import settings_of, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -147,7 +147,7 @@ def read_rates(config: ThresholdConfig) -> dict[str, dict[str, Result]]:
         policy = run.experiment.policy
         if not isinstance(policy, PrismConfig):
             raise PrismError(f"--runs {text}: a run of method '{policy.method}' has no threshold; give runs of PRISM")
-        log = read_log(run)
+        log = read_log(run.folder)
         entry = {**rates(log, config.warmup), "steps": log[-1]["step"], "quantile": policy.objective.quantile}
         found.setdefault(name, {})[rule_name(policy.objective)] = entry
     return found

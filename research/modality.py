@@ -1,7 +1,7 @@
-"""`prism study modality`: what a missing sensor costs, and what dropping sensors in training saves (Sec. 5, Fig. 3).
+"""What a missing sensor costs, and what dropping sensors in training saves (Sec. 5, Fig. 3).
 
-`prism bench modality-dropout` measures it; here its figures stand beside the paper's. With --given an earlier file of
-that bench is judged, and nothing is trained.
+`modality-dropout` measures it; here its figures stand beside the paper's. With --given an
+earlier file of it is judged, and nothing is trained.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.bench import modality_dropout
-from prism.bench.modality_dropout import ModalityDropoutConfig
 from prism.errors import PrismError
-from prism.studies.report import Claim, Study, Verdict, confirmed
 from prism.training import files
+from research import modality_dropout
+from research.modality_dropout import ModalityDropoutConfig
+from research.report import Claim, Study, Verdict, confirmed
 
 PAPER_COST = 0.05  # of success, at most, without one modality
 
 
 @dataclass(frozen=True)
 class ModalityConfig:
-    given: Path | None = None  # a file of `prism bench modality-dropout --json`
+    given: Path | None = None  # a file of `python -m research modality-dropout --json`
     bench: ModalityDropoutConfig = field(default_factory=ModalityDropoutConfig)
 
 
@@ -32,7 +32,7 @@ def run(config: ModalityConfig, console: Console | None = None) -> Study:
         measured = modality_dropout.run(config.bench, console or Console(stderr=True))
     else:
         if not config.given.is_file():
-            raise PrismError(f"--given {config.given} does not exist: make it with prism bench modality-dropout --json")
+            raise PrismError(f"--given {config.given} does not exist: research modality-dropout --json makes it")
         measured = files.read_json(config.given)
         if missing := {"saved", "saved_ci", "cost_with_dropout_ci", "success", "settings"} - measured.keys():
             raise PrismError(
@@ -76,7 +76,7 @@ def claims(measured: dict[str, Any]) -> list[Claim]:
             "without wrist RGB 41.5 %, without proprioception 15.8 %, without depth 66.2 %, with all 65.2 % (CALVIN)",
             "-",
             "cannot be tested here",
-            "CALVIN's data and simulator are not available here; prism bench modality does it for any run",
+            "CALVIN's data and simulator are not available here; python -m research modality does it for any run",
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""Datasets of every format with the shapes that people have, `times` as long, for `prism bench data`.
+"""Datasets of every format with the shapes that people have, `times` as long, for `python -m research data`.
 
 What is repeated is hard-linked where the format has many files: readers cannot tell, and the disk is spared.
 """

@@ -1,4 +1,4 @@
-"""`prism study failures`: why did the failed episodes fail? Sorted by measured signals (App. E.5).
+"""Why did the failed episodes fail? Sorted by measured signals (App. E.5).
 
 The paper's classes, and what we measure for each (definitions of jerk and switches: docs/metrics.md):
     invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
@@ -36,9 +36,9 @@ from prism.rollout.episodes import TEST_SEED, check_fits, load_policy_at, make_e
 from prism.rollout.results import EpisodeResult
 from prism.runs.cells import Cells, Result
 from prism.runs.recipes import Experiment
-from prism.studies.report import Claim, Study, Verdict, show_rows
-from prism.studies.selection_rules import subjects
-from prism.studies.trainings import settings_of
+from research.report import Claim, Study, Verdict, show_rows
+from research.selection_rules import subjects
+from research.trainings import settings_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
