@@ -83,7 +83,7 @@ def test_straight_from_a_foreign_format_with_less_data_and_preprocessing(
     assert specs["rgb_static"].resize == (16, 16)
     assert specs["depth_gripper"].clip == (0.5, 3)
     assert cli.main(["train", "play", "--out", "o", "--steps", "1", "--demonstrations", "9"]) == cli.EXIT_USER
-    assert "9 demonstrations were asked for, there are 2 to train on" in capfd.readouterr().err
+    assert "9 demonstrations were asked for, there are 3 to train on" in capfd.readouterr().err
 
 
 def test_inspect_says_version_rates_and_preprocessing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,7 +141,7 @@ def test_split_is_a_partition(n: int, fraction: float, seed: int) -> None:
     train, val = split_episodes(n, fraction, seed)
     assert sorted([*train.tolist(), *val.tolist()]) == list(range(n))
     assert len(train) >= 1
-    assert len(val) >= (1 if fraction > 0 and n > 1 else 0)
+    assert len(val) == min(round(n * fraction), n - 1)  # of few episodes none
     again = split_episodes(n, fraction, seed)
     assert train.tolist() == again[0].tolist()
 

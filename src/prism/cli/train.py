@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional
 
 from prism.cli.style import option
 from prism.errors import PrismError
-
-if TYPE_CHECKING:
-    from prism.runs.recipes import Experiment
 
 Preset = Literal["tiny", "base", "paper"]
 Method = Literal[  # presets.METHODS, without torch
@@ -112,17 +109,12 @@ class Train:
         from rich.console import Console
 
         from prism.distributed import ranks
-        from prism.runs.workflow import tell_experiment, train_experiment
+        from prism.runs.workflow import train_recipe
 
-        with ranks.together():  # what one rank does not find, all learn
-            asked, run = self._recipe()
-            stored = self._stored(run) if ranks.is_leader() else None
-        stored = tell_experiment(stored)
-        with ranks.together():
-            experiment = self._experiment(stored or asked)
-        console = Console(stderr=True)
-        resume: bool | Literal["auto"] = "auto" if self.auto_resume else self.resume
-        result = train_experiment(experiment, run, resume, console, title=experiment.name)
+        given: Any = {f.name: getattr(self, f.name) for f in fields(self)}
+        name, out, resume = given.pop("recipe"), given.pop("out"), given.pop("resume")
+        go_on: bool | Literal["auto"] = "auto" if given.pop("auto_resume") else resume
+        run, experiment, result = train_recipe(name, out, go_on, Console(stderr=True), **given)
         if not ranks.is_leader():
             return
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
@@ -131,48 +123,3 @@ class Train:
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
         task = "" if experiment.task is not None else " --task TASK (or prism serve, on a robot)"
         print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}{task}")
-
-    def _recipe(self) -> tuple[Experiment, Path]:
-        """The recipe as it is, and the folder of the run."""
-        from prism.runs.recipes import recipe
-
-        experiment = recipe(self.recipe)
-        other = "" if self.method in (None, experiment.method) else f"-{self.method}"
-        return experiment, self.out or Path("runs") / f"{experiment.name}{other}"
-
-    def _stored(self, run: Path) -> Experiment | None:
-        """The run to go on with: options that were given the first time need not be given again."""
-        from prism.runs.run import Run, is_run
-
-        there = (self.resume and run.is_dir()) or (self.auto_resume and is_run(run))
-        return Run(run).experiment if there else None
-
-    def _experiment(self, experiment: Experiment) -> Experiment:
-        """That experiment with the options of this call."""
-        from prism.io.jsonconfig import with_settings
-        from prism.runs.recipes import with_budget, with_method, with_preset, with_teacher
-
-        experiment = with_budget(experiment, self.minutes, self.steps, self.seed)
-        if self.preset is not None:
-            experiment = with_preset(experiment, self.preset)
-        if self.method is not None and self.method != experiment.method:
-            experiment = with_method(experiment, self.method, self.preset)
-        if self.teacher is not None and str(self.teacher) != experiment.teacher:
-            experiment = with_teacher(experiment, self.teacher)
-        demonstrations = experiment.demonstrations
-        if self.episodes is not None:
-            demonstrations = replace(demonstrations, episodes=self.episodes)
-        if self.data is not None:
-            kind = demonstrations.kind if demonstrations.kind == "human" else "path"
-            demonstrations = replace(demonstrations, kind=kind, path=str(self.data))
-        if self.map:
-            demonstrations = replace(demonstrations, map=self.map)
-        if self.sensor:
-            demonstrations = replace(demonstrations, sensors=self.sensor)
-        if self.fps is not None:
-            demonstrations = replace(demonstrations, fps=self.fps)
-        if self.tolerance is not None:
-            demonstrations = replace(demonstrations, tolerance=self.tolerance)
-        if self.fraction is not None or self.demonstrations is not None:
-            demonstrations = replace(demonstrations, fraction=self.fraction, count=self.demonstrations)
-        return with_settings(replace(experiment, demonstrations=demonstrations), self.set)

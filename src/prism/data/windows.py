@@ -186,10 +186,12 @@ class Windows:
 
 
 def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Episodes 0..n-1 for training and for validation, both sorted. At least one stays for training; a
-    positive fraction holds out at least one wherever there are two."""
+    """Episodes 0..n-1 for training and for validation, both sorted; at least one stays for training.
+
+    round(n * val_fraction) are held out: of few episodes none (at 0.05, of ten or fewer), where each one counts.
+    """
     if n < 1 or not 0 <= val_fraction < 1:
         raise PrismError(f"val_fraction {val_fraction} must be in [0, 1), and {n} episodes at least 1")
-    held_out = min(max(round(n * val_fraction), 1), n - 1) if val_fraction > 0 else 0
+    held_out = min(round(n * val_fraction), n - 1)
     order = np.random.default_rng(seed).permutation(n)
     return np.sort(order[held_out:]).astype(np.int64), np.sort(order[:held_out]).astype(np.int64)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.io.jsonconfig import ADDED_LATER, from_json, to_json, with_settings
 from prism.methods import table
 from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
@@ -272,6 +273,8 @@ def with_budget(
 ) -> Experiment:
     """The same experiment with another training budget (one replaces the other) or seed."""
     train = experiment.train
+    if minutes is not None and steps is not None:
+        raise PrismError("give minutes or steps, not both: each is the whole training budget")
     if minutes is not None:
         train = replace(train, minutes=minutes, steps=0)
     if steps is not None:
@@ -279,3 +282,48 @@ def with_budget(
     if seed is not None:
         train = replace(train, seed=seed)
     return dataclasses.replace(experiment, train=train)
+
+
+class TrainOptions(TypedDict, total=False):
+    """What a call may change in a recipe. Left out, or None: as the recipe says. `prism train --help` explains each."""
+
+    data: Path | str | None
+    map: Sequence[str]
+    sensor: Sequence[str]
+    fps: float | None
+    tolerance: float | None
+    fraction: float | None
+    demonstrations: int | None
+    minutes: float | None
+    steps: int | None
+    method: str | None
+    teacher: Path | str | None
+    preset: str | None
+    episodes: int | None
+    seed: int | None
+    set: Sequence[str]
+
+
+def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Experiment:
+    """The same experiment with what a call of `prism train` or prism.train changes."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
+    method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
+    experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
+    if preset is not None:
+        experiment = with_preset(experiment, preset)
+    if method is not None and method != experiment.method:
+        experiment = with_method(experiment, method, preset)
+    if teacher is not None and str(teacher) != experiment.teacher:
+        experiment = with_teacher(experiment, Path(teacher))
+    source = experiment.demonstrations
+    source = replace(source, **{name: given[name] for name in ("episodes", "fps", "tolerance") if name in given})
+    if "data" in given:
+        kind = source.kind if source.kind == "human" else "path"
+        source = replace(source, kind=kind, path=str(given["data"]))
+    if "map" in given:
+        source = replace(source, map=tuple(given["map"]))
+    if "sensor" in given:
+        source = replace(source, sensors=tuple(given["sensor"]))
+    if "fraction" in given or "demonstrations" in given:
+        source = replace(source, fraction=given.get("fraction"), count=given.get("demonstrations"))
+    return with_settings(replace(experiment, demonstrations=source), given.get("set", ()))

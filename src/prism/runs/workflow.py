@@ -1,11 +1,11 @@
-"""prism train, step by step: demonstrations -> statistics -> policy -> the loop."""
+"""What prism.train and prism.evaluate do: recipe -> demonstrations -> statistics -> policy -> the loop -> a run."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
@@ -21,12 +21,83 @@ from prism.methods.student import Student
 from prism.methods.table import CONFIGS, build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
+from prism.rollout.episodes import TEST_SEED
+from prism.rollout.results import EvaluationResult
 from prism.runs.demonstrations import open_demonstrations
-from prism.runs.recipes import FILE, Experiment
-from prism.runs.run import Run, is_run
+from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
+from prism.runs.run import EvalOptions, Run, is_run
 from prism.sensors import action_spec_of
+from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
-from prism.training.loop import TrainResult, train
+from prism.training.loop import TrainResult
+
+
+def train(
+    recipe: str | Path | Experiment,
+    out: Path | str | None = None,
+    resume: bool | Literal["auto"] = False,
+    progress: bool = True,
+    **options: Unpack[TrainOptions],
+) -> Run:
+    """Train a policy, as `prism train` does: on a recipe, a task, the path of a dataset, or an experiment.
+
+        run = prism.train("pusht", minutes=5)
+        run = prism.train("my.zarr.zip", steps=2000, out="runs/mine", set=["train.batch_size=32"])
+
+    The options are those of `prism train --help`. `out`: the run's folder, runs/NAME by default; it must not hold a
+    run, unless `resume`. "auto" continues a run that is there and starts one that is not.
+    """
+    console = Console(stderr=True, quiet=not progress)
+    with ranks.session(), ranks.explain_loss():
+        return Run(train_recipe(recipe, out, resume, console, **options)[0])
+
+
+def load_run(path: Path | str) -> Run:
+    """A run by its folder, or by one checkpoint in it: run.controller() acts, run.experiment says how it was made."""
+    return Run(path)
+
+
+def evaluate(
+    run: Run | Path | str,
+    episodes: int = 50,
+    task: str | None = None,
+    first_seed: int = TEST_SEED,
+    candidates: int | None = None,
+    selection: str | None = None,
+    settings: tuple[str, ...] = (),
+    workers: int | None = None,
+    progress: bool = True,
+) -> EvaluationResult:
+    """Roll a run out, as `prism eval` does, on seeds first_seed, first_seed + 1, ...; result.summary() has the means.
+
+    None: as the run's experiment says. The recording and metrics.json stay in the run.
+    """
+    options = EvalOptions(task, episodes, first_seed, candidates, selection, settings, workers)
+    return (run if isinstance(run, Run) else Run(run)).evaluate(options, progress)
+
+
+def train_recipe(
+    name: str | Path | Experiment,
+    out: Path | str | None,
+    resume: bool | Literal["auto"],
+    console: Console,
+    **options: Unpack[TrainOptions],
+) -> tuple[Path, Experiment, TrainResult]:
+    """The folder of the run, its experiment and how the training ended. Call it inside ranks.session().
+
+    A run that is continued keeps the options that it was started with; those that are given here replace them.
+    """
+    with ranks.together():  # what one rank does not find, all learn
+        experiment = name if isinstance(name, Experiment) else recipe(str(name))
+        method = options.get("method") or experiment.method
+        other = "" if method == experiment.method else f"-{method}"
+        folder = Path(out) if out is not None else Path("runs") / f"{experiment.name}{other}"
+        there = ranks.is_leader() and ((resume is True and folder.is_dir()) or (resume == "auto" and is_run(folder)))
+        stored = Experiment.load(folder) if there else None
+    stored = tell_experiment(stored)
+    with ranks.together():
+        experiment = customized(stored or experiment, **options)
+    return folder, experiment, train_experiment(experiment, folder, resume, console, title=experiment.name)
 
 
 def train_experiment(
@@ -62,6 +133,8 @@ def train_experiment(
         # A mirrored episode is no independent one: held out is held out with all its copies.
         originals = len(source.lengths) // copies
         held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
+        if (short := (demonstrations.count or 0) - len(held_in)) > 0:  # to train on N is to train on N
+            held_in, held_out = np.sort(np.concatenate([held_in, held_out[:short]])), held_out[short:]
         taken, steps = draw(source.lengths[held_in], demonstrations.fraction, demonstrations.count, config.seed)
         training = np.concatenate([held_in[taken] + copy * originals for copy in range(copies)]).tolist()
         trained_on = source
@@ -83,8 +156,10 @@ def train_experiment(
             windows = Windows(trained_on, *horizons, training)
             windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
     on = f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
+    mirrored = f" ({len(taken)} and their mirror images)" if copies > 1 else ""
     console.print(
-        f"{title}: {len(training)} episodes, {len(windows)} windows, "
+        f"{title}: {len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, "
+        f"{len(windows)} windows, "
         f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on} -> {run}",
         highlight=False,
         soft_wrap=True,
@@ -94,7 +169,9 @@ def train_experiment(
             run.mkdir(parents=True, exist_ok=True)
             if asked is False or not is_run(run):
                 experiment.save(run)
-    return train(policy, windows, windows_val, config, run, resume=resume, console=console, title=title, until=until)
+    return loop.train(
+        policy, windows, windows_val, config, run, resume=resume, console=console, title=title, until=until
+    )
 
 
 def tell_experiment(experiment: Experiment | None) -> Experiment | None:
