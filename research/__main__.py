@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from prism.cli import Command, guard, parse, unknown
 from research import commands_bench as bench
 from research import commands_study as study
+from research.benchmark import BenchmarkConfig
+from research.sensor_dropping import SensorDroppingConfig
 
 NAMES: dict[str, type[Command]] = {
     "attention": bench.Attention,
     "train-step": bench.TrainStep,
     "global-batch": bench.GlobalBatch,
     "data": bench.Data,
-    "modality": bench.Modality,
+    "modality": SensorDroppingConfig,
+    "benchmark": BenchmarkConfig,
     "modality-dropout": bench.ModalityDropout,
     "modality-claims": study.ModalityStudy,
     "scaling": bench.Scaling,

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.rollout.statistics import Difference
-from prism.runs.comparison.grid import CompareConfig, Contestant, EvaluationPlan
-from prism.runs.comparison.run import compare
-from prism.runs.comparison.summary import Comparison, Row, difference
+from prism.rollout.metrics import Difference
+from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, difference
 from research.report import Claim, Study, Verdict, show_rows
 from research.selection_rules import TUNING_SEED
 

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional, arg
-
 from prism.cli.style import OutputFile, option
-from prism.errors import PrismError
 
 
 @dataclass(frozen=True)
@@ -93,57 +90,6 @@ class Data:
         from research.data import DataBenchConfig, main
 
         main(DataBenchConfig(json=self.json, overwrite=self.overwrite, formats=self.formats))
-
-
-@dataclass(frozen=True)
-class Modality:
-    """What each sensor is worth: roll a policy out without each one, and without each pair.
-
-    Try:
-        prism train metaworld-reach --set policy.encoder.dropout=0.3 --out runs/dropped
-        python -m research modality runs/dropped --episodes 20
-        python -m research modality runs/mine --sensors rgb_wrist proprio --json modality.json
-
-    Writes modality.json and modality.html (three bar charts) into the run. A policy trained without dropout never
-    learned what to do without a sensor, which is said then.
-    """
-
-    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run folder, or one checkpoint in it."""
-    task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in; the one the policy was trained for unless told."""
-    episodes: int = 20
-    """How many episodes under each condition, the same ones everywhere."""
-    sensors: Annotated[tuple[str, ...] | None, option("NAME ...")] = None
-    """Drop only these; all of the policy's unless told."""
-    workers: Annotated[int | None, option("N")] = None
-    """Processes that roll out in parallel; one a core unless told."""
-    json: OutputFile = None
-    """Write the figures to this file too."""
-    overwrite: bool = False
-    """Replace that file if it exists."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("episodes", self.episodes), ("workers", self.workers)):
-            if value is not None and value < 1:
-                raise PrismError(f"--{name} {value} is out of range: use 1 or more")
-
-    def run(self) -> None:
-        from prism.bench.output import refuse_existing
-        from prism.cli.summary import print_modality
-        from prism.rollout.results import write_json
-        from prism.runs.run import EvalOptions, Run
-
-        refuse_existing(self.json, overwrite=self.overwrite)
-        options = EvalOptions(task=self.task, episodes=self.episodes, workers=self.workers)
-        run = Run(self.run_folder)
-        study = run.drop_sensors(options, self.sensors)
-        if self.json is not None:
-            write_json(self.json, study.to_json(), self.overwrite)
-        print_modality(study)
-        if study.note is not None:
-            print(f"note: {study.note}")
-        print(f"charts: {run.folder / 'modality.html'}")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.rollout.statistics import paired
-from prism.runs.comparison.grid import CellId, CompareConfig, Contestant, EvaluationPlan
-from prism.runs.comparison.run import compare
-from prism.runs.comparison.summary import Cell, table
+from prism.rollout.metrics import paired
+from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
 from prism.runs.recipes import recipe
 from research.report import Claim, Study, decided, show_rows
 

@@ -34,7 +34,7 @@ from prism.policy import Policy
 from prism.rollout import metrics
 from prism.rollout.episodes import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
 from prism.rollout.results import EpisodeResult
-from prism.runs.cells import Cells, Result
+from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
 from research.report import Claim, Study, Verdict, show_rows
 from research.selection_rules import subjects
@@ -171,7 +171,7 @@ def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, c
 
 def run(config: FailuresConfig, console: Console | None = None) -> Study:
     policies, task = subjects(config.runs, config.task)
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     rows: list[tuple[int, Signals]] = []
     stop = config.first_seed + config.episodes
     for at, policy in enumerate(policies):

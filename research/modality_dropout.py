@@ -35,11 +35,10 @@ from prism.errors import PrismError
 from prism.methods.table import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.rollout.episodes import TEST_SEED, run_episode
-from prism.rollout.modality import DropSensors
+from prism.rollout.episodes import TEST_SEED, DropSensors, run_episode
+from prism.rollout.metrics import interval
 from prism.rollout.results import run_info
-from prism.rollout.statistics import interval
-from prism.runs.cells import Cells, Result
+from prism.runs.grid import Grid, Result
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
 from prism.sims.base import Env, EnvView
@@ -134,7 +133,7 @@ def successes(config: ModalityDropoutConfig, policy: Policy, env: Env, missing: 
 
 
 def run(config: ModalityDropoutConfig, console: Console) -> dict[str, Any]:
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     settings = dataclasses.asdict(config)
     for name in ("seeds", "work", "json", "overwrite"):
         del settings[name]
@@ -146,7 +145,7 @@ def run(config: ModalityDropoutConfig, console: Console) -> dict[str, Any]:
     kept: dict[int, dict[str, Result]] = {}  # seed, arm, condition
 
     def cell(name: str, seed: int, dropout: float) -> Result:
-        policy = train_policy(config, source, seed, dropout, cells.run(name), console)
+        policy = train_policy(config, source, seed, dropout, cells.training(name), console)
         return {missing: successes(config, policy, env, missing, console) for missing in (NOTHING, *VIEWS)}
 
     try:

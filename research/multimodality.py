@@ -16,6 +16,7 @@ Rollouts differ in the random numbers of the policy alone. `mode_distance`: pixe
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,7 @@ from prism.controller import Controller
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.rollout import metrics
-from prism.rollout.sweep import mode_distance
-from prism.runs.cells import Cells, Result
+from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
 from prism.sims.pusht import BEYOND, GAP, SIDE, edge_start
@@ -128,6 +128,27 @@ def rollout(env: PushTEnv, controller: Controller, state: Float, seed: int, max_
     }
 
 
+def mode_distance(paths: Sequence[Float], modes: Sequence[str], a: str, b: str, steps: int = 40) -> float | None:
+    """Distance between the mean paths of modes `a` and `b`: mean over steps 0 .. `steps` of the Euclidean distance.
+
+        D = 1 / (steps + 1) * sum_t || mean_{i in a} x_t^i - mean_{i in b} x_t^i ||
+
+    paths: (T, 2) each, one point a control step; one that ends early stays where it ended. None where a mode is empty:
+    a mean of nothing is nowhere.
+    """
+    means = []
+    for mode in (a, b):
+        members = [_held(path, steps + 1) for path, of in zip(paths, modes, strict=True) if of == mode]
+        if not members:
+            return None
+        means.append(np.mean(members, axis=0))
+    return float(np.linalg.norm(means[0] - means[1], axis=-1).mean())
+
+
+def _held(path: Float, length: int) -> Float:
+    return np.asarray(path, dtype=np.float64)[np.minimum(np.arange(length), len(path) - 1)]
+
+
 def summarise(rollouts: list[dict[str, Any]]) -> Result:
     sides = [side_of(r["states"]) for r in rollouts]
     ends = np.array([end for r in rollouts for end in r["ends"]])
@@ -153,10 +174,10 @@ def experiment_of(config: MultimodalityConfig, method: str) -> Experiment:
     return with_settings(with_budget(experiment, steps=config.steps, seed=config.seed), ["train.threads=1"])
 
 
-def train_and_roll(config: MultimodalityConfig, cells: Cells, method: str) -> Result:
+def train_and_roll(config: MultimodalityConfig, cells: Grid, method: str) -> Result:
     experiment = experiment_of(config, method)
-    train_run(experiment, cells.run(method), cells.console)
-    return roll_policy(config, cells.run(method), cells.console)
+    train_run(experiment, cells.training(method), cells.console)
+    return roll_policy(config, cells.training(method), cells.console)
 
 
 def roll_policy(config: MultimodalityConfig, run: Path, console: Console) -> Result:
@@ -212,7 +233,7 @@ def expert_rollout(env: PushTEnv, expert: PushTExpert, state: Float, seed: int, 
 
 
 def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
     plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps, "seed": config.seed}
     shares: dict[str, Result] = {}

@@ -25,8 +25,8 @@ from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
 from prism.rollout.episodes import evaluate
-from prism.rollout.statistics import FloatArray, interval, paired, success_interval
-from prism.runs.cells import Cells, Result
+from prism.rollout.metrics import FloatArray, interval, paired, success_interval
+from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from prism.selection import Rule
@@ -109,7 +109,7 @@ def measure(config: SelectionStudyConfig, policy: Path, task: str, controller: C
 
 def run(config: SelectionStudyConfig, console: Console | None = None) -> Study:
     policies, task = subjects(config.runs)
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     found: dict[tuple[str, int], dict[int, Result]] = {}
     for at, policy in enumerate(policies):
         for exec_horizon in config.exec_horizons:

@@ -40,8 +40,8 @@ from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig, quantile
-from prism.runs.cells import Cells, Result
 from prism.runs.demonstrations import open_demonstrations
+from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget
 from prism.runs.run import Run
 from prism.training.checkpoint import load_policy
@@ -130,11 +130,11 @@ def rates(log: Sequence[dict[str, Any]], warmup: int) -> Result:
     }
 
 
-def train_rates(config: ThresholdConfig, cells: Cells, task: str, rule: str) -> Result | None:
+def train_rates(config: ThresholdConfig, cells: Grid, task: str, rule: str) -> Result | None:
     experiment = experiment_of(config, task, rule)
     name = f"{task}-{rule}"
     settings = {**settings_of(experiment), "warmup": config.warmup}
-    compute = functools.partial(train_run, experiment, cells.run(name), cells.console)
+    compute = functools.partial(train_run, experiment, cells.training(name), cells.console)
     return cells.get(name, settings, lambda: rates(compute(), config.warmup))
 
 
@@ -231,13 +231,13 @@ def windows_of(experiment: Experiment) -> Windows:
 
 
 def calibration(
-    config: ThresholdConfig, cells: Cells, found_rates: Mapping[str, Mapping[str, Result]]
+    config: ThresholdConfig, cells: Grid, found_rates: Mapping[str, Mapping[str, Result]]
 ) -> dict[str, dict[str, dict[str, Result]]]:
     """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first that was trained,
     or the first run that was given."""
     trained = [(task, rule) for task in config.tasks for rule in config.rules if rule in found_rates.get(task, {})]
     if trained:
-        run, experiment = cells.run("-".join(trained[0])), experiment_of(config, *trained[0])
+        run, experiment = cells.training("-".join(trained[0])), experiment_of(config, *trained[0])
     elif config.runs:
         run = Path(config.runs[0].partition("=")[2])
         experiment = Run(run).experiment
@@ -264,7 +264,7 @@ def calibration(
     return found
 
 
-def on_policies(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, Result]]:
+def on_policies(config: ThresholdConfig, cells: Grid) -> dict[str, dict[str, Result]]:
     """{name: {rule: entry}}: every rule on the candidates of every policy that was given."""
     found: dict[str, dict[str, Result]] = {}
     for text in config.runs:
@@ -282,7 +282,7 @@ def on_policies(config: ThresholdConfig, cells: Cells) -> dict[str, dict[str, Re
 
 
 def run(config: ThresholdConfig, console: Console | None = None) -> Study:
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     found: dict[str, dict[str, Result]] = {}
     for task in config.tasks:
         for rule in config.rules:

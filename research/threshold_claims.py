@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prism.runs.cells import Result
+from prism.runs.grid import Result
 from research.report import Claim, Verdict, confirmed
 
 REJECTION_TOLERANCE, FALLBACK_LIMIT = 0.05, 0.05  # what we ask of a calibrated threshold

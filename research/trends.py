@@ -34,8 +34,8 @@ from prism.methods.flow_matching import FlowMatchingConfig
 from prism.methods.table import METHODS, TEACHERS
 from prism.policy import Policy
 from prism.rollout.episodes import evaluate
-from prism.rollout.statistics import FloatArray, interval, paired
-from prism.runs.cells import Cells, Result
+from prism.rollout.metrics import FloatArray, interval, paired
+from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import load_policy
@@ -113,7 +113,7 @@ def load_asked(run: Path, evaluations: int | None) -> Policy:
 
 def run(config: TrendsConfig, console: Console | None = None) -> Study:
     """Method by method, so that what is there after an interruption is whole trends."""
-    cells = Cells(config.work, console)
+    cells = Grid(config.work, console)
     found: dict[tuple[str, float, int], Result] = {}
     for method in config.methods:
         for seed in config.seeds:
@@ -170,9 +170,9 @@ def _name(method: str, share: float, seed: int) -> str:
     return f"{method}-{share:g}-seed-{seed}"
 
 
-def _train(config: TrendsConfig, cells: Cells, method: str, share: float, seed: int) -> Path:
+def _train(config: TrendsConfig, cells: Grid, method: str, share: float, seed: int) -> Path:
     """The run of a method; a distilled one's teacher, of the same share, steps and seed, is trained before it."""
-    folder = cells.run(_name(method, share, seed))
+    folder = cells.training(_name(method, share, seed))
     experiment = config.experiment(method, share, seed)
     if method in TEACHERS:
         experiment = with_teacher(experiment, _train(config, cells, TEACHERS[method], share, seed))
@@ -180,7 +180,7 @@ def _train(config: TrendsConfig, cells: Cells, method: str, share: float, seed: 
     return folder
 
 
-def _cell(config: TrendsConfig, cells: Cells, method: str, share: float, seed: int) -> Result:
+def _cell(config: TrendsConfig, cells: Grid, method: str, share: float, seed: int) -> Result:
     folder = _train(config, cells, method, share, seed)
     return _roll_out(config, folder, method, config.experiment(method, share, seed).task or "pusht")
 

@@ -19,8 +19,8 @@ from prism.errors import PrismError
 from prism.rollout.episodes import TEST_SEED, evaluate, run_episode
 from prism.rollout.pool import LostJobsError
 from prism.rollout.ray_pool import RayPool, cpus
-from prism.runs.comparison.grid import RESULT, CellId, CompareConfig, Contestant, prepare
-from prism.runs.comparison.ray_cells import run_on_ray
+from prism.runs.comparison import CellId, CompareConfig, Contestant, folder_of, prepare
+from prism.runs.grid import RESULT, Grid
 from tests import worker_fakes
 from tests.evaluation_fakes import make_point_env, make_point_policy
 
@@ -69,12 +69,12 @@ def check_cells_run_as_tasks(folder: Path) -> None:
     """One that is done already (its process says so at once), one whose folder the node cannot see."""
     config = CompareConfig(("pusht",), (Contestant("prism", "prism"),), seeds=(0,), steps=1)
     (here,) = prepare(folder, config, Console(quiet=True))
-    (here.folder(folder) / RESULT).write_text(json.dumps({}))
+    (folder_of(folder, here) / RESULT).write_text(json.dumps({}))
     gone = CellId("pusht", "elsewhere", 0)
-    done: list[CellId] = []
-    failed = run_on_ray(folder, [here, gone], 0, Console(quiet=True), done.append)
-    assert done == [here]
-    assert "all nodes share" in failed[gone]
+    done: list[str] = []
+    failed = Grid(folder, Console(quiet=True)).run([here.name, gone.name], 0, done.append, ray=True)
+    assert done == [here.name]
+    assert "all nodes share" in failed[gone.name]
 
 
 def raised(kind: type[Any], call: Any) -> Any:

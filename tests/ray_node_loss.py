@@ -22,9 +22,9 @@ from rich.console import Console
 from prism.controller import ControllerConfig
 from prism.rollout.episodes import evaluate
 from prism.rollout.ray_pool import RayPool
-from prism.runs.comparison.cell import run_cell
-from prism.runs.comparison.grid import RESULT, CellId, CompareConfig, Contestant, EvaluationPlan, prepare
-from prism.runs.comparison.ray_cells import run_on_ray
+from prism.runs.cell import run_cell
+from prism.runs.comparison import CompareConfig, Contestant, EvaluationPlan, folder_of, prepare
+from prism.runs.grid import RESULT, Grid
 from prism.sims.base import StepResult
 from prism.training.monitor import read_log
 from tests import worker_fakes
@@ -108,27 +108,28 @@ def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
     quiet = Console(quiet=True)
     ids = prepare(folder / "local", config, quiet)
     for id in ids:
-        run_cell(id.folder(folder / "local"), quiet)
+        run_cell(folder_of(folder / "local", id), quiet)
     node = cluster.add_node(num_cpus=1)
     assert prepare(folder / "far", config, quiet) == ids
-    done: list[CellId] = []
+    done: list[str] = []
+    names = [id.name for id in ids]
     said = open(folder / "said", "w+")  # noqa: SIM115
-    logs = [id.folder(folder / "far") for id in ids]
+    logs = [folder_of(folder / "far", id) for id in ids]
     killer = kill_when(cluster, node, lambda: all(len(read_log(log)) > 12 for log in logs))
-    failed = run_on_ray(folder / "far", ids, 0, Console(file=said, width=200), done.append)
+    failed = Grid(folder / "far", Console(file=said, width=200)).run(names, 0, done.append, ray=True)
     killer.join()
     said.seek(0)
     assert "node was lost" in (text := said.read()), text
-    assert (failed, sorted(done, key=str)) == ({}, sorted(ids, key=str))
+    assert (failed, sorted(done)) == ({}, sorted(names))
     for id in ids:
-        here, far = (json.loads((id.folder(folder / where) / RESULT).read_text()) for where in ("local", "far"))
+        here, far = (json.loads((folder_of(folder / where, id) / RESULT).read_text()) for where in ("local", "far"))
         for name in ("steps", "val_loss", "skipped_steps"):
             assert here[name] == far[name], name
         for one, other in zip(here["per_episode"], far["per_episode"], strict=True):
             assert {k: one[k] for k in ("seed", "score", "success", "steps", "jerk")} == {
                 k: other[k] for k in ("seed", "score", "success", "steps", "jerk")
             }
-        steps = [record["step"] for record in read_log(id.folder(folder / "far"))]
+        steps = [record["step"] for record in read_log(folder_of(folder / "far", id))]
         assert steps == list(range(1, 61))
 
 

@@ -16,8 +16,7 @@ from prism.cli import serve
 from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
 from prism.rollout.episodes import IncompleteError
-from prism.rollout.recording import load_result, recording_path
-from prism.rollout.results import EvaluationResult
+from prism.rollout.results import EvaluationResult, load_result, recording_path
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from prism.sensors import SensorSpec

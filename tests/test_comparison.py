@@ -16,29 +16,25 @@ from rich.console import Console
 
 from prism.errors import PrismError
 from prism.methods.rectified_flow import RectifiedFlowConfig
-from prism.rollout import statistics
-from prism.runs.comparison import cell, local, worker
-from prism.runs.comparison.cell import run_cell
-from prism.runs.comparison.grid import (
-    CELL,
-    CURVE,
-    FAILED,
-    RESULT,
+from prism.report.comparison import frontier, render
+from prism.rollout import metrics
+from prism.runs import cell, grid
+from prism.runs.cell import CURVE, CellSpec, run_cell
+from prism.runs.comparison import (
     CellId,
-    CellSpec,
     CompareConfig,
     Contestant,
     EvaluationPlan,
     cell_ids,
     check_cells,
     check_equal,
-    next_ready,
+    compare,
+    folder_of,
     prepare,
-    state_of,
+    summarise,
+    waits_for,
 )
-from prism.runs.comparison.page import frontier, render
-from prism.runs.comparison.run import compare
-from prism.runs.comparison.summary import summarise
+from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
 from prism.runs.recipes import Experiment
 
 QUIET = Console(quiet=True)
@@ -73,7 +69,7 @@ def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[s
 
 
 def finish(out: Path, id: CellId, scores: list[float], **options: Any) -> None:
-    folder = id.folder(out)
+    folder = folder_of(out, id)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(fake_result(id, scores, **options)))
 
@@ -120,14 +116,14 @@ def test_every_method_once_before_any_twice() -> None:
 
 def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Path) -> None:
     ids = prepare(tmp_path, config(), QUIET)
-    one = Experiment.load(ids[1].folder(tmp_path))
+    one = Experiment.load(folder_of(tmp_path, ids[1]))
     assert (one.method, one.train.steps, one.train.seed, one.train.threads, one.train.keep_last) == ("mse", 4, 0, 1, 1)
-    assert CellSpec.load(ids[3].folder(tmp_path)).id == CellId("pusht", "mse", 1)
-    assert state_of(ids[3].folder(tmp_path)) == ("open", "not started yet")
-    assert one.demonstrations == Experiment.load(ids[0].folder(tmp_path)).demonstrations
-    before = (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns
+    assert CellSpec.load(folder_of(tmp_path, ids[3])).id == CellId("pusht", "mse", 1)
+    assert state_of(folder_of(tmp_path, ids[3])) == ("open", "not started yet")
+    assert one.demonstrations == Experiment.load(folder_of(tmp_path, ids[0])).demonstrations
+    before = (folder_of(tmp_path, ids[0]) / CELL).stat().st_mtime_ns
     assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "a larger grid adds to it"
-    assert (ids[0].folder(tmp_path) / CELL).stat().st_mtime_ns == before
+    assert (folder_of(tmp_path, ids[0]) / CELL).stat().st_mtime_ns == before
     with pytest.raises(PrismError, match=r"seed-0 .*steps = 4 there, 5 now"):
         prepare(tmp_path, config(steps=5), QUIET)
     with pytest.raises(PrismError, match="unknown method 'magic'"):
@@ -140,18 +136,19 @@ def test_a_student_learns_from_the_cell_of_its_teacher(tmp_path: Path) -> None:
         prepare(tmp_path, config(PRISM, student), QUIET)
     wide = replace(teacher, settings=("policy.offset_scale=0.3",))
     first, other, later, _ = prepare(tmp_path, config(student, wide), QUIET)
-    learned = Experiment.load(first.folder(tmp_path))
-    assert learned.teacher == str(other.folder(tmp_path).resolve())
+    learned = Experiment.load(folder_of(tmp_path, first))
+    assert learned.teacher == str(folder_of(tmp_path, other).resolve())
     policy = learned.policy
     assert isinstance(policy, RectifiedFlowConfig)
     assert (policy.offset_scale, policy.evaluations) == (0.3, 1), "its network, its own way of asking"
 
-    assert next_ready(tmp_path, [first, other], []) == other, "teachers first"
-    assert next_ready(tmp_path, [first, later], [other]) == later, "its own teacher is what a student waits for"
-    assert next_ready(tmp_path, [first], [other]) is None
-    assert next_ready(tmp_path, [first], []) == first
+    after = waits_for([first, other, later], config(student, wide))
+    assert next_ready([first.name, other.name], [], after) == other.name, "teachers first"
+    assert next_ready([first.name, later.name], [other.name], after) == later.name, "a student waits for its own alone"
+    assert next_ready([first.name], [other.name], after) is None
+    assert next_ready([first.name], [], after) == first.name
     with pytest.raises(PrismError, match="its teacher, pusht flow_matching seed 0, is not finished"):
-        run_cell(first.folder(tmp_path), QUIET)
+        run_cell(folder_of(tmp_path, first), QUIET)
 
 
 # ------------------------------------------------------------------------------------------ processes that go wrong
@@ -174,18 +171,19 @@ def fake_launch(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_the_comparison_goes_on_when_cells_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "launch", fake_launch)
-    monkeypatch.setattr(local, "_POLL_SECONDS", 0.02)
-    ids = [CellId("pusht", name, 0) for name in ("nan", "killed", "doomed", "good")]
-    for id in ids:
-        id.folder(tmp_path).mkdir(parents=True)
+    monkeypatch.setattr(grid, "launch", fake_launch)
+    monkeypatch.setattr(grid, "_POLL_SECONDS", 0.02)
+    cells = Grid(tmp_path, QUIET)
+    names = [f"{name}/seed-0" for name in ("nan", "killed", "doomed", "good")]
+    for name in names:
+        cells.folder(name).mkdir(parents=True)
     done: list[str] = []
-    failed = local.run_local(tmp_path, ids, 2, QUIET, lambda id: done.append(id.contestant))
-    assert sorted(done) == ["good", "killed"]
-    assert failed[ids[0]] == "loss is not finite"
-    assert failed[ids[2]] == "its process died 3 times: its process ended with SIGSEGV"
-    assert [len(list(id.folder(tmp_path).glob("try-*"))) for id in ids] == [1, 3, 3, 1]
-    assert state_of(ids[2].folder(tmp_path)) == ("failed", failed[ids[2]]), "also for who looks later"
+    failed = cells.run(names, 2, done.append)
+    assert sorted(done) == ["good/seed-0", "killed/seed-0"]
+    assert failed[names[0]] == "loss is not finite"
+    assert failed[names[2]] == "its process died 3 times: its process ended with SIGSEGV"
+    assert [len(list(cells.folder(name).glob("try-*"))) for name in names] == [1, 3, 3, 1]
+    assert state_of(cells.folder(names[2])) == ("failed", failed[names[2]]), "also for who looks later"
 
 
 def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Path) -> None:
@@ -193,20 +191,20 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     burst = Contestant("burst", "prism", ("train.learning_rate=1e30", "train.grad_clip=0"))
     whole = config(PRISM, burst, seeds=(0,), evaluation=EvaluationPlan(episodes=1, curve=(0.5,), curve_episodes=1))
     good, bad = prepare(tmp_path, whole, QUIET)
-    process = local.launch(good.folder(tmp_path))
+    process = grid.launch(folder_of(tmp_path, good))
     assert process.stdin is not None
     process.stdin.close()
     process.wait(timeout=300)
-    assert state_of(good.folder(tmp_path)) == ("open", "not finished yet")
-    local.outcome(good.folder(tmp_path), process)
+    assert state_of(folder_of(tmp_path, good)) == ("open", "not finished yet")
+    grid.outcome(folder_of(tmp_path, good), process)
 
     comparison = compare(tmp_path, whole, 2, QUIET)
     assert [row.contestant for row in comparison.rows] == ["prism"]
     row = comparison.rows[0]
     assert (row.steps, row.seeds, [point["fraction"] for point in row.curve]) == (4, (0,), [0.5, 1.0])
     assert [(one.cell, "not finite" in one.reason) for one in comparison.missing] == [(bad, True)]
-    assert state_of(bad.folder(tmp_path))[0] == "failed"
-    assert len(list((good.folder(tmp_path) / "checkpoints").glob("step-*"))) == 1
+    assert state_of(folder_of(tmp_path, bad))[0] == "failed"
+    assert len(list((folder_of(tmp_path, good) / "checkpoints").glob("step-*"))) == 1
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["scores"] == {"prism": [row.score], "burst": [None]}
     assert "burst" in (tmp_path / "comparison.html").read_text()
@@ -215,16 +213,16 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
 def test_a_cell_that_was_stopped_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after its look on the way and all its training: what is left to do is the evaluation."""
     (id,) = prepare(tmp_path, config(PRISM, seeds=(0,)), QUIET)
-    folder, real = id.folder(tmp_path), cell.rollouts
+    folder, real = folder_of(tmp_path, id), cell.evaluate
     played: list[int] = []
 
-    def rollouts(policy: Path, experiment: Experiment, episodes: int, *rest: Any) -> Any:
+    def evaluate(policy: Path, task: str, episodes: int, *rest: Any) -> Any:
         played.append(episodes)
         if len(played) == 2:
             raise KeyboardInterrupt
-        return real(policy, experiment, episodes, *rest)
+        return real(policy, task, episodes, *rest)
 
-    monkeypatch.setattr(cell, "rollouts", rollouts)
+    monkeypatch.setattr(cell, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
         run_cell(folder, QUIET)
     assert state_of(folder)[0] == "open"
@@ -253,7 +251,7 @@ def test_a_status_is_of_what_was_run(tmp_path: Path) -> None:
 def test_a_damaged_result_is_a_missing_cell(tmp_path: Path) -> None:
     for seed in (0, 1):
         finish(tmp_path, CellId("pusht", "prism", seed), [0.5, 0.5, 0.5])
-    (CellId("pusht", "prism", 1).folder(tmp_path) / RESULT).write_text('{"met')
+    (folder_of(tmp_path, CellId("pusht", "prism", 1)) / RESULT).write_text('{"met')
     comparison = summarise(tmp_path, config(PRISM))
     assert comparison.rows[0].seeds == (0,)
     assert "result.json is not JSON" in comparison.missing[0].reason
@@ -266,13 +264,13 @@ def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "log.jsonl")
 
-    monkeypatch.setattr(worker, "_end_with_parent", lambda: None)
-    monkeypatch.setattr("prism.runs.comparison.cell.run_cell", full)
-    assert worker.main(tmp_path) == worker.EXIT_FAILED
+    monkeypatch.setattr(cell, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(cell, "run_cell", full)
+    assert cell.main(tmp_path) == EXIT_FAILED
     assert state_of(tmp_path) == ("failed", "No space left on device: log.jsonl")
     (tmp_path / FAILED).unlink()
-    monkeypatch.setattr(worker.files, "replace_file", full)
-    assert worker.main(tmp_path) == worker.EXIT_FAILED
+    monkeypatch.setattr(cell.files, "replace_file", full)
+    assert cell.main(tmp_path) == EXIT_FAILED
     assert [json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()] == [
         "No space left on device: log.jsonl"
     ] * 2
@@ -306,9 +304,9 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="seed-1 is not finished"):
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)
-    run_cell(id.folder(again), QUIET)
-    source = replace(id, contestant="prism").folder(first)
-    old, new = (json.loads((folder / RESULT).read_text()) for folder in (source, id.folder(again)))
+    run_cell(folder_of(again, id), QUIET)
+    source = folder_of(first, replace(id, contestant="prism"))
+    old, new = (json.loads((folder / RESULT).read_text()) for folder in (source, folder_of(again, id)))
     assert (new["steps"], new["train_seconds"]) == (4, old["train_seconds"])
     assert [row["seed"] for row in new["per_episode"]] == [300_000, 300_001]
     assert new["controller"]["selection"]["rule"] == "first"
@@ -334,12 +332,12 @@ def test_what_is_everybodys_is_no_variation(setting: str, message: str) -> None:
 
 def test_the_bootstrap_draws_seeds_and_episodes_apart() -> None:
     table = np.random.default_rng(0).normal(size=(3, 20)) + np.array([[0.0], [1.0], [2.0]])
-    fast = statistics.bootstrap_means(table)
+    fast = metrics.bootstrap_means(table)
     rng = np.random.default_rng(1)
     slow = [table[rng.integers(3, size=3)][:, rng.integers(20, size=20)].mean() for _ in range(4000)]
     assert fast.mean() == pytest.approx(table.mean(), abs=0.02)
     assert fast.std() == pytest.approx(np.std(slow), rel=0.05)
-    low, high = statistics.interval(table)
+    low, high = metrics.interval(table)
     assert low < table.mean() < high
     assert high - low > 2 * 1.96 * table.std() / np.sqrt(60), "seeds that differ count: wider than 60 single episodes"
 
@@ -348,19 +346,19 @@ def test_the_paired_test_sees_what_the_intervals_hide() -> None:
     rng = np.random.default_rng(0)
     hard = rng.uniform(size=(1, 50))  # episodes differ a lot, the methods by little but always
     one, other = np.clip(hard + 0.05, 0, 2) * np.ones((3, 1)), hard * np.ones((3, 1))
-    apart = statistics.paired(one, other)
+    apart = metrics.paired(one, other)
     assert apart.p < 0.001
     assert apart.low > 0.04
-    assert statistics.interval(one)[0] < statistics.interval(other)[1]
-    same = statistics.paired(one, one)
+    assert metrics.interval(one)[0] < metrics.interval(other)[1]
+    same = metrics.paired(one, one)
     assert (same.mean, same.p) == (0.0, 1.0)
-    assert statistics.paired(one[:, :3], other[:, :3]).p == 0.25, "three episodes cannot prove much"
-    back = statistics.paired(other, one)
+    assert metrics.paired(one[:, :3], other[:, :3]).p == 0.25, "three episodes cannot prove much"
+    back = metrics.paired(other, one)
     assert (back.mean, back.p) == (pytest.approx(-apart.mean), apart.p)
 
 
 def test_success_of_all_is_not_certainty() -> None:
-    low, high = statistics.success_interval(np.ones((3, 50)))
+    low, high = metrics.success_interval(np.ones((3, 50)))
     assert 0.9 < low < 0.95
     assert high == 1.0
 
@@ -371,8 +369,8 @@ def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> N
         finish(tmp_path, CellId("pusht", "prism", seed), [score, score, score])
     finish(tmp_path, CellId("pusht", "mse", 1), [0.4, 0.5, 0.6])
     lost = CellId("pusht", "mse", 0)
-    lost.folder(tmp_path).mkdir(parents=True)
-    (lost.folder(tmp_path) / FAILED).write_text('{"reason": "loss is not finite"}')
+    folder_of(tmp_path, lost).mkdir(parents=True)
+    (folder_of(tmp_path, lost) / FAILED).write_text('{"reason": "loss is not finite"}')
     comparison = summarise(tmp_path, whole)
     prism, mse = comparison.rows
     assert (prism.score, prism.complete, mse.seeds, mse.complete) == (pytest.approx(0.7), True, (1,), False)

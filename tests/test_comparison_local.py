@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prism.runs.comparison import local
-from prism.runs.comparison.grid import CellId
+from prism.runs import grid
+from prism.runs.grid import Grid
 
 _CELL = """
 import pathlib, sys
@@ -27,16 +27,17 @@ def test_ctrl_c_leaves_no_process_and_no_pipe(tmp_path: Path, monkeypatch: pytes
         started.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return started[-1]
 
-    def interrupt(id: CellId) -> None:
+    def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(local, "launch", launch)
-    monkeypatch.setattr(local, "_POLL_SECONDS", 0.02)
-    ids = [CellId("pusht", name, 0) for name in ("long", "short")]
-    for id in ids:
-        id.folder(tmp_path).mkdir(parents=True)
+    monkeypatch.setattr(grid, "launch", launch)
+    monkeypatch.setattr(grid, "_POLL_SECONDS", 0.02)
+    cells = Grid(tmp_path, Console(quiet=True))
+    names = ["long/seed-0", "short/seed-0"]
+    for name in names:
+        cells.folder(name).mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
-        local.run_local(tmp_path, ids, 2, Console(quiet=True), interrupt)
+        cells.run(names, 2, interrupt)
     assert len(started) == 2
     for process in started:
         assert process.returncode == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from prism import cli
 from prism.controller import ControllerConfig
@@ -18,13 +19,11 @@ from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
 from prism.rollout.metrics import wilson_interval
 from prism.rollout.results import EpisodeResult, EvaluationResult
-from prism.runs.benchmark_page import overview, write_benchmark
-from prism.runs.benchmark_runs import find_runs, make_plan, run_plan, stored
-from prism.runs.benchmarks import NAMES, BenchmarkResult, benchmark, macro_interval
-from prism.runs.published import PAPER
-from prism.runs.recipes import Experiment
+from prism.runs.grid import Grid
 from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
+from research.benchmark import BenchmarkConfig, find_runs, main, make_plan, overview, run_plan, write_benchmark
+from research.benchmark_protocols import NAMES, PAPER, BenchmarkResult, benchmark, macro_interval
 
 
 def episode(seed: int, success: bool, score: float | None = None) -> EpisodeResult:
@@ -189,17 +188,6 @@ def test_what_is_wrong_is_said_before_any_work(trained: Path, tmp_path: Path) ->
     assert [path for path, _ in find_runs([trained.parent])] == [trained]
 
 
-def test_results_count_for_their_run_however_it_was_named(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = another(trained, "several")
-    monkeypatch.chdir(run.parent)
-    plan = make_plan("pusht", [Path(run.name)], EvalOptions(workers=1), episodes=1)
-    cells = tuple(replace(plan.cells[0], base=base, task=base) for base in ("pusht", "pusht-keypoints"))
-    known = {task: replace(result(task, 1, 1), policy="elsewhere/several") for task in ("pusht", "pusht-keypoints")}
-    monkeypatch.setattr("prism.runs.benchmark_runs.stored", lambda cell, options: known[cell.task])
-    assert run_plan(replace(plan, cells=cells), resume=True, say=lambda line: None).reused == tuple(known)
-    assert set(json.loads((run / "metrics.json").read_text())["tasks"]) == set(known)
-
-
 def test_a_policy_for_other_actions_is_refused(trained: Path) -> None:
     pytest.importorskip("metaworld")
     wrong = another(trained, "wrong", task="metaworld-reach")
@@ -207,33 +195,40 @@ def test_a_policy_for_other_actions_is_refused(trained: Path) -> None:
         make_plan("metaworld", [wrong])
 
 
-def test_from_the_command_line_and_on_with_resume(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_a_grid_that_goes_on(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gym_pusht")
-    out = tmp_path / "table.json"
-    command = ["eval", str(trained.parent), "--benchmark", "pusht", "--episodes", "1", "--workers", "1"]
-    assert cli.main([*command, "--json", str(out), "--report"]) == 0
+    out, work = tmp_path / "table.json", tmp_path / "work"
+    config = BenchmarkConfig("pusht", (trained.parent,), work=work, episodes=1, workers=1, json=out)
+    main(config, Console(quiet=True))
     data = json.loads(out.read_text())
     assert data["benchmark"] == "pusht"
     assert data["episodes.pusht"] == 1
     assert data["departures"] == ["pusht: 1 episodes, the protocol has 50"]
     assert {"command", "date", "machine"} <= set(data)
-    printed = capfd.readouterr()
-    assert "not the protocol: pusht: 1 episodes" in printed.out
-    assert (trained.parent / "benchmark-pusht.html").is_file()
-    assert cli.main([*command, "--json", str(out)]) == 2
-    assert "exists already" in capfd.readouterr().err
-    assert cli.main([*command, "--first-seed", "5"]) == 2
+    assert "not the protocol: pusht: 1 episodes" in capfd.readouterr().out
+    assert (work / "benchmark.html").is_file()
+    assert not (trained / "evaluation").exists(), "the run itself is left alone"
+    with pytest.raises(PrismError, match="exists already"):
+        main(config, Console(quiet=True))
 
-    said: list[str] = []
-    plan = make_plan("pusht", [trained], EvalOptions(workers=1), episodes=1)
-    again = run_plan(plan, resume=True, say=said.append)
-    assert again.reused == ("pusht",)
-    assert said[0].startswith("pusht: stored result of ")
-    behind = make_plan("pusht", [trained], EvalOptions(workers=1, backend="onnx"), episodes=1)
-    assert stored(plan.cells[0], replace(plan.options, task="pusht", episodes=1)) is not None
-    assert stored(behind.cells[0], replace(behind.options, task="pusht", episodes=1)) is None  # another back end
-    other = make_plan("pusht", [trained], EvalOptions(candidates=2, workers=1), episodes=1)
-    assert run_plan(other, resume=True, say=said.append).reused == ()  # another controller: not the same result
-    assert Experiment.load(trained).task == "pusht"
+    def again(**changes: object) -> BenchmarkResult:
+        plan = make_plan("pusht", [trained], EvalOptions(workers=1, **changes), episodes=1)  # type: ignore[arg-type]
+        return run_plan(plan, Grid(work, Console(quiet=True)))
+
+    assert (again().reused, again().to_json()["runs"]) == (("pusht",), data["runs"]), "not played again"
+    with pytest.raises(PrismError, match=r"controller\.candidates = .* there, 2 now"):
+        again(candidates=2)
+    with pytest.raises(PrismError, match="backend = eager there, onnx now"):
+        again(backend="onnx")
+
+
+def test_what_several_versions_played_is_said() -> None:
+    bench = benchmark("robomimic")
+    versions = {"robosuite-lift": "abc", "robosuite-can": "def"}
+    played = {task: (replace(result(task, 40, 50), info={"commit": commit}),) for task, commit in versions.items()}
+    assert "several versions of prism: abc, def" in BenchmarkResult(bench, played).departures()[0]
+
+
+def test_prism_eval_names_where_benchmarks_went(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["eval", "runs", "--benchmark", "metaworld"]) == 2
+    assert "python -m research benchmark" in capfd.readouterr().err

@@ -19,14 +19,13 @@ from torch import Tensor
 from prism.controller import Controller, ControllerConfig
 from prism.data.formats.store import DatasetWriter
 from prism.errors import PrismError
-from prism.report.bars import Bar, bar_chart
-from prism.report.modality import charts, render, write_page
-from prism.rollout.episodes import run_episode
-from prism.rollout.modality import DropSensors, conditions, never_dropped, study
+from prism.report.charts import Bar, bar_chart
+from prism.rollout.episodes import DropSensors, run_episode
 from prism.sensors import SensorSpec
 from prism.sims.base import StepResult
 from prism.types import Observation
 from research.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
+from research.sensor_dropping import charts, conditions, never_dropped, render, study, write_page
 from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
 from tests.policy_fakes import small_config, small_policy
 

@@ -18,14 +18,22 @@ from prism.rollout.episodes import (
     IncompleteError,
     RecordConfig,
     _Job,
-    _setup,
+    _Player,
     evaluate,
     rate_note,
     run_episode,
     to_film,
 )
-from prism.rollout.recording import load_result, load_results, recording_path, save_result
-from prism.rollout.results import EvaluationResult, flat_json, metrics_json, write_json
+from prism.rollout.results import (
+    EvaluationResult,
+    flat_json,
+    load_result,
+    load_results,
+    metrics_json,
+    recording_path,
+    save_result,
+    write_json,
+)
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED
 from research.commands_study import Failures
@@ -108,10 +116,18 @@ def test_the_camera_changes_nothing_but_adds_pictures_and_fans(filmed: Evaluatio
 
 
 def test_missing_pictures_come_with_a_hint() -> None:
-    outcome = _setup(make_point_policy, make_point_env, CONFIG, RecordConfig(videos=1))(_Job(100, film_every=1))
+    outcome = _Player(make_point_policy, make_point_env, CONFIG, RecordConfig(videos=1))(_Job(100, film_every=1))
     assert not outcome.episode.frames
     assert outcome.episode.fans
     assert outcome.rendering_hint
+
+
+def test_in_this_process_as_in_workers() -> None:
+    here, there = (evaluate(make_point_policy, "point", 2, 100, CONFIG, n, None, False, make_point_env) for n in (0, 1))
+    for one, other in zip(here.episodes, there.episodes, strict=True):
+        np.testing.assert_array_equal(one.actions, other.actions)
+        assert (one.seed, one.score, one.jerk) == (other.seed, other.score, other.jerk)
+    assert (here.policy, here.first_seed, here.crashes) == (there.policy, there.first_seed, ())
 
 
 def test_a_refusal_in_a_worker_is_one_line_here() -> None:
@@ -134,7 +150,7 @@ class OtherEnv(PointEnv):
 )
 def test_a_policy_on_the_wrong_task_is_refused(sensors: tuple[SensorSpec, ...], action_dim: int, message: str) -> None:
     with pytest.raises(PrismError, match=message):
-        _setup(make_point_policy, lambda: OtherEnv(sensors, action_dim), CONFIG, None)
+        _Player(make_point_policy, lambda: OtherEnv(sensors, action_dim), CONFIG, RecordConfig())
 
 
 class FastEnv(PointEnv):

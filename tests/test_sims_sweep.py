@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prism.rollout.sweep import mode_distance
+from research.multimodality import mode_distance
 
 
 def reference(paths: list[np.ndarray], modes: list[str], steps: int) -> float:

@@ -14,7 +14,7 @@ from rich.console import Console
 from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
-from prism.runs.cells import Cells
+from prism.runs.grid import Grid
 from prism.sims.pusht import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from research import lemmas, multimodality, threshold
@@ -83,14 +83,14 @@ def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
         return {"value": 3}
 
     for _ in range(2):
-        assert Cells(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
+        assert Grid(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
     assert len(calls) == 1
     with pytest.raises(PrismError, match="other settings"):
-        Cells(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
+        Grid(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
-    cells = Cells(tmp_path, Console(quiet=True))
+    cells = Grid(tmp_path, Console(quiet=True))
 
     def fail() -> dict[str, Any]:
         raise PrismError("diverged")
@@ -104,7 +104,7 @@ def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_lose_what_was_computed(tmp_path: Path) -> None:
     (tmp_path / "cells").write_text("a file where the folder should be")
-    cells = Cells(tmp_path, Console(quiet=True))
+    cells = Grid(tmp_path, Console(quiet=True))
     assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
     assert cells.missing[0].startswith("a: counted, but not kept")
 

@@ -13,9 +13,8 @@ from prism.controller import ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.objective import ObjectiveConfig
-from prism.rollout.statistics import Difference
-from prism.runs.comparison.grid import CellId
-from prism.runs.comparison.summary import Row
+from prism.rollout.metrics import Difference
+from prism.runs.comparison import CellId, Row
 from prism.runs.recipes import recipe, with_budget
 from prism.runs.workflow import train_experiment
 from prism.selection import SelectionConfig

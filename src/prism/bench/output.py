@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.rollout.results import refuse_existing as refuse_existing
 from prism.rollout.results import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -65,10 +66,3 @@ class Output:
             picture = io.BytesIO()
             draw(result).savefig(picture, format=self.plot.suffix.lstrip("."))
             write_atomic(self.plot, picture.getvalue(), self.overwrite)
-
-
-def refuse_existing(*paths: Path | None, overwrite: bool) -> None:
-    """Before minutes of measuring, not after."""
-    for path in paths:
-        if path is not None and path.exists() and not overwrite:
-            raise PrismError(f"{path} exists already: remove it, choose another name, or pass --overwrite")

@@ -68,6 +68,7 @@ MOVED: dict[str, str] = {
     **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
     **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
     "bench compare": "use prism compare",
+    "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
     "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
     "study arithmetic": "docs/paper-claims.md has its findings",
     "study": "use python -m research --list, in a checkout",
@@ -130,6 +131,9 @@ def unknown(tried: str, names: Iterable[str], program: str, group: Sequence[str]
 
 
 def _dispatch(words: list[str]) -> int:
+    for word in words:  # options that moved
+        if (tried := f"{words[0]} {word.partition('=')[0]}") in MOVED and word.startswith("--"):
+            raise PrismError(f"prism {tried} is gone from here: {MOVED[tried]}")
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
         if name in COMMANDS:

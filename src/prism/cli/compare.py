@@ -13,7 +13,7 @@ from prism.cli.style import OutputFile, option
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
-    from prism.runs.comparison.summary import Comparison
+    from prism.runs.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,16 @@ class Compare:
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.bench.output import refuse_existing
-        from prism.rollout.results import write_json
-        from prism.runs.comparison.grid import CompareConfig, Contestant, EvaluationPlan, check_cells
-        from prism.runs.comparison.run import PAGE, compare
-        from prism.runs.comparison.summary import summarise
+        from prism.rollout.results import refuse_existing, write_json
+        from prism.runs.comparison import (
+            PAGE,
+            CompareConfig,
+            Contestant,
+            EvaluationPlan,
+            check_cells,
+            compare,
+            summarise,
+        )
 
         refuse_existing(self.json, overwrite=self.overwrite)
         config = CompareConfig(
@@ -112,12 +117,9 @@ class Compare:
                 raise PrismError(f"{self.out} does not exist: there is no comparison to show")
             check_cells(self.out, config)
             comparison = summarise(self.out, config)
-        elif self.ray:
-            from prism.runs.comparison.ray_cells import run_on_ray
-
-            comparison = compare(self.out, config, self.jobs or 0, console, run_on_ray, self.trained)
         else:
-            comparison = compare(self.out, config, self.jobs or os.cpu_count() or 1, console, trained=self.trained)
+            jobs = self.jobs or (0 if self.ray else os.cpu_count() or 1)
+            comparison = compare(self.out, config, jobs, console, self.ray, self.trained)
         if self.json is not None:
             write_json(self.json, comparison.to_json(), self.overwrite)
         print_comparison(comparison)

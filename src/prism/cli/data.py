@@ -93,9 +93,8 @@ class Collect:
     def _run_all(self) -> None:
         from rich.console import Console
 
-        from prism.bench.output import refuse_existing
         from prism.cli.summary import print_experts
-        from prism.rollout.results import run_info, write_json
+        from prism.rollout.results import refuse_existing, run_info, write_json
         from prism.runs.demonstrations import COLLECTED
         from prism.sims.collect import Recording, collect_all, expert_table, parse_episodes, tasks_of
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.cli.benchmark_table import print_benchmark
 from prism.cli.style import OutputFile, option
 from prism.cli.summary import print_summary
 from prism.errors import PrismError
 
 if TYPE_CHECKING:
-    from prism.runs.benchmarks import BenchmarkResult
     from prism.runs.run import EvalOptions
 
 
@@ -27,23 +24,17 @@ class Eval:
     Try:
         prism eval runs/pusht-human --episodes 50 --json result.json
         prism eval runs/pusht-human --report        writes runs/pusht-human/report.html as well
-        prism eval runs --benchmark metaworld --json metaworld.json --report
-                                                    every run in a folder by the benchmark's own protocol
-        prism eval runs --benchmark metaworld --resume     goes on after an interruption
 
     Measures success, score, jerk, mode switches and replanning latency, with 95 % confidence
-    intervals; docs/metrics.md defines each, docs/benchmarks.md the protocols.
+    intervals; docs/metrics.md defines each.
     """
 
-    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN", help_behavior_hint="")]
-    """A run folder, or one checkpoint in it; for a benchmark also several, or a folder of runs."""
-    benchmark: Annotated[str | None, option("NAME")] = None
-    """Play the protocol of metaworld, robomimic, pusht, calvin or tabletop and print its table."""
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run folder, or one checkpoint in it."""
     task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in; the one the policy was trained for unless told. In a benchmark "all" stands for every
-    task of it."""
-    episodes: Annotated[int | None, option("N")] = None
-    """How many episodes, each with a seed of its own; 50, or as many as the benchmark has, unless told."""
+    """The task to roll out in; the one the policy was trained for unless told."""
+    episodes: int = 50
+    """How many episodes, each with a seed of its own."""
     first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
     json: OutputFile = None
@@ -59,10 +50,6 @@ class Eval:
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
     lists them all."""
-    resume: bool = False
-    """Benchmark: take results that are stored in the runs, where checkpoint, controller and seeds are the same."""
-    expert: Annotated[Path | None, option("FILE")] = None
-    """Benchmark: show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
     calvin: Annotated[Path | None, option("PATH")] = None
     """Where CALVIN is checked out; PRISM_CALVIN unless told."""
     workers: Annotated[int | None, option("N")] = None
@@ -78,20 +65,18 @@ class Eval:
                 raise PrismError(f"--{name} {value} is out of range: use 1 or more")
 
     def run(self) -> None:
-        from prism.rollout.episodes import TEST_SEED, RecordConfig
+        from prism.rollout.episodes import RecordConfig
         from prism.runs.run import EvalOptions
         from prism.serve.backends import check_backend
 
         check_backend(self.backend)
         if self.json is not None and self.json.exists() and not self.overwrite:  # now, not after minutes of rollouts
             raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
-        if not self.runs:
-            raise PrismError("prism eval needs a run: the folder that `prism train` named at its end")
         if self.calvin is not None:  # the rollouts' processes inherit it
             os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
         options = EvalOptions(
             task=self.task,
-            episodes=self.episodes or 50,
+            episodes=self.episodes,
             first_seed=self.first_seed,
             candidates=self.candidates,
             selection=self.selection,
@@ -101,26 +86,19 @@ class Eval:
             backend=self.backend,
             record=RecordConfig() if self.report else None,
         )
-        if self.benchmark is None:
-            if len(self.runs) > 1 or self.resume or self.expert is not None:
-                raise PrismError("several runs, --resume and --expert go with --benchmark NAME")
-            if self.report and self.backend != "eager":
-                raise PrismError(
-                    f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
-                    "drop one of the two, or write the numbers with --json"
-                )
-            self._evaluate(options)
-        elif self.first_seed != TEST_SEED:
-            raise PrismError(f"--first-seed goes without --benchmark: benchmarks are played on seeds from {TEST_SEED}")
-        else:
-            self._benchmark(self.benchmark, options)
+        if self.report and self.backend != "eager":
+            raise PrismError(
+                f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
+                "drop one of the two, or write the numbers with --json"
+            )
+        self._evaluate(options)
 
     def _evaluate(self, options: EvalOptions) -> None:
         from prism.rollout.episodes import IncompleteError
         from prism.rollout.results import flat_json, write_json
         from prism.runs.run import Run, write_run_report
 
-        run = Run(self.runs[0])
+        run = Run(self.run_folder)
         try:
             result = run.evaluate(options)
         except IncompleteError as error:
@@ -131,31 +109,3 @@ class Eval:
         print_summary([result])
         if self.report:
             print(f"report: {write_run_report(run.folder)}")
-
-    def _benchmark(self, name: str, options: EvalOptions) -> None:
-        from prism.rollout.results import run_info, write_json
-        from prism.runs.benchmark_runs import make_plan, run_plan, write_page
-
-        plan = make_plan(name, self.runs, options, self.expert, self.episodes)
-        for line in plan.skipped:
-            print(f"not for {name}: {line}", file=sys.stderr)
-        table: list[BenchmarkResult] = []
-
-        def finish() -> None:
-            if not table:
-                return
-            if self.json is not None:
-                write_json(self.json, {**table[-1].to_json(), **run_info(options.first_seed)}, self.overwrite)
-            print_benchmark(table[-1])
-            if self.report:
-                print(f"report: {write_page(table[-1], plan, self.runs)}")
-
-        try:
-            table.append(run_plan(plan, self.resume, lambda line: print(line, file=sys.stderr), table.append))
-        except KeyboardInterrupt:
-            finish()
-            print("interrupted: the same command with --resume goes on", file=sys.stderr)
-            raise
-        finish()
-        if table[-1].failed or any(r.lost for several in table[-1].results.values() for r in several):
-            raise PrismError(f"{name}: {table[-1].departures()[0]}; the table says what there is")

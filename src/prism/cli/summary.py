@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prism.rollout.modality import ModalityStudy
     from prism.rollout.results import EvaluationResult
     from prism.sims.collect import ExpertRow
 
@@ -38,29 +37,6 @@ def print_summary(results: Sequence[EvaluationResult]) -> None:
         console.print(f"no pictures of the scenes: {hint}", highlight=False, markup=False, soft_wrap=True)
     for crash in (line for result in results for line in result.crashes):
         console.print(f"a rollout process died and was replaced: {crash}", highlight=False, markup=False)
-
-
-def print_modality(study: ModalityStudy) -> None:
-    """One row a condition, the costliest last."""
-    from rich.console import Console
-    from rich.table import Table
-
-    metric = study.metric
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("without")
-    for name in ("success [95 %]", "score", f"{metric}, change [95 %]"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for dropped in sorted(study.results, key=lambda dropped: -study.change(dropped, metric)[0]):
-        row = study.results[dropped].summary()
-        low, high = row["success_ci"]
-        change, least, most = study.change(dropped, metric)
-        table.add_row(
-            " + ".join(dropped) or "nothing",
-            f"{row['success']:.0%} [{low * 100:.0f}, {high * 100:.0f}]",
-            f"{row['score']:.3f}",
-            f"{change:+.2f} [{least:+.2f}, {most:+.2f}]" if dropped else "",
-        )
-    Console().print(table)
 
 
 def print_experts(rows: Sequence[ExpertRow], means: Mapping[str, float]) -> None:

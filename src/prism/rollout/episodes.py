@@ -7,7 +7,7 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -19,12 +19,12 @@ from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.policy import Policy, PolicySpec
 from prism.rollout import metrics
-from prism.rollout.pool import LostJobsError, Pool, WorkerPool
+from prism.rollout.pool import Inline, LostJobsError, Pool, WorkerPool
 from prism.rollout.ray_pool import RayPool, SentPolicy
 from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.sensors import decode_text
 from prism.sims.base import TEST_SEED as TEST_SEED  # the others know it from here
-from prism.sims.base import Array, Env
+from prism.sims.base import Array, Env, EnvView
 
 logger = logging.getLogger("prism.evaluate")
 
@@ -45,10 +45,11 @@ class RecordConfig:
 @dataclass(frozen=True)
 class _Job:
     seed: int
+    drop: tuple[str, ...] = ()  # sensors that say nothing
     film_every: int | None = None  # steps between frames; None: no recording
 
     def __str__(self) -> str:
-        return f"seed {self.seed}"
+        return f"seed {self.seed}" + (f" without {', '.join(self.drop)}" if self.drop else "")
 
 
 class IncompleteError(PrismError):
@@ -81,76 +82,116 @@ def evaluate(
 ) -> EvaluationResult:
     """Episodes with seeds first_seed, first_seed + 1, ... of `task`, each by a controller seeded with the same number.
 
-    `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment
-    (both are called once in every worker). `record=None` makes no pictures. An episode whose process dies is run
-    again in a new one; if it dies every time, the others are finished and IncompleteError brings them.
-    `ray`: the workers are on a Ray cluster; a policy that is a path is sent to them.
+    `record=None` makes no pictures. An episode whose process dies is run again in a new one; if it dies every time,
+    the others are finished and IncompleteError brings them. The other arguments are those of `Rollouts`.
     """
-    if episodes < 1 or workers < 1:
-        raise PrismError(f"episodes = {episodes} and workers = {workers} must both be at least 1")
-    controller = controller or ControllerConfig()
-    if isinstance(policy, Path):
-        load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy_at, policy)
-    else:
-        load = policy
-    setup = functools.partial(_setup, load, env or functools.partial(make_env_of, task), controller, record)
-    start = time.perf_counter()
-    jobs = [_Job(first_seed + i) for i in range(episodes)]
-    done: list[EpisodeResult] = []
-    kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool
-    with kind(setup, workers) as pool:
-        with _progress_bar(task, progress) as report:
+    if episodes < 1:
+        raise PrismError(f"episodes = {episodes} must be at least 1")
+    with Rollouts(policy, task, controller, workers, env, ray, record) as rollouts:
+        return rollouts.play(range(first_seed, first_seed + episodes), progress, record is not None)
+
+
+class Rollouts:
+    """The one place that plays episodes: a policy, a task, and workers that wait for seeds.
+
+    `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment (both are
+    called once in every worker). `workers` 0: in this process. `ray`: the workers are on a Ray cluster; a policy that
+    is a path is sent to them. Results do not depend on how many workers there are, or where.
+    """
+
+    def __init__(
+        self,
+        policy: Path | PolicyFactory,
+        task: str,
+        controller: ControllerConfig | None = None,
+        workers: int = 2,
+        env: EnvFactory | None = None,
+        ray: bool = False,
+        record: RecordConfig | None = None,
+    ) -> None:
+        if workers < 0 or (ray and workers < 1):
+            raise PrismError(f"workers = {workers} must be at least 1, or 0 for this process")
+        self.task, self.controller = task, controller or ControllerConfig()
+        self._record = record or RecordConfig()
+        if isinstance(policy, Path):
+            load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy_at, policy)
+            self.policy = str(policy)
+        else:
+            load = policy
+            self.policy = getattr(load, "__qualname__", repr(load))
+        make = env or functools.partial(make_env_of, task)
+        setup = functools.partial(_Player, load, make, self.controller, self._record)
+        kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool if workers else Inline
+        self._pool = kind(setup, workers)
+
+    def __enter__(self) -> Rollouts:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.__exit__(*exception)
+
+    def play(
+        self,
+        seeds: Sequence[int],
+        progress: Progress | bool = True,
+        film: bool = False,
+        drop: tuple[str, ...] = (),
+    ) -> EvaluationResult:
+        """One episode a seed. `film`: some of them once more with the camera on. `drop`: sensors that say nothing."""
+        start, crashed = time.perf_counter(), len(self._pool.crashes)
+        done: list[EpisodeResult] = []
+        lost: tuple[str, ...] = ()
+        with _progress_bar(self.task, progress) as report:
 
             def finished(outcome: _Outcome) -> None:
                 done.append(outcome.episode)
-                report(outcome.episode, len(done), episodes)
+                report(outcome.episode, len(done), len(seeds))
                 if len(done) == 1 and outcome.rate_note is not None:
                     logger.warning("%s", outcome.rate_note)
 
-            lost: tuple[str, ...] = ()
             try:
-                outcomes = pool.run(jobs, finished)
+                outcomes = self._pool.run([_Job(seed, drop) for seed in seeds], finished)
             except LostJobsError as error:
                 if not error.results:
-                    raise PrismError(f"{task}: {error}") from error
+                    raise PrismError(f"{self.task}: {error}") from error
                 outcomes = [error.results[i] for i in sorted(error.results)]
                 lost = tuple(error.lost[i] for i in sorted(error.lost))
         seconds = time.perf_counter() - start
         results = [outcome.episode for outcome in outcomes]
-        hint = _film(pool, results, record) if record is not None and record.videos else None
-    result = EvaluationResult(
-        task=task,
-        policy=str(policy) if isinstance(policy, Path) else getattr(load, "__qualname__", repr(load)),
-        first_seed=first_seed,
-        fps=outcomes[0].fps,
-        controller=controller,
-        episodes=tuple(results),
-        seconds=seconds,
-        crashes=tuple(pool.crashes),
-        lost=lost,
-        rendering_hint=hint,
-        info=run_info(first_seed) | ({"note": outcomes[0].rate_note} if outcomes[0].rate_note else {}),
-    )
-    if lost:
-        raise IncompleteError(result)
-    return result
+        hint = self._film(results, drop) if film and self._record.videos else None
+        result = EvaluationResult(
+            task=self.task,
+            policy=self.policy,
+            first_seed=seeds[0],
+            fps=outcomes[0].fps,
+            controller=self.controller,
+            episodes=tuple(results),
+            seconds=seconds,
+            crashes=tuple(self._pool.crashes[crashed:]),
+            lost=lost,
+            rendering_hint=hint,
+            info=run_info(seeds[0]) | ({"note": outcomes[0].rate_note} if outcomes[0].rate_note else {}),
+        )
+        if lost:
+            raise IncompleteError(result)
+        return result
 
+    def _film(self, results: list[EpisodeResult], drop: tuple[str, ...]) -> str | None:
+        """Play some episodes again with pictures, and put these into `results`; why there are none, if there are none.
 
-def _film(pool: Pool[_Job, _Outcome], results: list[EpisodeResult], record: RecordConfig) -> str | None:
-    """Roll some episodes out again with pictures, and put these into `results`; why there are none, if there are none.
-
-    Everything but the recording stays as first measured.
-    """
-    chosen = to_film(results, record.videos)
-    films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
-    try:
-        filmed = dict(zip(chosen, pool.run(films), strict=True))
-    except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
-        filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
-    for i, outcome in filmed.items():
-        film = outcome.episode
-        results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
-    return next((outcome.rendering_hint for outcome in filmed.values() if outcome.rendering_hint), None)
+        Everything but the recording stays as first measured.
+        """
+        record = self._record
+        chosen = to_film(results, record.videos)
+        films = [_Job(results[i].seed, drop, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+        try:
+            filmed = dict(zip(chosen, self._pool.run(films), strict=True))
+        except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
+            filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
+        for i, outcome in filmed.items():
+            film = outcome.episode
+            results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
+        return next((outcome.rendering_hint for outcome in filmed.values() if outcome.rendering_hint), None)
 
 
 def to_film(episodes: list[EpisodeResult], count: int) -> list[int]:
@@ -169,15 +210,43 @@ class _Outcome:
     rate_note: str | None = None
 
 
-def _setup(
-    load: PolicyFactory, make_env: EnvFactory, config: ControllerConfig, record: RecordConfig | None
-) -> Callable[[_Job], _Outcome]:
-    """Runs once in every worker: the expensive things, made there and never sent."""
-    env = make_env()
-    policy = load()
-    check_fits(env, policy)
-    controller = Controller(policy, config)
-    return functools.partial(_run, env, controller, record or RecordConfig())
+class _Player:
+    """In a worker: the expensive things, made there once and never sent."""
+
+    def __init__(
+        self, load: PolicyFactory, make_env: EnvFactory, config: ControllerConfig, record: RecordConfig
+    ) -> None:
+        self._env, self._record = make_env(), record
+        policy = load()
+        check_fits(self._env, policy)
+        self._controller = Controller(policy, config)
+
+    def __call__(self, job: _Job) -> _Outcome:
+        env: Env = DropSensors(self._env, job.drop) if job.drop else self._env
+        episode = run_episode(env, self._controller, job.seed, self._record, job.film_every)
+        hint = None
+        if job.film_every is not None and not episode.frames:
+            from prism.sims.offscreen import rendering_hint
+
+            hint = rendering_hint() or f"{env.name} draws no pictures"
+        return _Outcome(episode, env.fps, hint, rate_note(env, self._controller.policy.spec))
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class DropSensors(EnvView):
+    """An environment whose named sensors say nothing; it still lists them, because the policy was trained with them."""
+
+    def __init__(self, env: Env, names: Sequence[str]) -> None:
+        known = [sensor.name for sensor in env.sensors]
+        if unknown := [name for name in names if name not in known]:
+            raise PrismError(f"task '{env.name}' has no sensor '{unknown[0]}' to drop; it has {', '.join(known)}")
+        super().__init__(env, env.sensors)
+        self._names = frozenset(names)
+
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
+        return {name: value for name, value in observation.items() if name not in self._names}
 
 
 def check_fits(env: Env, policy: Policy) -> None:
@@ -218,16 +287,6 @@ def rate_note(env: Env, spec: PolicySpec) -> str | None:
         f"the policy was trained at {spec.fps:g} steps a second, task '{env.name}' takes {env.fps:g}: plans are "
         "executed at another speed than was shown; if only the dataset's rate was unknown, train with --fps"
     )
-
-
-def _run(env: Env, controller: Controller, record: RecordConfig, job: _Job) -> _Outcome:
-    episode = run_episode(env, controller, job.seed, record, job.film_every)
-    hint = None
-    if job.film_every is not None and not episode.frames:
-        from prism.sims.offscreen import rendering_hint
-
-        hint = rendering_hint() or f"{env.name} draws no pictures"
-    return _Outcome(episode, env.fps, hint, rate_note(env, controller.policy.spec))
 
 
 def run_episode(

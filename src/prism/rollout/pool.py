@@ -56,6 +56,31 @@ class Pool(Protocol[Job, Result]):
     def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]: ...
 
 
+class Inline(Generic[Job, Result]):
+    """No pool: the jobs are done in this process, one after the other; its death is the caller's."""
+
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int = 0, retries: int = 0) -> None:
+        self.crashes: list[str] = []
+        self._setup = setup
+        self._run: Callable[[Job], Result] | None = None
+
+    def __enter__(self) -> Inline[Job, Result]:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if (close := getattr(self._run, "close", None)) is not None:
+            close()
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
+        self._run = self._run or self._setup()
+        results = []
+        for job in jobs:
+            results.append(self._run(job))
+            if on_done is not None:
+                on_done(results[-1])
+        return results
+
+
 class WorkerPool(Generic[Job, Result]):
     """`setup` (picklable) runs once in each worker and returns the function that does a job.
 

@@ -4,12 +4,12 @@ run = Run("runs/pusht")             the folder, or one checkpoint in it
 run.experiment                      what determined it: task, data, policy, training, controller
 run.policy()                        averaged weights of its newest intact checkpoint
 run.controller()                    the same, controlled by the settings that are stored in the run
-run.evaluate(EvalOptions(...))      rollouts; recording/ and metrics.json stay in the run
+run.evaluate(EvalOptions(...))      rollouts; evaluation/ and metrics.json stay in the run
 
 runs/pusht/experiment.json          recipes.Experiment
            checkpoints/step-...     training/checkpoint.py
            log.jsonl  tensorboard/  training/monitor.py
-           recording/TASK.npz  metrics.json  report.html  modality.json  modality.html
+           evaluation/TASK.npz  metrics.json  report.html
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.policy import Policy, PolicySpec
-from prism.report.modality import write_page
 from prism.report.run import write_report
 from prism.rollout import ray_pool
 from prism.rollout.episodes import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
-from prism.rollout.modality import ModalityStudy, study
-from prism.rollout.recording import load_results, recording_path, save_result
-from prism.rollout.results import EvaluationResult, metrics_json, write_json
+from prism.rollout.results import (
+    EvaluationResult,
+    load_results,
+    metrics_json,
+    recording_path,
+    save_result,
+    write_json,
+)
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import FILE, Experiment
 from prism.serve.backends import Frame, load_behind
@@ -187,15 +191,16 @@ class Run:
 
     # ----------------------------------------------------------------- what was measured
 
-    def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
-        """Roll the policy out; the recording and metrics.json stay in the run, unless a back end computed it."""
+    def play(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
+        """Roll the policy out; nothing is stored. IncompleteError brings what there is where episodes were lost."""
         options = options or EvalOptions()
         task = self.task(options.task)
-        eager = options.backend == "eager"
-        lost: IncompleteError | None = None
         policy: Path | PolicyFactory = self.given
-        if not eager:
+        origin: dict[str, Any] = {"checkpoint": self.weights_id()}
+        if options.backend != "eager":
             policy = partial(load_behind, self.given, options.backend, self.example_frames(task))
+            origin["backend"] = options.backend
+        lost: IncompleteError | None = None
         try:
             result = evaluate(
                 policy,
@@ -208,16 +213,26 @@ class Run:
                 progress=progress,
                 ray=options.ray,
             )
-        except IncompleteError as error:  # what there is is worth keeping
+        except IncompleteError as error:
             result, lost = error.result, error
-        result = replace(result, info={**result.info, "checkpoint": self.weights_id()})
-        if eager:
-            save_result(self.recording(task), result, overwrite=True)
-            write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
-        else:
-            result = replace(result, policy=str(self.given), info={**result.info, "backend": options.backend})
+        result = replace(result, policy=str(self.given), info={**result.info, **origin})
         if lost is not None:
             raise IncompleteError(result) from lost
+        return result
+
+    def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
+        """`play`; the recording and metrics.json stay in the run, unless a back end computed it."""
+        options = options or EvalOptions()
+        lost: IncompleteError | None = None
+        try:
+            result = self.play(options, progress)
+        except IncompleteError as error:  # what there is is worth keeping
+            result, lost = error.result, error
+        if options.backend == "eager":
+            save_result(self.recording(result.task), result, overwrite=True)
+            write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
+        if lost is not None:
+            raise lost
         return result
 
     def recording(self, task: str | None = None) -> Path:
@@ -231,28 +246,6 @@ class Run:
         if not path.is_file():
             raise PrismError(f"{path} does not exist: evaluate the run first (prism eval {self.folder})")
         return files.read_json(path, f"evaluate the run again (prism eval {self.folder})")
-
-    def drop_sensors(self, options: EvalOptions, sensors: tuple[str, ...] | None = None) -> ModalityStudy:
-        """Rollouts without each sensor and each pair of them; modality.json and modality.html stay in the run."""
-        from rich.progress import Progress, TimeRemainingColumn
-
-        task = self.task(options.task)
-        columns = (*Progress.get_default_columns()[:3], TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task(f"drop sensors of {task}", total=None)
-            result = study(
-                self.given,
-                task,
-                options.episodes,
-                options.first_seed,
-                controller=options.controller(self.settings),
-                workers=options.workers or os.cpu_count() or 1,
-                sensors=sensors,
-                on_done=lambda done, total: progress.update(bar, completed=done, total=total),
-            )
-        write_json(self.folder / "modality.json", result.to_json(), overwrite=True)
-        write_page(self.folder / "modality.html", result)
-        return result
 
     # ----------------------------------------------------------------- what its sensors see
 

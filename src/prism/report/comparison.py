@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from prism.report.bars import STYLE, Bar, bar_chart
-from prism.report.charts import Series, line_chart, log_ticks, number
+from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, log_ticks, number
 from prism.report.page import page
 from prism.rollout.results import write_atomic
-from prism.runs.comparison.summary import Comparison, Row
+
+if TYPE_CHECKING:
+    from prism.runs.comparison import Comparison, Row
 
 # For up to eight contestants, the same in every picture; apart for the colour-blind, on light and on dark (Okabe, Ito).
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f")
@@ -45,7 +47,7 @@ def render(comparison: Comparison) -> str:
 {len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting positions nobody has
 trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}"""
     content = f"{sections}\n{_missing(comparison)}"
-    return page(title, lead, content, _footer(comparison), style=STYLE + _STYLE)
+    return page(title, lead, content, _footer(comparison), style=BAR_STYLE + _STYLE)
 
 
 def _completeness(comparison: Comparison) -> str:

@@ -1,0 +1,420 @@
+"""The benchmarks' own protocols for policies that are trained: python -m research benchmark metaworld RUN ...
+
+Everything that can be wrong is looked for before the first episode: the benchmark's name, the runs, the tasks, the
+sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid (prism.runs.grid):
+killed at any moment, the same command goes on, and one whose checkpoint, controller, seeds or back end have changed is
+refused, never mixed in. WORK has the cells, benchmark.json and benchmark.html.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any
+
+from rich.console import Console
+from rich.table import Table
+from tyro.conf import Positional, arg
+
+from prism.controller import ControllerConfig, check_controller
+from prism.errors import PrismError
+from prism.io.jsonconfig import to_json
+from prism.policy import PolicySpec
+from prism.report.charts import interval_bar
+from prism.report.run import Log, write_report
+from prism.rollout.episodes import TEST_SEED, IncompleteError, RecordConfig, check_spec_fits, make_env_of
+from prism.rollout.results import (
+    EvaluationResult,
+    load_result,
+    recording_path,
+    refuse_existing,
+    run_info,
+    save_result,
+    write_json,
+)
+from prism.runs.grid import RESULT, Grid, Result
+from prism.runs.recipes import Experiment
+from prism.runs.run import EvalOptions, Run, is_run
+from prism.training.checkpoint import list_checkpoints
+from prism.training.monitor import read_log
+from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """Play the protocol of metaworld, robomimic, pusht, calvin or tabletop, and print its table (docs/benchmarks.md).
+
+    Examples:
+        python -m research benchmark metaworld runs --json metaworld.json
+        python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
+    """
+
+    name: Annotated[str, Positional, arg(metavar="NAME")]
+    """metaworld, robomimic, pusht, calvin or tabletop."""
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
+    """Run folders, checkpoints in them, or a folder of runs."""
+    work: Path | None = None
+    """Where the cells and the page go. Default: benchmark-NAME beside the runs."""
+    task: str | None = None
+    """The task that the runs play, or "all". Default: the one that each was trained for."""
+    episodes: int | None = None
+    """Episodes a task. Default: the protocol's number."""
+    candidates: int | None = None
+    """Candidates a plan. Default: the run's own, or the benchmark's."""
+    selection: str | None = None
+    """Selection rule. Default: the run's own."""
+    set: tuple[str, ...] = ()
+    """Settings of the controller: KEY=VALUE."""
+    expert: Path | None = None
+    """Show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
+    workers: int | None = None
+    """Processes that roll out in parallel. Default: one a core."""
+    backend: str = "eager"
+    """What computes the policy: eager, compile, onnx, onnx-int8."""
+    ray: bool = False
+    """Roll out on a Ray cluster."""
+    videos: bool = True
+    """Record a few episodes of each task for the page."""
+    json: Path | None = None
+    """Write the figures to this file too."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+    def run(self) -> None:
+        main(self)
+
+
+def main(config: BenchmarkConfig, console: Console | None = None) -> BenchmarkResult:
+    refuse_existing(config.json, overwrite=config.overwrite)
+    options = EvalOptions(
+        task=config.task,
+        candidates=config.candidates,
+        selection=config.selection,
+        settings=config.set,
+        workers=config.workers,
+        ray=config.ray,
+        backend=config.backend,
+        record=RecordConfig() if config.videos else None,
+    )
+    plan = make_plan(config.name, config.runs, options, config.expert, config.episodes)
+    for line in plan.skipped:
+        print(f"not for {config.name}: {line}", file=sys.stderr)
+    work = config.work or _beside(config.runs) / f"benchmark-{config.name}"
+    table = run_plan(plan, Grid(work, console), lambda table: write_files(work, table, plan))
+    if config.json is not None:
+        write_json(config.json, {**table.to_json(), **run_info(TEST_SEED)}, config.overwrite)
+    print_table(table)
+    print(f"page: {work / 'benchmark.html'}")
+    if table.failed or any(r.lost for several in table.results.values() for r in several):
+        raise PrismError(f"{config.name}: {table.departures()[0]}; the table says what there is")
+    return table
+
+
+def _beside(paths: Sequence[Path]) -> Path:
+    """The folder that was given, or the one that all runs are in."""
+    folders = [Run(path).folder.parent if is_run(path) or (path / "config.json").is_file() else path for path in paths]
+    return folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.resolve() for folder in folders]))
+
+
+def write_files(work: Path, table: BenchmarkResult, plan: Plan) -> None:
+    """After each task: what is there now."""
+    write_json(work / "benchmark.json", {**table.to_json(), **run_info(TEST_SEED)}, overwrite=True)
+    write_benchmark(work / "benchmark.html", table, {c.task: read_log(Run(c.path).folder) for c in plan.cells})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One task played by one run."""
+
+    base: str  # the benchmark's name of the task
+    task: str  # with its variant
+    path: Path  # the run, or one checkpoint in it
+    spec: PolicySpec
+    controller: ControllerConfig
+    seed: int  # of the training
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}/seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    benchmark: Benchmark
+    options: EvalOptions
+    cells: tuple[Cell, ...]
+    skipped: tuple[str, ...] = ()  # runs in a folder that belong elsewhere
+    expert: Mapping[str, float] = field(default_factory=dict)
+    episodes: int | None = None  # the protocol's number unless told
+
+
+def find_runs(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
+    """Runs and checkpoints that were named, and the runs directly in a folder; with whether they were named."""
+    found: list[tuple[Path, bool]] = []
+    for path in paths:
+        if path.is_dir() and not is_run(path) and not (path / "config.json").is_file():
+            inside = sorted(folder for folder in path.iterdir() if is_run(folder))
+            if not inside:
+                raise PrismError(f"{path} holds no run of `prism train`, and is none: check the name")
+            found += [(folder, False) for folder in inside if list_checkpoints(folder)]
+        else:
+            Run(path)
+            found.append((path, True))
+    return found
+
+
+_SMALL = RecordConfig(videos=2, frames=30, size=192)  # a page of 50 tasks stays below some 20 MB
+
+
+def make_plan(
+    name: str,
+    paths: Sequence[Path],
+    options: EvalOptions | None = None,
+    expert: Path | None = None,
+    episodes: int | None = None,
+) -> Plan:
+    """Every task that the runs play; PrismError for whatever would go wrong later."""
+    bench, options = benchmark(name), options or EvalOptions()
+    if options.candidates is None and bench.candidates is not None:
+        options = replace(options, candidates=bench.candidates)
+    if options.record is not None and len(bench.tasks) > 10:
+        options = replace(options, record=_SMALL)
+    if options.task not in (None, ALL) and bench.base(options.task or "") is None:
+        raise PrismError(f"{name} has no task '{options.task}': it has {_some(bench.tasks)}")
+    cells: list[Cell] = []
+    skipped: list[str] = []
+    for path, named in find_runs(paths):
+        experiment = Run(path).experiment
+        task = options.task or experiment.task
+        if bench.one_policy and options.task is None and (task is None or bench.base(task) is not None):
+            task = ALL
+        if task is None:
+            if named:
+                hint = f"say which with --task {bench.tasks[0]}, or --task all for every one"
+                raise PrismError(f"{path} was trained on a dataset, not on a task of {name}: {hint}")
+            skipped.append(f"{path}: trained on a dataset alone")
+        elif task != ALL and bench.base(task) is None:
+            if named:
+                raise PrismError(f"{path} was trained for '{task}', which is no task of {name}: leave it out")
+            skipped.append(f"{path}: trained for {task}")
+        else:
+            cells += _cells(bench, path, experiment, task, options)
+    if not cells:
+        raise PrismError(
+            f"no run for {name} among {', '.join(map(str, paths))}: train one (prism train {bench.tasks[0]})"
+        )
+    _check_twice(cells)
+    _check_fits(bench, cells)
+    rates = read_expert(expert, bench) if expert else {}
+    return Plan(bench, options, tuple(cells), tuple(skipped), rates, episodes)
+
+
+def _cells(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[Cell]:
+    spec = Run(path).spec
+    controller = options.controller(experiment.controller)
+    tasks = [_variant_for(bench, base, spec) for base in bench.tasks] if task == ALL else [task]
+    return [Cell(bench.base(t) or t, t, path, spec, controller, experiment.train.seed) for t in tasks]
+
+
+def _variant_for(bench: Benchmark, base: str, spec: PolicySpec) -> str:
+    """The variant of a task that has the sensors of a policy that was not trained for one task; by name only."""
+    variants = bench.variants(base)
+    if len(variants) == 1:
+        return base
+    sensors = {sensor.name for sensor in spec.sensors}
+    if sensors & {"depth_static", "depth_wrist"}:
+        wanted = "-rgbd"
+    else:
+        wanted = "-pixels" if sensors & {"rgb_static", "rgb_wrist"} else ""
+    return base + wanted if base + wanted in variants else base
+
+
+def _check_twice(cells: Sequence[Cell]) -> None:
+    """Several runs for a task are several trainings of the same thing, or a mistake."""
+    for base, count in Counter(cell.base for cell in cells).items():
+        same = [cell for cell in cells if cell.base == base]
+        seeds = {cell.seed for cell in same}
+        if count > 1 and (len(seeds) < count or len({cell.task for cell in same}) > 1):
+            raise PrismError(
+                f"{same[0].path} and {same[1].path} both play {base}: name the one that counts, or give runs that "
+                "differ in their training seed and in nothing else"
+            )
+
+
+def _check_fits(bench: Benchmark, cells: Sequence[Cell]) -> None:
+    """Make one environment for each kind of policy and task: the simulator is there, sensors and actions fit."""
+    seen: set[object] = set()
+    for cell in cells:
+        try:
+            check_controller(cell.controller, cell.spec)
+        except PrismError as error:
+            raise PrismError(f"{cell.path}: {error}") from None
+        kind = (cell.spec.sensors, cell.spec.action_dim, cell.task.removeprefix(cell.base))
+        if kind in seen:
+            continue
+        seen.add(kind)
+        env = make_env_of(cell.task)
+        try:
+            check_spec_fits(env, cell.spec)
+        except PrismError as error:
+            raise PrismError(f"{cell.path}: {error}") from None
+        finally:
+            env.close()
+
+
+def read_expert(path: Path, bench: Benchmark) -> dict[str, float]:
+    """What `prism data collect --json` wrote: success.TASK, the demonstrator's own rate."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PrismError(
+            f"{path}: not readable as JSON ({error}): give what `prism data collect --json` wrote"
+        ) from None
+    rates: dict[str, float] = {}
+    for key, value in data.items() if isinstance(data, dict) else ():
+        task = key.removeprefix("success.")
+        for name in (task, f"{bench.name}-{task}", f"robosuite-{task}"):
+            if key.startswith("success.") and (base := bench.base(name)) and isinstance(value, int | float):
+                rates.setdefault(base, float(value))
+    if not rates:
+        raise PrismError(f"{path}: no key 'success.TASK' of a task of {bench.name}: give another file")
+    return rates
+
+
+def run_plan(
+    plan: Plan, grid: Grid, on_result: Callable[[BenchmarkResult], None] = lambda table: None
+) -> BenchmarkResult:
+    """Play what is not there yet. `on_result` hears of the table after each task."""
+    results: dict[str, tuple[EvaluationResult, ...]] = {}
+    failed: dict[str, str] = {}
+    reused: list[str] = []
+    table = BenchmarkResult(plan.benchmark, {}, plan.episodes, plan.expert)
+    for cell in plan.cells:
+        options = replace(plan.options, task=cell.task, episodes=plan.benchmark.planned(cell.base, plan.episodes))
+        recording = recording_path(grid.folder(cell.name), cell.task)
+        if (grid.folder(cell.name) / RESULT).exists():
+            reused.append(cell.base)
+        if grid.get(cell.name, spec_of(cell, options), lambda: _play(cell, options, recording)) is None:  # noqa: B023
+            failed[cell.base] = grid.missing[-1].partition(": ")[2]
+        else:
+            results[cell.base] = (*results.get(cell.base, ()), load_result(recording))
+        table = BenchmarkResult(plan.benchmark, dict(results), plan.episodes, plan.expert, tuple(reused), dict(failed))
+        on_result(table)
+    return table
+
+
+def spec_of(cell: Cell, options: EvalOptions) -> dict[str, Any]:
+    """Everything that determines the result of a cell."""
+    return {
+        "task": cell.task,
+        "checkpoint": Run(cell.path).weights_id(),
+        "controller": to_json(cell.controller),
+        "first_seed": options.first_seed,
+        "episodes": options.episodes,
+        "backend": options.backend,
+    }
+
+
+def _play(cell: Cell, options: EvalOptions, recording: Path) -> Result:
+    try:
+        result = Run(cell.path).play(options)
+    except IncompleteError as error:
+        result = error.result  # the table says what was lost
+    save_result(recording, result, overwrite=True)
+    return result.summary()
+
+
+def write_benchmark(path: Path, table: BenchmarkResult, logs: Mapping[str, Log] | None = None) -> Path:
+    """`logs` by task, as for write_report."""
+    results = [result for task in table.benchmark.tasks for result in table.results.get(task, ())]
+    return write_report(path, results, logs, title=f"PRISM on {table.benchmark.title}", overview=overview(table))
+
+
+def overview(table: BenchmarkResult) -> str:
+    rows = "".join(_row(row, table) for row in table.rows())
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns(table))
+    departures = "".join(f"<li>{escape(line)}</li>" for line in table.departures())
+    warning = f'<p class="hint">Not the whole protocol:</p><ul class="hint">{departures}</ul>' if departures else ""
+    published = OTHERS.get(table.benchmark.name, "")
+    note = f'<p class="hint">{escape(published)}.</p>' if published else ""
+    return (
+        f"<p>Protocol: {escape(table.benchmark.rule)}. Inputs: {escape(', '.join(table.settings))}.</p>{warning}"
+        '<div class="panel scroll" tabindex="0" role="region" aria-label="Table of the benchmark">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+    )
+
+
+def columns(table: BenchmarkResult) -> list[str]:
+    names = ["Task", "Success", "95 % interval", "Episodes", "Score"]
+    return [*names, *["Expert"] * bool(table.expert), "Paper's", "Note"]
+
+
+def _row(row: Row, table: BenchmarkResult) -> str:
+    label = f"<b>{escape(row.label)}</b>" if row.is_mean else escape(row.label)
+    bar = ""
+    if row.success is not None and row.interval is not None:
+        bar = interval_bar(row.success, *row.interval, f"{row.label}: {row.success:.0%}")
+    cells = [
+        percent(row.success) + bar,
+        "" if row.interval is None else f"{100 * row.interval[0]:.0f} to {100 * row.interval[1]:.0f}",
+        str(row.episodes or ""),
+        "" if row.score is None else f"{row.score:.3f}",
+        *([percent(row.expert)] if table.expert else []),
+        percent(row.paper),
+        escape(row.note),
+    ]
+    return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}".removesuffix(".0") + " %"
+
+
+def print_table(table: BenchmarkResult) -> None:
+    """One row a task, means below their group; the paper's numbers are marked as such, what is missing is named."""
+    console = Console()
+
+    def line(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    rows = table.rows()
+    absent = [row for row in rows if row.success is None and not row.is_mean and row.note == "missing"]
+    line(f"{table.benchmark.title}: {table.benchmark.rule}; inputs: {', '.join(table.settings) or 'none'}")
+    grid = Table(box=None, padding=(0, 1, 0, 0))
+    grid.add_column("task", no_wrap=True)
+    names = ("success [95 %]", "of", "score", *(["expert"] if table.expert else []), "paper's")
+    for name in names:
+        grid.add_column(name, justify="right", no_wrap=True)
+    grid.add_column("")
+    for row in rows:
+        if row in absent:  # listed below: 47 empty lines help nobody
+            continue
+        success = ""
+        if row.success is not None and row.interval is not None:
+            success = f"{percent(row.success)} [{100 * row.interval[0]:.0f}, {100 * row.interval[1]:.0f}]"
+        score = "" if row.score is None else f"{row.score:.3f}"
+        cells = [success, str(row.episodes or ""), score, *([percent(row.expert)] if table.expert else [])]
+        style = "bold" if row.is_mean else None
+        grid.add_row(row.label, *cells, percent(row.paper), row.note, style=style)
+    console.print(grid)
+    if absent:
+        line(f"missing ({len(absent)}): {', '.join(row.label.partition('-')[2] or row.label for row in absent)}")
+    for departure in table.departures():
+        if not departure.startswith("missing"):
+            line(f"not the protocol: {departure}")
+    for crash in (crash for several in table.results.values() for result in several for crash in result.crashes):
+        line(f"a rollout process died and was replaced: {crash}")
+    if published := OTHERS.get(table.benchmark.name):
+        line(f"published: {published}.")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

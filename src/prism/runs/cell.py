@@ -1,0 +1,276 @@
+"""The process of one cell: train in stretches, look on the way, evaluate at the end. Killed at any moment, it goes on
+when it is run again.
+
+    python -m prism.runs.cell TITLE FOLDER
+
+FOLDER has experiment.json (everything that determines the training) and cell.json (who it is, and how it is evaluated);
+it becomes a run of `prism train` with curve.json (evaluations on the way) and result.json. Evaluations are not on the
+training's clock. They run in this process, one thread, so that its kill is the only kill. When standard input ends, so
+does the process, saved. Its last line of output is JSON: what became of the cell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from prism.errors import PrismError
+from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.rollout.episodes import TEST_SEED, RecordConfig, evaluate
+from prism.rollout.results import (
+    EpisodeResult,
+    EvaluationResult,
+    metrics_json,
+    recording_path,
+    run_info,
+    save_result,
+    write_json,
+)
+from prism.runs.demonstrations import record_if_missing
+from prism.runs.grid import CELL, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
+from prism.runs.recipes import FILE, Experiment
+from prism.runs.workflow import train_experiment
+from prism.training import files
+from prism.training.checkpoint import list_checkpoints
+from prism.training.loop import TrainResult
+from prism.training.signals import exclusive
+
+CURVE = "curve.json"
+TRAINED_BY = "trained_by.json"  # commit and date of a training that was taken from another comparison
+FORMAT_VERSION = 1
+_LINE_SECONDS = 15.0
+_LOCK_SECONDS = 300.0  # a predecessor whose grid was killed may still be saving
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal ended the training; all is saved."""
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which episodes a cell is judged by; nothing is chosen by them, the last weights are what counts."""
+
+    episodes: int = 50
+    first_seed: int = TEST_SEED
+    curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
+    curve_episodes: int = 20  # the first so many of the episodes; not more than there are
+    videos: int = field(default=0, metadata=ADDED_LATER)  # episodes that are played again with the camera on
+
+    @property
+    def looked_at(self) -> int:
+        """Episodes of a look on the way."""
+        return min(self.curve_episodes, self.episodes)
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.curve_episodes < 1:
+            raise PrismError(f"episodes {self.episodes} and curve_episodes {self.curve_episodes} must be at least 1")
+        if any(not 0 < fraction < 1 for fraction in self.curve) or list(self.curve) != sorted(set(self.curve)):
+            raise PrismError(f"curve {self.curve}: give growing fractions between 0 and 1, for example 0.1 0.25 0.5")
+
+
+@dataclass(frozen=True)
+class CellId:
+    recipe: str
+    contestant: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.recipe} {self.contestant} seed {self.seed}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe}/{self.contestant}/seed-{self.seed}"
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """cell.json; with experiment.json beside it, all that its process needs."""
+
+    id: CellId
+    method: str
+    evaluation: EvaluationPlan
+
+    def save(self, folder: Path) -> None:
+        files.replace_file(folder / CELL, files.encode_json({"format_version": FORMAT_VERSION, **to_json(self)}))
+
+    @staticmethod
+    def load(folder: Path) -> CellSpec:
+        data = files.read_json(folder / CELL)
+        if (version := data.pop("format_version", None)) != FORMAT_VERSION:
+            raise PrismError(f"{folder / CELL} has format_version {version}, this prism reads {FORMAT_VERSION}")
+        return from_json(CellSpec, data, str(folder / CELL))
+
+
+def teacher_folder(cell: Path) -> Path | None:
+    """Where the cell that a distilled method learns from is."""
+    teacher = Experiment.load(cell).teacher if (cell / FILE).is_file() else None
+    return None if teacher is None else Path(teacher)
+
+
+def run_cell(folder: Path, console: Console) -> None:
+    """Until result.json is there. Raises PrismError for what will not get better by trying again."""
+    experiment, spec = Experiment.load(folder), CellSpec.load(folder)
+    if (folder / RESULT).is_file():
+        return
+    if (teacher := teacher_folder(folder)) is not None and not (teacher / RESULT).is_file():
+        raise PrismError(f"its teacher, {CellSpec.load(teacher).id}, is not finished: run the same command again")
+    (folder / FAILED).unlink(missing_ok=True)
+    _record_demonstrations(experiment, console)
+    plan = spec.evaluation
+    curve = _read_curve(folder)
+    for fraction in plan.curve:
+        if any(point["fraction"] == fraction for point in curve):
+            continue
+        trained = _train(experiment, folder, console, str(spec.id), fraction)
+        curve.append(_point(fraction, trained, _play(folder, experiment, plan, plan.looked_at, console)))
+        write_json(folder / CURVE, {"points": curve}, overwrite=True)
+    trained = _train(experiment, folder, console, str(spec.id), 1.0)
+    result = _play(folder, experiment, plan, plan.episodes, console)
+    curve.append(_point(1.0, trained, replace(result, episodes=result.episodes[: plan.looked_at])))
+    save_result(recording_path(folder, result.task), result, overwrite=True)
+    write_json(folder / "metrics.json", metrics_json([result]), overwrite=True)
+    for old in list_checkpoints(folder):
+        if old.resolve() != trained.checkpoint.resolve():
+            files.remove_folder(old)
+    write_json(folder / RESULT, _record(folder, spec, experiment, trained, result, curve), overwrite=True)
+
+
+def _record_demonstrations(experiment: Experiment, console: Console) -> None:
+    """The demo keeps its own: they are recorded by the process that learns from them."""
+    asked = experiment.demonstrations
+    if asked.kind == "expert" and asked.path and experiment.task and not Path(asked.path).exists():
+        record_if_missing(asked, experiment.task, console, workers=1)
+
+
+def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int, console: Console) -> EvaluationResult:
+    assert experiment.task is not None  # who prepares a cell sees to it
+    said, wins = time.perf_counter(), 0
+
+    def tell(episode: EpisodeResult, done: int, total: int) -> None:
+        nonlocal said, wins
+        wins += episode.success
+        if time.perf_counter() - said > _LINE_SECONDS:
+            said = time.perf_counter()
+            console.print(f"evaluate: {done} of {total} episodes, {wins} succeeded", highlight=False)
+
+    record = RecordConfig(videos=plan.videos) if plan.videos and episodes == plan.episodes else None
+    return evaluate(run, experiment.task, episodes, plan.first_seed, experiment.controller, 0, record, tell)
+
+
+def _train(experiment: Experiment, folder: Path, console: Console, title: str, until: float) -> TrainResult:
+    result = train_experiment(experiment, folder, resume="auto", console=console, title=title, until=until)
+    if result.stopped_by:
+        raise StoppedError(result.stopped_by)
+    return result
+
+
+def _read_curve(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / CURVE).is_file():
+        return []
+    points = files.read_json(folder / CURVE).get("points")
+    if not isinstance(points, list):
+        raise PrismError(f"{folder / CURVE} has no list 'points': remove the file")
+    return points
+
+
+def _point(fraction: float, trained: TrainResult, result: EvaluationResult) -> dict[str, Any]:
+    summary = result.summary()
+    return {
+        "fraction": fraction,
+        "seconds": trained.seconds,
+        "step": trained.step,
+        "val_loss": trained.val_loss,
+        "episodes": len(result.episodes),
+        "score": summary["score"],
+        "success": summary["success"],
+    }
+
+
+def _record(
+    folder: Path,
+    spec: CellSpec,
+    experiment: Experiment,
+    trained: TrainResult,
+    result: EvaluationResult,
+    curve: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """result.json: everything that the summary needs, one row an episode."""
+    summary = result.summary()
+    kept = ("success", "score", "jerk", "mode_switches", "modes", "spread", "latency_ms", "replans", "seconds")
+    info = run_info(experiment.train.seed)
+    info.pop("command", None)  # of this process; the comparison's own is in comparison.json
+    origin = folder / TRAINED_BY
+    trained_by = files.read_json(origin, REMEDY) if origin.is_file() else {k: info.get(k) for k in ("commit", "date")}
+    return {
+        "format_version": FORMAT_VERSION,
+        "recipe": spec.id.recipe,
+        "contestant": spec.id.contestant,
+        "method": spec.method,
+        "task": result.task,
+        "seed": spec.id.seed,
+        "steps": trained.step,
+        "train_seconds": trained.seconds,
+        "clock": experiment.train.clock,
+        "val_loss": trained.val_loss,
+        "skipped_steps": trained.skipped_steps,
+        "parameters": sum(parameter.numel() for parameter in trained.policy.parameters()),
+        "controller": to_json(experiment.controller),
+        "evaluation": {name: summary[name] for name in kept},
+        "per_episode": [episode.row() for episode in result.episodes],
+        "curve": curve,
+        "info": info,
+        "trained_by": trained_by,
+    }
+
+
+def main(folder: Path) -> int:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
+        try:
+            with exclusive(folder, ".cell.lock", _LOCK_SECONDS):
+                run_cell(folder, Console(file=log, width=200))
+        except PrismError as error:
+            return _failed(folder, str(error))
+        except OSError as error:  # a full disk, mostly
+            return _failed(folder, f"{error.strerror or error}: {error.filename or folder}")
+        except KeyboardInterrupt:  # or StoppedError
+            return EXIT_STOPPED
+        except Exception as error:
+            traceback.print_exc(file=log)
+            _say("crashed", f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            return 1
+    _say("done", "")
+    return 0
+
+
+def _failed(folder: Path, reason: str) -> int:
+    reason = " ".join(reason.split())
+    _say("failed", reason)
+    write_failed(folder, reason)
+    return EXIT_FAILED
+
+
+def _say(state: str, reason: str) -> None:
+    print(json.dumps({"state": state, "reason": reason}), flush=True)
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):  # empty when the other end is closed. Not sys.stdin: its lock may not be held at exit
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)  # the training finishes its step and saves; anything else just ends
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[2])))

@@ -1,0 +1,463 @@
+"""Methods x recipes x seeds at equal budgets: `prism compare` (docs/comparison.md).
+
+Each combination is a cell of a grid (runs/grid.py), a run of its own (runs/cell.py). Cells that are missing are run,
+then everything that is there becomes one table: means over stated numbers of seeds, intervals, paired tests.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from rich.console import Console
+
+from prism.errors import PrismError
+from prism.io.jsonconfig import to_json, with_settings
+from prism.methods.table import TEACHERS, student_config
+from prism.report.comparison import write_page
+from prism.rollout import metrics
+from prism.rollout.metrics import Difference, FloatArray, interval, paired, success_interval
+from prism.rollout.results import run_info, write_json
+from prism.runs.cell import TRAINED_BY, CellSpec
+from prism.runs.cell import CellId as CellId
+from prism.runs.cell import EvaluationPlan as EvaluationPlan
+from prism.runs.demonstrations import open_demonstrations
+from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other, state_of
+from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_preset
+from prism.training import files
+from prism.training.checkpoint import list_checkpoints
+from prism.training.config import Clock
+from prism.training.signals import exclusive
+
+JSON, PAGE = "comparison.json", "comparison.html"
+_OWN_OPTION = {  # settings that an option of the comparison decides
+    **{f"train.{name}": f"--{name}" for name in ("minutes", "steps", "clock")},
+    "train.seed": "--seeds",
+    **dict.fromkeys(("train.threads", "train.workers", "train.keep_last"), ""),
+}
+
+Cell = Mapping[str, Any]  # a result.json
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method, or a variation of one: its name, and what differs from the recipe."""
+
+    name: str
+    method: str
+    settings: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> Contestant:
+        """METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE for a variation: wide=prism:policy.generator.width=128."""
+        head, colon, rest = text.partition(":")
+        name, equals, method = head.partition("=")
+        if (equals and not method) or (colon and not rest) or not re.fullmatch(r"[\w.+-]+", name):
+            raise PrismError(
+                f"--methods {text}: write METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE; "
+                "for example wide=prism:policy.generator.width=128"
+            )
+        return Contestant(name, method or name, tuple(rest.split(",")) if rest else ())
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """A comparison. Every contestant gets the same budget, data, seeds and evaluation."""
+
+    recipes: tuple[str, ...]
+    contestants: tuple[Contestant, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    minutes: float | None = None
+    steps: int | None = None
+    clock: Clock = "wall"
+    preset: str | None = None
+    settings: tuple[str, ...] = ()
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+
+    def __post_init__(self) -> None:
+        for what, values in (
+            ("recipe", self.recipes),
+            ("method", tuple(contestant.name for contestant in self.contestants)),
+            ("seed", self.seeds),
+        ):
+            if not values:
+                raise PrismError(f"there is no {what} to compare")
+            if repeated := [value for value in values if values.count(value) > 1]:
+                raise PrismError(f"the {what} {repeated[0]} is named twice; give variations a name: NAME=METHOD:...")
+        if (self.minutes is None) == (self.steps is None):
+            raise PrismError("give --minutes or --steps, one of them: it is the budget of every training")
+        if self.clock not in get_args(Clock):
+            raise PrismError(f"clock is '{self.clock}'; use one of {', '.join(get_args(Clock))}")
+        if min(self.seeds) < 0:
+            raise PrismError(f"seed {min(self.seeds)} is out of range: use 0 or more")
+        for setting in (*self.settings, *(s for contestant in self.contestants for s in contestant.settings)):
+            if (option := _OWN_OPTION.get(setting.partition("=")[0])) is not None:
+                remedy = f"use {option}" if option else "it is fixed"
+                raise PrismError(f"{setting}: that is the same for everybody in a comparison; {remedy}")
+        for contestant in self.contestants:
+            if data := [s for s in contestant.settings if s.startswith("demonstrations.")]:
+                raise PrismError(f"{contestant.name}: {data[0]}: all methods have the same data; set it with --set")
+
+    @property
+    def reference(self) -> str:
+        """The contestant that the others are tested against: the first PRISM, or the first of all."""
+        return next((c.name for c in self.contestants if c.method == "prism"), self.contestants[0].name)
+
+    @property
+    def budget(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps:,} steps"
+        return f"{self.minutes:g} minutes" + (" of CPU time" if self.clock == "cpu" else "")
+
+
+def cell_ids(config: CompareConfig) -> list[CellId]:
+    """Seed by seed: after a third of the time there is a first, complete comparison."""
+    return [
+        CellId(name, contestant.name, seed)
+        for seed in config.seeds
+        for name in config.recipes
+        for contestant in config.contestants
+    ]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant on one recipe, over the seeds that are done."""
+
+    recipe: str
+    contestant: str
+    method: str
+    seeds: tuple[int, ...]  # done
+    of: int  # asked for
+    score: float
+    score_ci: tuple[float, float]
+    success: float
+    success_ci: tuple[float, float]
+    difference: Difference | None  # score against the reference, on common seeds; None for itself or without any
+    jerk: float
+    latency_p50_ms: float  # median over seeds of the median replan, in rollouts
+    latency_p99_ms: float
+    steps: float  # mean
+    train_seconds: float
+    parameters: int
+    candidates: int
+    exec_horizon: int
+    curve: tuple[dict[str, float], ...]  # means over the seeds: seconds, score, success
+
+    @property
+    def complete(self) -> bool:
+        return len(self.seeds) == self.of
+
+
+@dataclass(frozen=True)
+class Missing:
+    cell: CellId
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    config: CompareConfig
+    rows: tuple[Row, ...]
+    missing: tuple[Missing, ...]
+    cells: Mapping[CellId, Cell]
+    info: Mapping[str, Any]
+
+    @property
+    def commits(self) -> list[str]:
+        """Of the code that trained the cells, as their last process loaded it."""
+        return sorted({str((c.get("trained_by") or c["info"]).get("commit", "unknown")) for c in self.cells.values()})
+
+    def to_json(self) -> dict[str, Any]:
+        """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
+        recipes the mean over them, null where one of them is missing."""
+        config = self.config
+        names = [contestant.name for contestant in config.contestants]
+        return {
+            "scores": {name: self._by_seed(name, "score") for name in names},
+            "success": {name: self._by_seed(name, "success") for name in names},
+            "seeds": list(config.seeds),
+            "reference": config.reference,
+            "test": "paired bootstrap of score differences, training seeds and episodes drawn crossed; common seeds",
+            "table": [_row_json(row) for row in self.rows],
+            "missing": [{**asdict(one.cell), "reason": one.reason} for one in self.missing],
+            "budget": {"minutes": config.minutes, "steps": config.steps, "clock": config.clock},
+            "evaluation": to_json(config.evaluation),
+            "settings": list(config.settings),
+            "contestants": [to_json(contestant) for contestant in config.contestants],
+            "commits": self.commits,
+            **self.info,
+        }
+
+    def _by_seed(self, name: str, key: str) -> list[float | None]:
+        values: list[float | None] = []
+        for seed in self.config.seeds:
+            found = [self.cells.get(CellId(recipe, name, seed)) for recipe in self.config.recipes]
+            done = [cell for cell in found if cell is not None]
+            whole = len(done) == len(found)
+            values.append(metrics.mean([float(cell["evaluation"][key]) for cell in done]) if whole else None)
+        return values
+
+
+def folder_of(out: Path, id: CellId) -> Path:
+    return Grid(out).folder(id.name)
+
+
+def compare(
+    out: Path, config: CompareConfig, jobs: int, console: Console, ray: bool = False, trained: Path | None = None
+) -> Comparison:
+    """Run what is missing in `out`, `jobs` cells at a time; comparison.json and .html are renewed after each cell.
+
+    Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
+    another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with exclusive(out):
+        grid = Grid(out, console)
+        ids = {id.name: id for id in prepare(out, config, console, trained)}
+        todo = [name for name in ids if state_of(grid.folder(name))[0] != "done"]
+        kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
+        at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
+        grid.say(f"compare: {len(ids)} cells of {config.budget}{kept}, {at_once} -> {out}")
+        failed: dict[str, str] = {}
+        if todo:
+            write_summary(out, config, {}, grid)
+            failed = grid.run(
+                todo, jobs, lambda _: write_summary(out, config, {}, grid), waits_for(ids.values(), config), ray
+            )
+        return write_summary(out, config, {ids[name]: reason for name, reason in failed.items()}, grid)
+
+
+def waits_for(ids: Iterable[CellId], config: CompareConfig) -> dict[str, str]:
+    """Students after their teachers: the name of each cell that waits for another one, and of that one."""
+    teachers = _teachers(config)
+    return {id.name: replace(id, contestant=teachers[id.contestant]).name for id in ids if id.contestant in teachers}
+
+
+def write_summary(out: Path, config: CompareConfig, failed: Mapping[CellId, str], grid: Grid) -> Comparison:
+    """What is there now, as comparison.json and comparison.html; a full disk must not end the comparison."""
+    comparison = summarise(out, config, failed)
+    try:
+        write_json(out / JSON, comparison.to_json(), overwrite=True)
+        write_page(out / PAGE, comparison)
+    except PrismError as error:
+        grid.say(f"warning: {error}")
+    return comparison
+
+
+def experiments_of(out: Path, config: CompareConfig, console: Console | None) -> dict[CellId, Experiment]:
+    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not; without
+    a console nobody looks for them).
+
+    A distilled method learns from the cell of its teacher, of the same recipe and seed.
+    """
+    named = {contestant.name: contestant for contestant in config.contestants}
+    teachers = {student: named[teacher] for student, teacher in _teachers(config).items()}
+    made: dict[CellId, Experiment] = {}
+    for name in config.recipes:
+        plain = recipe(name)
+        if plain.task is None:
+            raise PrismError(f"{name} is a dataset without a simulator: a comparison needs a task to roll out in")
+        if config.preset is not None:
+            plain = with_preset(plain, config.preset)
+        plain = with_settings(plain, [s for s in config.settings if s.startswith("demonstrations.")])
+        if console is not None:
+            demonstrations, _, _ = open_demonstrations(plain.demonstrations, plain.task, console)
+            # Processes of a cluster start in other folders.
+            demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
+            plain = replace(plain, demonstrations=demonstrations)
+
+        def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
+            experiment = with_method(plain, contestant.method, config.preset)
+            if (teacher := teachers.get(contestant.name)) is not None:
+                learned = with_contestant(teacher).policy
+                experiment = replace(experiment, policy=student_config(contestant.method, learned))
+            experiment = with_settings(experiment, [*config.settings, *contestant.settings])
+            return replace(experiment, demonstrations=plain.demonstrations)
+
+        for contestant in config.contestants:
+            experiment = with_contestant(contestant)
+            train = replace(experiment.train, clock=config.clock, threads=1, workers=0, keep_last=1)
+            for seed in config.seeds:
+                budgeted = with_budget(replace(experiment, train=train), config.minutes, config.steps, seed)
+                if (teacher := teachers.get(contestant.name)) is not None:
+                    budgeted = replace(
+                        budgeted, teacher=str(folder_of(out, CellId(name, teacher.name, seed)).resolve())
+                    )
+                made[CellId(name, contestant.name, seed)] = budgeted
+    return made
+
+
+def _teachers(config: CompareConfig) -> dict[str, str]:
+    """Whom each distilled contestant learns from: the plain one of that method, or the first of it."""
+    teachers = {}
+    for student in (c for c in config.contestants if c.method in TEACHERS):
+        wanted = TEACHERS[student.method]
+        found = sorted((c.name for c in config.contestants if c.method == wanted), key=lambda name: name != wanted)
+        if not found:
+            raise PrismError(f"{student.name} is distilled from {wanted}: name {wanted} among the --methods too")
+        teachers[student.name] = found[0]
+    return teachers
+
+
+def check_equal(out: Path, config: CompareConfig) -> None:
+    """PrismError where a cell in this folder, also one that is not asked for now, has another budget or evaluation."""
+    asked = {"minutes": config.minutes or 0.0, "steps": config.steps or 0, "clock": config.clock}
+    for file in sorted(out.glob(f"cells/*/*/seed-*/{CELL}")):
+        train = Experiment.load(file.parent).train
+        there = {"minutes": train.minutes, "steps": train.steps, "clock": train.clock}
+        refuse_other(
+            file.parent,
+            {**there, "evaluation": to_json(CellSpec.load(file.parent).evaluation)},
+            {**asked, "evaluation": to_json(config.evaluation)},
+        )
+
+
+def check_cells(out: Path, config: CompareConfig) -> None:
+    """PrismError where a cell that is there is not what is asked for now. Nothing is read but the cells."""
+    check_equal(out, config)
+    methods = {contestant.name: contestant.method for contestant in config.contestants}
+    for id, experiment in experiments_of(out, config, None).items():
+        folder = folder_of(out, id)
+        if (folder / CELL).exists():
+            path = Experiment.load(folder).demonstrations.path
+            found = replace(experiment, demonstrations=replace(experiment.demonstrations, path=path))
+            spec = CellSpec(id, methods[id.contestant], config.evaluation)
+            _refuse_changed(folder, {"experiment": to_json(found), "cell": to_json(spec)})
+
+
+def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
+    """Write what each cell is; PrismError where a cell of another definition is in the way.
+
+    `trained`: another comparison's folder, whose finished trainings are taken: the one of the same name, or the plain
+    one of the method for a variation that differs in how it is executed.
+    """
+    check_equal(out, config)
+    methods = {contestant.name: contestant.method for contestant in config.contestants}
+    experiments = experiments_of(out, config, console)
+    ids = cell_ids(config)
+    for id in ids:
+        folder = folder_of(out, id)
+        experiment = experiments[id]
+        spec = CellSpec(id, methods[id.contestant], config.evaluation)
+        if (folder / CELL).exists():
+            _refuse_changed(folder, {"experiment": to_json(experiment), "cell": to_json(spec)})
+            continue
+        with files.explain_write_errors(folder, "Nothing was trained"):
+            folder.mkdir(parents=True, exist_ok=True)
+            if trained is not None:
+                own, plain = (folder_of(trained, one) for one in (id, replace(id, contestant=spec.method)))
+                _take(own if own.exists() else plain, folder, experiment)
+            experiment.save(folder)
+            spec.save(folder)
+    return ids
+
+
+def _take(source: Path, folder: Path, experiment: Experiment) -> None:
+    """A copy of what was trained there; it may be executed in another way, but not have been trained in another."""
+    if state_of(source)[0] != "done":
+        raise PrismError(f"{source} is not finished: finish that comparison, or name only methods and seeds it has")
+
+    def learned(one: Experiment) -> dict[str, Any]:
+        return {k: v for k, v in to_json(one).items() if k not in ("controller", "teacher")}
+
+    refuse_other(source, learned(Experiment.load(source)), learned(experiment))
+    kept = list_checkpoints(source)
+    if not kept or not (source / "log.jsonl").is_file():
+        raise PrismError(f"{source} has its result, but not its checkpoint and log any more: train it again")
+    shutil.copytree(kept[-1], folder / kept[-1].relative_to(source), dirs_exist_ok=True)
+    shutil.copy2(source / "log.jsonl", folder)
+    result = files.read_json(source / RESULT, REMEDY)
+    origin = result.get("trained_by") or {key: result["info"].get(key) for key in ("commit", "date")}
+    files.replace_file(folder / TRAINED_BY, files.encode_json(origin))
+
+
+def _refuse_changed(folder: Path, asked: dict[str, Any]) -> None:
+    there = {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
+    refuse_other(folder, there, asked)
+
+
+def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:
+    """Read what is there. `failed`: reasons that could not be written down (a full disk)."""
+    cells: dict[CellId, Cell] = {}
+    missing = []
+    for id in cell_ids(config):
+        state, reason = state_of(folder_of(out, id))
+        if state == "done":
+            cells[id] = files.read_json(folder_of(out, id) / RESULT, REMEDY)
+        else:
+            missing.append(Missing(id, (failed or {}).get(id, reason)))
+    rows = []
+    for name in config.recipes:
+        for contestant in config.contestants:
+            if mine := _of(cells, name, contestant.name):
+                reference = _of(cells, name, config.reference)
+                rows.append(_row(config, name, contestant.name, mine, reference))
+    return Comparison(config, tuple(rows), tuple(missing), cells, run_info(min(config.seeds)))
+
+
+def _of(cells: Mapping[CellId, Cell], recipe: str, name: str) -> dict[int, Cell]:
+    """By seed."""
+    return {id.seed: cell for id, cell in cells.items() if (id.recipe, id.contestant) == (recipe, name)}
+
+
+def difference(comparison: Comparison, one: str, other: str) -> Difference | None:
+    """Score of one contestant minus another's on the first recipe and the seeds both have; None without any."""
+    recipe = comparison.config.recipes[0]
+    mine, theirs = (_of(comparison.cells, recipe, name) for name in (one, other))
+    common = sorted(mine.keys() & theirs.keys())
+    return paired(table(mine, common, "score"), table(theirs, common, "score")) if common else None
+
+
+def _row(
+    config: CompareConfig, recipe: str, name: str, cells: Mapping[int, Cell], reference: Mapping[int, Cell]
+) -> Row:
+    seeds = sorted(cells)
+    score, success = table(cells, seeds, "score"), table(cells, seeds, "success")
+    common = [seed for seed in seeds if seed in reference]
+    difference = None
+    if name != config.reference and common:
+        difference = paired(table(cells, common, "score"), table(reference, common, "score"))
+    latency = [cells[seed]["evaluation"]["latency_ms"] for seed in seeds]
+    first = cells[seeds[0]]
+    return Row(
+        recipe=recipe,
+        contestant=name,
+        method=str(first["method"]),
+        seeds=tuple(seeds),
+        of=len(config.seeds),
+        score=float(score.mean()),
+        score_ci=interval(score),
+        success=float(success.mean()),
+        success_ci=success_interval(success),
+        difference=difference,
+        jerk=float(table(cells, seeds, "jerk").mean()),
+        latency_p50_ms=float(np.median([one["p50"] for one in latency])),
+        latency_p99_ms=float(np.median([one["p99"] for one in latency])),
+        steps=metrics.mean([float(cells[seed]["steps"]) for seed in seeds]),
+        train_seconds=metrics.mean([float(cells[seed]["train_seconds"]) for seed in seeds]),
+        parameters=int(first["parameters"]),
+        candidates=int(first["controller"]["candidates"]),
+        exec_horizon=int(first["controller"]["exec_horizon"]),
+        curve=_mean_curve([cells[seed]["curve"] for seed in seeds]),
+    )
+
+
+def table(cells: Mapping[int, Cell], seeds: Sequence[int], key: str) -> FloatArray:
+    """(seeds, episodes) values; every cell met the same episodes in the same order (grid.EvaluationPlan)."""
+    return np.array([[float(episode[key]) for episode in cells[seed]["per_episode"]] for seed in seeds])
+
+
+def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[dict[str, float], ...]:
+    keys = ("fraction", "seconds", "step", "score", "success")
+    stages = zip(*curves, strict=True)  # every cell looked at the same fractions
+    return tuple({key: metrics.mean([float(point[key]) for point in points]) for key in keys} for points in stages)
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {**asdict(row), "n": len(row.seeds)}
