@@ -129,4 +129,4 @@ class FakeOracle:
 
 def make_world(folder: Path) -> World:
     root = write_checkout(folder)
-    return World(Checkout(root / "calvin_env", root / "calvin_models"), FakeSim(), FakeOracle())
+    return World(Checkout(root / "calvin_env"), FakeSim(), FakeOracle())

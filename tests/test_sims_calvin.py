@@ -232,7 +232,7 @@ def test_a_checkout_is_found_and_read(tmp_path: Path, monkeypatch: pytest.Monkey
     root = write_checkout(tmp_path / "calvin")
     monkeypatch.setenv("PRISM_CALVIN", str(root))
     found = find_checkout()
-    assert found == find_checkout(root / "calvin_env") == Checkout(root / "calvin_env", root / "calvin_models")
+    assert found == find_checkout(root / "calvin_env") == Checkout(root / "calvin_env")
     assert found.sentences()["open_drawer"] == "please open drawer"
     rules, categories = found.rules()
     assert set(rules) == set(categories) == set(TASKS)

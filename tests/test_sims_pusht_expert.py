@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 pytest.importorskip("gym_pusht")
 
 from prism.data.formats.store import StoreSource
-from prism.errors import PrismError
-from prism.sims import pusht_paths as paths
+from prism.sims import pusht_expert as paths
 from prism.sims.pusht import PushTEnv, PushTPhysics, coverage
-from prism.sims.pusht_expert import ExpertConfig, PushTExpert, push_poses, uncovered
+from prism.sims.pusht_expert import PushTExpert, push_poses, uncovered
 from prism.sims.pusht_features import GOAL, keypoints
 
 PLACES = paths.contacts(11.0)
@@ -127,13 +126,6 @@ def test_the_coin_splits_demonstrations_of_one_start() -> None:
 
     assert min(apart(a, b) for a in one for b in other) > 80
     assert max(apart(*one), apart(*other)) < 80
-
-
-def test_config_is_checked() -> None:
-    with pytest.raises(PrismError, match="positive"):
-        ExpertConfig(walk_speed=0.0)
-    with pytest.raises(PrismError, match="at least 1"):
-        ExpertConfig(beam=0)
 
 
 def test_shipped_demonstrations() -> None:

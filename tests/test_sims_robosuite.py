@@ -21,9 +21,8 @@ from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.sims import robosuite
 from prism.sims.collect import collect
-from prism.sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args
+from prism.sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
 from prism.sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
-from prism.sims.robosuite_replay import to_robomimic
 
 
 @pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102), ("tool-hang", 2)])

@@ -207,7 +207,7 @@ class Convert:
         source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
         with _steps_bar() as advance:
             if self.to == "robomimic":
-                from prism.sims.robosuite_replay import to_robomimic
+                from prism.sims.robosuite import to_robomimic
 
                 episodes, steps = to_robomimic(
                     source,

@@ -58,11 +58,8 @@ _SCENE = {block: 6 + 6 * i for i, block in enumerate(BLOCKS)}  # where a block's
 _DRAWER = (0.18, -0.30, 0.40)  # above the floor of the open drawer
 _ON_TOP = 0.06  # metres between the centres of stacked blocks, a little more than their height
 _ALIASES = {
-    "rgb_gripper": "rgb_wrist",
-    "depth_gripper": "depth_wrist",
-    "rgb_tactile": "tactile",
-    "robot_obs": "proprio",
-}
+    "rgb_gripper": "rgb_wrist", "depth_gripper": "depth_wrist", "rgb_tactile": "tactile", "robot_obs": "proprio"
+}  # fmt: skip
 
 
 class World:
@@ -174,18 +171,18 @@ class CalvinEnv(Simulation):
         super().__init__(name, tuple(self._shown.values()), -np.ones(7), np.ones(7), FPS, max_steps)
 
     def _survey(self) -> dict[str, SensorSpec]:
-        """The sensors that this world has, by what its cameras say of themselves."""
-        shown: dict[str, SensorSpec] = {}
+        """What this world's cameras say of themselves, by the dataset's names and by this project's."""
+        specs: list[SensorSpec] = []
         for camera in self._world.sim.cameras:
             size = (int(camera.height), int(camera.width)) if hasattr(camera, "height") else (160, 120)
             if camera.name == "tactile":
-                _add(shown, SensorSpec("rgb_tactile", "tactile", (*size, 6)))
-                continue
-            _add(shown, SensorSpec(f"rgb_{camera.name}", "rgb", (*size, 3)))
-            _add(shown, SensorSpec(f"depth_{camera.name}", "depth", size))
-        _add(shown, SensorSpec("robot_obs", "vector", (15,)))
-        _add(shown, SensorSpec("text", "text", (TEXT_BYTES,)))
-        return shown
+                specs.append(SensorSpec("rgb_tactile", "tactile", (*size, 6)))
+            else:
+                specs.append(SensorSpec(f"rgb_{camera.name}", "rgb", (*size, 3)))
+                specs.append(SensorSpec(f"depth_{camera.name}", "depth", size))
+        specs += [SensorSpec("robot_obs", "vector", (15,)), SensorSpec("text", "text", (TEXT_BYTES,))]
+        named = [(name, spec) for spec in specs for name in (spec.name, _ALIASES.get(spec.name, spec.name))]
+        return {name: SensorSpec(name, spec.kind, spec.shape) for name, spec in named}
 
     @property
     def instruction(self) -> str:
@@ -253,9 +250,3 @@ class CalvinEnv(Simulation):
         """The world stays: the process has one, and the next environment takes it."""
         if self._world.owner is self:
             self._world.owner = None
-
-
-def _add(shown: dict[str, SensorSpec], spec: SensorSpec) -> None:
-    """Under the dataset's name, and under this project's where that is another."""
-    for name in dict.fromkeys((spec.name, _ALIASES.get(spec.name, spec.name))):
-        shown[name] = SensorSpec(name, spec.kind, spec.shape)

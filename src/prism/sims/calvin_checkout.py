@@ -67,22 +67,19 @@ class Rule:
 
 @dataclass(frozen=True)
 class Checkout:
-    env: Path  # the repository calvin_env
-    models: Path | None  # the folder calvin_models
+    env: Path  # the repository calvin_env; calvin_models is beside it
 
     def sentences(self) -> dict[str, str]:
         """The command in words, as the evaluation gives it: one sentence a task."""
-        file = self._models("conf/annotations/new_playtable_validation.yaml")
-        found = _yaml(file)
+        found = _yaml(self._models("conf/annotations/new_playtable_validation.yaml"))
         return {str(task): str(texts[0]) for task, texts in found.items() if isinstance(texts, list) and texts}
 
     def rules(self) -> tuple[dict[str, tuple[Rule, ...]], dict[str, int]]:
         """Conditions and effects of each command, and its category: a chain has one of a category."""
         file = self._models("calvin_agent/evaluation/multistep_sequences.py")
         values = _literals(file, ("tasks", "task_categories"))
-        rules = {
-            task: tuple(Rule(way["condition"], way["effect"]) for way in ways) for task, ways in values["tasks"].items()
-        }
+        ways = values["tasks"].items()
+        rules = {task: tuple(Rule(way["condition"], way["effect"]) for way in of) for task, of in ways}
         return rules, dict(values["task_categories"])
 
     def placement(self) -> Callable[[Symbols], tuple[NDArray[np.float64], NDArray[np.float64]]]:
@@ -94,10 +91,10 @@ class Checkout:
         return lambda symbols: tuple(np.asarray(part, dtype=np.float64) for part in function(symbols))  # type: ignore[return-value]
 
     def _models(self, name: str) -> Path:
-        if self.models is None or not (self.models / name).is_file():
-            where = self.models or self.env.parent
-            raise PrismError(f"{where}: {name} is not there; give the whole checkout: {GET_IT}")
-        return self.models / name
+        file = self.env.parent / "calvin_models" / name
+        if not file.is_file():
+            raise PrismError(f"{file} is not there; give the whole checkout: {GET_IT}")
+        return file
 
 
 def find_checkout(path: Path | None = None) -> Checkout:
@@ -107,7 +104,7 @@ def find_checkout(path: Path | None = None) -> Checkout:
         given = given.expanduser().resolve()
         for env in (given / "calvin_env", given):
             if (env / "calvin_env" / "envs").is_dir() and (env / "conf").is_dir():
-                return _with_models(env)
+                return Checkout(env)
         raise PrismError(f"{given} is no checkout of CALVIN (calvin_env/calvin_env/envs is missing): {GET_IT}")
     spec = importlib.util.find_spec("calvin_env")
     if spec is None or not spec.submodule_search_locations:
@@ -115,12 +112,7 @@ def find_checkout(path: Path | None = None) -> Checkout:
     env = Path(next(iter(spec.submodule_search_locations))).resolve().parent
     if not (env / "conf").is_dir():
         raise PrismError(f"calvin_env is installed without its conf folder ({env}); use a checkout: {GET_IT}")
-    return _with_models(env)
-
-
-def _with_models(env: Path) -> Checkout:
-    models = env.parent / "calvin_models"
-    return Checkout(env, models if models.is_dir() else None)
+    return Checkout(env)
 
 
 def fnv_32(text: str) -> int:
@@ -219,14 +211,11 @@ def starts() -> list[dict[str, Any]]:
 
 def after(state: Symbols, rules: Sequence[Rule]) -> list[dict[str, Any]]:
     """The states that a command can lead to; none: it is not possible here."""
-    return [{**state, **rule.effect} for rule in rules if _holds(state, rule.condition)]
 
+    def holds(key: str, value: Any) -> bool:
+        return state.get(key) in (value if isinstance(value, list) else [value])
 
-def _holds(state: Symbols, condition: Symbols) -> bool:
-    return all(
-        state.get(key) in value if isinstance(value, list) else state.get(key) == value
-        for key, value in condition.items()
-    )
+    return [{**state, **rule.effect} for rule in rules if all(holds(*item) for item in rule.condition.items())]
 
 
 class Chains:

@@ -43,8 +43,6 @@ VARIANTS = ("-pixels", "-rgbd", "-keypoints", "-edge")  # other sensors or start
 
 @dataclass(frozen=True)
 class Collected:
-    """What was recorded."""
-
     path: Path
     episodes: int
     attempts: int
@@ -61,10 +59,8 @@ class TooFewError(PrismError):
     """The expert does not succeed often enough."""
 
     def __init__(self, task: str, successes: int, attempts: int, wanted: int) -> None:
-        super().__init__(
-            f"{task}: the expert succeeded in {successes} of {attempts} attempts, {wanted} were wanted; "
-            "ask for fewer episodes"
-        )
+        found = f"the expert succeeded in {successes} of {attempts} attempts"
+        super().__init__(f"{task}: {found}, {wanted} were wanted; ask for fewer episodes")
         self.successes, self.attempts = successes, attempts
 
 
@@ -166,7 +162,6 @@ def _player(task: str) -> tuple[Env, Expert]:
 
 
 def _attempt(seed: int, task: str, noise: float, failures: bool) -> Attempt:
-    """In a worker, which plays one task."""
     with _interruptible():
         return demonstrate(*_player(task), seed, noise, failures)
 
@@ -187,17 +182,9 @@ def _progress(console: Console | None) -> Progress:
 
 
 def collect(
-    task: str,
-    episodes: int,
-    path: Path,
-    *,
-    seed: int = 0,
-    console: Console | None = None,
-    overwrite: bool = False,
-    workers: int | None = None,
-    noise: float = 0.0,
-    failures: bool = False,
-) -> Collected:
+    task: str, episodes: int, path: Path, *, seed: int = 0, console: Console | None = None, overwrite: bool = False,
+    workers: int | None = None, noise: float = 0.0, failures: bool = False,
+) -> Collected:  # fmt: skip
     """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
 
     `failures`: records `episodes` attempts, whatever becomes of them.
@@ -279,10 +266,8 @@ def _versions(task: str) -> dict[str, str]:
 
 
 def other_simulator(task: str, provenance: dict[str, Any]) -> str | None:
-    """What differs between the simulator that a dataset says it was recorded with and the one installed; None: nothing.
-
-    The same actions lead elsewhere in another version: a policy would be tested on a world that it has not seen.
-    """
+    """What differs between the simulator of a recording and the one installed, where the same actions may lead
+    elsewhere; None: nothing."""
     recorded, installed = provenance.get("versions", {}), _versions(task)
     for package in _PACKAGES.get(task.partition("-")[0], ()):
         if recorded.get(package, installed[package]) != installed[package]:
@@ -297,23 +282,16 @@ def tasks_of(pattern: str) -> tuple[str, ...]:
     """The tasks of a simulator by its name ("metaworld"), or those that match a pattern ("metaworld-*-pixels")."""
     wanted = pattern if "*" in pattern else f"{pattern}-*"
     plain = not pattern.endswith(VARIANTS)
-    names = [
-        name
-        for name in task_names()
-        if (fnmatch.fnmatchcase(name, wanted) or name == pattern) and not (plain and name.endswith(VARIANTS))
-    ]
+    found = [name for name in task_names() if fnmatch.fnmatchcase(name, wanted) or name == pattern]
+    names = [name for name in found if not (plain and name.endswith(VARIANTS))]
     if not names:
         known = ", ".join(dict.fromkeys(name.partition("-")[0] for name in task_names()))
-        raise PrismError(
-            f"no task matches '{pattern}': give a simulator ({known}) or a pattern like 'metaworld-*-wall'"
-        )
+        raise PrismError(f"no task matches '{pattern}': use a simulator ({known}) or a pattern like 'metaworld-*-wall'")
     return tuple(names)
 
 
 @dataclass(frozen=True)
 class ExpertRow:
-    """One task: how often its expert succeeded."""
-
     task: str
     successes: int
     attempts: int
@@ -327,8 +305,6 @@ class ExpertRow:
 
 @dataclass(frozen=True)
 class Recording:
-    """What to record of each task."""
-
     episodes: int
     seed: int = 0
     noise: float = 0.0
@@ -345,22 +321,15 @@ def parse_episodes(words: Sequence[str], tasks: Sequence[str]) -> tuple[tuple[st
     for word in words:
         task, _, number = word.partition("=")
         if task not in tasks or not number.isdecimal() or int(number) < 1:
-            raise PrismError(
-                f"--episodes-of {word}: use TASK=NUMBER, with a task of those recorded: {', '.join(tasks)}"
-            )
+            raise PrismError(f"--episodes-of {word}: use TASK=NUMBER, with a task recorded here: {', '.join(tasks)}")
         pairs.append((task, int(number)))
     return tuple(pairs)
 
 
 def collect_all(
-    tasks: Sequence[str],
-    recording: Recording,
-    out: Path,
-    *,
-    console: Console | None = None,
-    overwrite: bool = False,
-    workers: int | None = None,
-) -> list[ExpertRow]:
+    tasks: Sequence[str], recording: Recording, out: Path, *,
+    console: Console | None = None, overwrite: bool = False, workers: int | None = None,
+) -> list[ExpertRow]:  # fmt: skip
     """Records every task in out/TASK, in parallel processes; a row a task, in the order given.
 
     A dataset that is there and was recorded with the same settings is kept as it is. Any other is an error before

@@ -127,7 +127,10 @@ DRAWN_BYTES = 2**30  # frames drawn from states are kept, up to this much: 38,00
 
 
 class PushTDemonstrations:
-    """Episodes of `source` through a variant's sensors; with `mirror`, episode e + E is the mirror image of e."""
+    """Episodes of `source` through a variant's sensors; with `mirror`, episode e + E is the mirror image of e.
+
+    A dataset stores the raw `state`; pixels come from a stored `img`, or are drawn again from the state.
+    """
 
     def __init__(self, source: EpisodeSource, variant: Variant, mirror: bool = False) -> None:
         stored = {sensor.name: sensor for sensor in source.sensors}

@@ -73,7 +73,7 @@ class ToolHangExpert(ScriptedExpert):
         )
 
     def _stood_up(self) -> Frame:
-        """Where it has been lifted, the shortest way to upright."""
+        """Lifted, the shortest way to upright."""
         turn = self.env.body("frame_root")[1]
         return np.array([-0.1, -0.1, 1.03]), _onto(turn[:, 2], UP) @ turn
 
@@ -91,13 +91,6 @@ class ToolHangExpert(ScriptedExpert):
         hand = self.env.hand()[0]
         return np.array([*(hand[:2] + off[:2]), hand[2] + off[2] - _DEPTH]), start[1]
 
-    def _tip_off(self) -> float:
-        """Metres between the tip and the cavity's middle, seen from above."""
-        return float(np.linalg.norm((self._place("frame_root", _TIP) - self._place("stand_root", _HOLE))[:2]))
-
-    def _tilt(self) -> float:
-        return float(np.arccos(np.clip(self.env.body("frame_root")[1][2, 2], -1.0, 1.0)))
-
     def _assemble(self, style: Style) -> list[Phase]:
         env = self.env
         self._down_side = -1.0 if env.body("frame_root")[1][2, 1] < 0 else 1.0
@@ -106,7 +99,10 @@ class ToolHangExpert(ScriptedExpert):
             return bool(np.linalg.norm(env.hand()[0] - env.geom("frame_grip_frame")[0]) < 0.03)
 
         def aligned() -> bool:
-            return self._tip_off() < 0.002 and self._tilt() < 0.015
+            off = (self._place("frame_root", _TIP) - self._place("stand_root", _HOLE))[:2]
+            return bool(
+                np.linalg.norm(off) < 0.002 and np.arccos(np.clip(env.body("frame_root")[1][2, 2], -1, 1)) < 0.015
+            )
 
         phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=4)
         lined_up = len(phases) + 2
@@ -150,21 +146,17 @@ class ToolHangExpert(ScriptedExpert):
 
         return target
 
-    def _ring_off(self) -> float:
-        ring, post = self.env.site("tool_hole1_center")[0], self._place("frame_root", _POST)
-        return float(np.linalg.norm((ring - post)[:2]))
-
     def _hang(self, style: Style, first: int) -> list[Phase]:
-        env = self.env
+        def over_post() -> bool:
+            off = self.env.site("tool_hole1_center")[0] - self._place("frame_root", _POST)
+            return bool(np.linalg.norm(off[:2]) < 0.002)
 
-        def held() -> bool:
-            return bool(np.linalg.norm(env.hand()[0] - env.body("tool_root")[0]) < 0.03)
-
+        held = self.near_hand("tool_root", 0.03)
         phases = pick(lambda: self._tool_grasp(style), held, 0.1 + style.hover, 0.28, back=first)
         phases += [
             Phase(self._ring_to(0.0, 0.05 + style.hover), True, near=0.015, turned=0.1, keep=held, back=first),
             Phase(self._ring_to(0.0, 0.02), True, near=0.004, turned=0.06, speed=0.4, keep=held, back=first, most=60,
-                  until=lambda: self._ring_off() < 0.002),
+                  until=over_post),
             Phase(self._ring_to(0.001, 0.006), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first, most=40),
             Phase(self._ring_to(0.002, -0.002, _TIPPED), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first,
                   most=40, until=lambda: self._tipped() > _TIPPED - 0.15),
@@ -225,9 +217,7 @@ class TransportExpert(ScriptedExpert):
 
     def _giver(self, style: Style) -> list[Phase]:
         env = self.env
-        meet = np.array(
-            [0.02, -0.05, 0.98 + style.hover / 2]
-        )  # higher, the elbows would be straight and the arms stuck
+        meet = np.array([0.02, -0.05, 0.98 + style.hover / 2])  # higher, the elbows would be straight
         aside = np.array([-0.19, -0.45, _TABLE])
 
         def lid() -> Frame:
@@ -262,14 +252,9 @@ class TransportExpert(ScriptedExpert):
             pause(closed=False, steps=6),
             Phase(lambda start: moved(start, [0.0, -0.06, 0.12]), closed=False, near=0.03, most=30, name="released"),
             Phase(lambda start: moved(start, [0.0, -0.15, 0.0]), closed=False, near=0.03, most=500, name="released",
-                  until=lambda: False, keep=lambda: self._hammer_up(), back=first),
+                  until=lambda: False, keep=lambda: bool(env.body("payload_root")[0][1] > -0.25), back=first),
         ]  # fmt: skip
         return phases
-
-    def _hammer_up(self) -> bool:
-        """Not lying where robot 0 would have to take it again."""
-        position = self.env.body("payload_root")[0]
-        return bool(position[1] > -0.25)
 
     def _taker(self, style: Style) -> list[Phase]:
         env = self.env

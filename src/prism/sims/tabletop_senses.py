@@ -41,9 +41,8 @@ class Microphone:
         excitation = np.zeros((2, samples))
         for i, force in enumerate(forces):
             rise = np.maximum(force - self._last, 0.0)
-            excitation[:, i * samples // len(forces)] += np.where(
-                rise > 0.05, rise, 0.0
-            )  # the solver's tremble is mute
+            rise[rise <= 0.05] = 0.0  # the solver's tremble is mute
+            excitation[:, i * samples // len(forces)] += rise
             self._last = force
         sound = np.zeros(samples)
         for source, modes in enumerate(self._filters):
@@ -86,8 +85,6 @@ def tactile_image(model: Any, data: Any, pads: Sequence[int]) -> NDArray[np.uint
             local = data.geom_xmat[pad].reshape(3, 3).T @ (data.contact.pos[i] - data.geom_xpos[pad])
             half = model.geom_size[pad]
             rows, columns = (np.linspace(-half[axis], half[axis], TAXELS) for axis in (2, 0))
-            blob = np.exp(-((rows - local[2]) ** 2) / (2 * _SMEAR**2))[:, None] * np.exp(
-                -((columns - local[0]) ** 2) / (2 * _SMEAR**2)
-            )
-            image[:, :, channel] += force[0] / _FULL * blob
+            along, across = (np.exp(-(d**2) / (2 * _SMEAR**2)) for d in (rows - local[2], columns - local[0]))
+            image[:, :, channel] += force[0] / _FULL * (along[:, None] * across)
     return np.round(255 * np.clip(image, 0.0, 1.0)).astype(np.uint8)
