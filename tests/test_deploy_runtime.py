@@ -1,7 +1,8 @@
-"""The runtime: tokens kept, lanes, absence, the same actions as the policy on whole windows."""
+"""Kept tokens, lanes, absence: the same actions as the policy on whole windows."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import time
@@ -11,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prism_client import Executor
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
+from prism.distributed import draws
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec, encode_text
-from prism.serve.async_control import AsyncController
 from prism.serve.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
-from prism.serve.runtime import Runtime
-from prism.serve.runtime_lanes import LanePlanner, is_realtime, steady
+from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
+from prism.serve.tokens import Tokens, observe, plan
 from prism.types import Observation
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config, small_policy
 
@@ -75,28 +77,28 @@ def _rng(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize("absent", [0.0, 0.4])
 def test_kept_tokens_give_the_plans_of_the_whole_window(anchor: str | None, absent: float) -> None:
     policy = _policy(anchor=anchor)
-    runtime = Runtime(EagerBackend(policy))
+    kept = Tokens(EagerBackend(policy))
     frames = _stream(7, absent=absent)
     for t, frame in enumerate(frames):
-        runtime.observe(*_split(frame))
+        kept.observe(*_split(frame))
         padded = [frames[0]] * max(0, 3 - t) + frames[max(0, t - 3) : t + 1]
         whole = policy.sample(_window(padded), K, _rng(t))[0]
-        np.testing.assert_allclose(runtime.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(kept.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_an_anchor_that_comes_and_goes_is_the_policys() -> None:
     policy = _policy(anchor="proprio")
-    runtime = Runtime(EagerBackend(policy))
+    kept = Tokens(EagerBackend(policy))
     frames = _stream(10)
     for t, frame in enumerate(frames):
         if t in (1, 3, 4, 5, 6, 7):  # one reading missed, then more than a window of them
             del frame["proprio"]
     anchors = []
     for t, frame in enumerate(frames):
-        runtime.observe(*_split(frame))
+        kept.observe(*_split(frame))
         window = _window([frames[0]] * max(0, 3 - t) + frames[max(0, t - 3) : t + 1])
         whole = policy.sample(window, K, _rng(t))[0]
-        np.testing.assert_allclose(runtime.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(kept.plan(K, _rng(t)), whole.numpy(), rtol=1e-5, atol=1e-5)
         anchor = policy.anchor(window)
         assert anchor is not None
         anchors.append(anchor.flatten().numpy())
@@ -117,17 +119,17 @@ def test_every_observation_is_encoded_once() -> None:
         return original(sensor, stream)
 
     backend.features = counting  # type: ignore[method-assign]
-    runtime = Runtime(backend)
+    kept = Tokens(backend)
     for frame in _stream(6):
-        runtime.observe(*_split(frame))
-        runtime.plan(K, _rng())
+        kept.observe(*_split(frame))
+        kept.plan(K, _rng())
     text = len(SENSORS) - 1
     assert sorted(seen) == sorted([*range(text)] * 6 + [text])  # the instruction did not change: once
 
 
 def test_a_plan_needs_an_observation() -> None:
     with pytest.raises(PrismError, match="call observe first"):
-        Runtime(EagerBackend(_policy())).plan(K, _rng())
+        Tokens(EagerBackend(_policy())).plan(K, _rng())
 
 
 def test_a_back_end_as_a_policy_is_the_policy() -> None:
@@ -182,18 +184,18 @@ def test_a_back_end_that_is_another_policy_is_refused(monkeypatch: pytest.Monkey
 def test_lanes_give_the_plans_of_one_thread(lanes: int) -> None:
     policy = _policy(anchor="proprio")
     frames = _stream(9, absent=0.3)
-    runtime = Runtime(EagerBackend(policy))
-    with LanePlanner(EagerBackend(policy), lanes) as planner:
+    kept = Tokens(EagerBackend(policy))
+    with Lanes(EagerBackend(policy), lanes) as planner:
         for t, frame in enumerate(frames):
-            runtime.observe(*_split(frame))
+            kept.observe(*_split(frame))
             planner.observe(*_split(frame))
             if t % 2 == 0:
                 ticket = planner.request(K, _rng(t))
-                result = planner.wait(30.0)
+                result = planner.poll(30.0)
                 assert result is not None
                 assert result.ticket == ticket
                 assert result.candidates is not None, result.error
-                np.testing.assert_allclose(result.candidates, runtime.plan(K, _rng(t)), rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(result.candidates, kept.plan(K, _rng(t)), rtol=1e-5, atol=1e-5)
         images = sum(s.is_image and s.name in frame for frame in frames for s in SENSORS)
         assert planner.statistics.frames == planner.statistics.frames_encoded == images
         assert planner.statistics.steps_dropped == 0
@@ -201,17 +203,17 @@ def test_lanes_give_the_plans_of_one_thread(lanes: int) -> None:
 
 def test_a_failing_back_end_is_an_error_of_the_plan_and_the_lanes_live_on() -> None:
     backend = Broken(_policy())
-    with LanePlanner(backend, 2) as planner:
+    with Lanes(backend, 2) as planner:
         planner.observe(*_split(_stream(1)[0]))
         backend.fail = True
         planner.request(K, _rng())
-        failed = planner.wait(30.0)
+        failed = planner.poll(30.0)
         assert failed is not None
         assert failed.candidates is None
         assert failed.error == "RuntimeError: out of memory"
         backend.fail = False
         planner.request(K, _rng())
-        fine = planner.wait(30.0)
+        fine = planner.poll(30.0)
         assert fine is not None
         assert fine.error is None
 
@@ -231,7 +233,7 @@ class Slow(EagerBackend):
 def test_what_cannot_be_encoded_in_time_is_dropped_and_told(caplog: pytest.LogCaptureFixture) -> None:
     backend = Slow(_policy())
     frames = _stream(8)
-    with LanePlanner(backend, 1, max_backlog=3) as planner:
+    with Lanes(backend, 1, max_backlog=3) as planner:
         for frame in frames:
             planner.observe(*_split(frame))
         assert planner.statistics.steps_dropped == 5  # had it waited, none would be
@@ -239,46 +241,78 @@ def test_what_cannot_be_encoded_in_time_is_dropped_and_told(caplog: pytest.LogCa
         planner.request(K, _rng())
         assert planner.poll() is None
         backend.gate.set()
-        result = planner.wait(30.0)
+        result = planner.poll(30.0)
         assert result is not None
         assert result.error is None
         assert planner.unfinished == 0
-    runtime = Runtime(EagerBackend(_policy()))
+    kept = Tokens(EagerBackend(_policy()))
     for frame in (*frames[:3], *[frames[2]] * 5):  # a window is of consecutive steps: the last one that was taken
-        runtime.observe(*_split(frame))
-    np.testing.assert_allclose(result.candidates, runtime.plan(K, _rng()), rtol=1e-5, atol=1e-5)
+        kept.observe(*_split(frame))
+    np.testing.assert_allclose(result.candidates, kept.plan(K, _rng()), rtol=1e-5, atol=1e-5)
 
 
 def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:
     backend = Slow(_policy())
-    with LanePlanner(backend, 2) as planner:
+    with Lanes(backend, 2) as planner:
         planner.observe(*_split(_stream(1)[0]))
         planner.request(K, _rng())
         planner.reset()
         backend.gate.set()
-        assert planner.wait(0.3) is None
+        assert planner.poll(0.3) is None
         planner.observe(*_split(_stream(1)[0]))
         ticket = planner.request(K, _rng())
-        result = planner.wait(30.0)
+        result = planner.poll(30.0)
         assert result is not None
         assert result.ticket == ticket
 
 
 def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
-    policy = _policy()
-    with LanePlanner(EagerBackend(policy), 2) as planner:
-        planner.warm_up(K)
-        control = AsyncController(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), planner)
+    policy = _policy(encoder=dataclasses.replace(small_config().encoder, dropout=0.5))
+    planner = LocalPlanner(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), EagerBackend(policy))
+    with Executor(planner, max_held=0) as control:
         frames = _stream(12, absent=0.5)
         for step in range(15_000):  # half a minute on a busy machine; four plans usually take a moment
             command = control.step(frames[step % 12])
             assert command.action.shape == (3,)
             assert np.isfinite(command.action).all()
-            if control.statistics.plans >= 4:
+            if control.stats.plans >= 4:
                 break
             time.sleep(2e-3)
-        assert control.statistics.errors == 0
-        assert control.statistics.plans >= 4
+        assert control.stats.errors == 0
+        assert control.stats.plans >= 4
+        assert control.stats.absent_steps
+
+
+def test_a_warm_start_that_nobody_would_do_is_refused() -> None:
+    controller = Controller(_policy(), ControllerConfig(exec_horizon=2))
+    controller.config = dataclasses.replace(controller.config, warm_start=True)
+    with pytest.raises(PrismError, match=r"controller\.warm_start"):
+        LocalPlanner(controller, EagerBackend(_policy()))
+
+
+def test_robots_in_one_batch_get_the_plans_that_each_would_get_alone() -> None:
+    """Windows of different robots, one of them with steps filled in between: cameras are not encoded twice."""
+    policy = _policy(anchor="proprio")
+    backend = EagerBackend(policy)
+    seen: list[int] = []
+    original = backend.features
+    backend.features = lambda sensor, stream: seen.append(len(stream)) or original(sensor, stream)  # type: ignore[method-assign,func-returns-value]
+    frames = [_stream(3, seed=i, absent=0.3 * i) for i in range(3)]
+    batch = [Tokens(backend) for _ in frames]
+    for t in range(3):
+        observe(backend, [(tokens, *_split(stream[t])) for tokens, stream in zip(batch, frames, strict=True)])
+    together = plan(backend, [tokens.window for tokens in batch], K, draws.each_row([_rng(i) for i in range(3)]))
+    for i, stream in enumerate(frames):
+        alone = Tokens(EagerBackend(policy))
+        for frame in stream:
+            alone.observe(*_split(frame))
+        np.testing.assert_allclose(together[i], alone.plan(K, _rng(i)), rtol=1e-4, atol=1e-5)
+    seen.clear()
+    last, new = _split(frames[0][-1]), _split(_stream(1, seed=9)[0])
+    between = [({**side[0], "proprio": np.full(3, v, np.float32)}, new[1]) for v, side in ((0.1, last), (0.2, new))]
+    observe(backend, [(batch[0], *step) for step in (*between, new)])
+    assert max(seen[1:]) == 1  # proprio, of three steps, comes first; every other reading is one that is known, or new
+    assert seen[0] == 3
 
 
 def test_a_steady_loop_leaves_the_process_as_it_was() -> None:

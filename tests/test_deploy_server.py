@@ -17,13 +17,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from prism_client import wire
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.serve import sessions, wire
+from prism.serve import sessions
 from prism.serve.server import PolicyServer, RateLimit, ServerConfig, message_limit
 from prism.serve.sessions import Reader, RequestError
 from tests.evaluation_fakes import PointPolicy
@@ -120,13 +121,13 @@ def test_simultaneous_requests_share_a_pass_and_get_their_own_plans() -> None:
         batches: list[int] = []  # noqa: RUF012
         waiting: Callable[[], int] | None = None
 
-        def sample(self, observation, candidates, rng):  # type: ignore[no-untyped-def]
+        def plan(self, context, candidates, rng):  # type: ignore[no-untyped-def]
             """The first pass goes on until all other requests are there."""
-            self.batches.append(observation.batch_size)
+            self.batches.append(len(context))
             deadline = time.monotonic() + 20
             while self.waiting is not None and sum(self.batches) + self.waiting() < 6 and time.monotonic() < deadline:
                 time.sleep(0.005)
-            return super().sample(observation, candidates, rng)
+            return super().plan(context, candidates, rng)
 
     policy = small_policy()
     policy.__class__ = Patient

@@ -1,4 +1,4 @@
-"""The wire format: round trips, agreement with the client's codec, and hostile frames."""
+"""The wire format, one for robot and server: round trips and hostile frames."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import tracemalloc
 
 import msgpack
 import numpy as np
-import prism_client.wire
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from prism_client import wire
 
 from prism.bench.server_fuzz import damaged_frame
-from prism.serve import wire
 from prism.serve.sessions import Reader, Request, RequestError
 from tests.policy_fakes import VECTORS
 
@@ -25,13 +24,11 @@ ARRAYS = DTYPES.flatmap(
 
 
 @given(ARRAYS)
-def test_arrays_survive_and_both_codecs_agree(array: np.ndarray) -> None:
-    frame = wire.pack({"a": array})
-    assert frame == prism_client.wire.pack({"a": array})
-    for back in (wire.unpack(frame)["a"], prism_client.wire.unpack(frame)["a"]):
-        assert back.dtype == array.dtype
-        np.testing.assert_array_equal(back, array)
-        assert not back.flags.writeable or back.size == 0
+def test_arrays_survive(array: np.ndarray) -> None:
+    back = wire.unpack(wire.pack({"a": array}))["a"]
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)
+    assert not back.flags.writeable or back.size == 0
 
 
 def test_scalars_text_and_nesting_survive() -> None:
@@ -40,8 +37,6 @@ def test_scalars_text_and_nesting_survive() -> None:
     for value in (np.array([1j]), np.array(["x"]), np.array([object()]), object(), {1, 2}):
         with pytest.raises(wire.WireError):
             wire.pack({"a": value})
-        with pytest.raises(TypeError):
-            prism_client.wire.pack({"a": value})
 
 
 def array_map(**changes: object) -> dict[bytes, object]:

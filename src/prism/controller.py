@@ -192,6 +192,11 @@ class Controller:
         """Whether the next action takes a new plan: there is none, or exec_horizon of its actions are executed."""
         return self.last_plan is None or self._next >= self.config.exec_horizon
 
+    @property
+    def executed(self) -> int:
+        """How many actions of the plan count as executed."""
+        return self._next
+
     def next_action(self) -> NDArray[np.float32]:
         """The plan's next action (Da,), which from now on counts as executed."""
         self.advance(1)
@@ -212,8 +217,8 @@ class Controller:
         observation: Mapping[str, NDArray[np.generic] | str],
         ages: Mapping[str, float] | None = None,
         missed: int = 0,
-    ) -> None:
-        """Slide the window by one time step of each sensor, in sensor units.
+    ) -> list[tuple[dict[str, NDArray[np.generic]], dict[str, bool]]]:
+        """Slide the window by one time step of each sensor, in sensor units. Returns the time steps that it gained.
 
         `ages`: how many seconds ago each reading was taken, of the sensors for which that is known. `missed`: time
         steps since the observation before that nobody sent. A window is of consecutive steps, and a policy reads
@@ -238,23 +243,25 @@ class Controller:
                 f"has {', '.join(observation) or 'nothing'}; one has to be there and finite"
             )
         horizon = self._window.maxlen or 1
+        gained = [(streams, present)]
         if self._window and missed > 0:
             before, there = self._window[-1], self._present[-1]
-            for step in range(max(1, missed + 2 - horizon), missed + 1):
-                self._fill(before, there, streams, present, step / (missed + 1))
-        for _ in range(horizon if not self._window else 1):  # edge padding: the first observation fills the window
-            self._window.append(streams)
-            self._present.append(present)
+            steps = range(max(1, missed + 2 - horizon), missed + 1)
+            gained = [self._between(before, there, streams, present, step / (missed + 1)) for step in steps] + gained
+        for own, known in gained * (1 if self._window else horizon):  # edge padding: the first one fills the window
+            self._window.append(own)
+            self._present.append(known)
+        return gained
 
-    def _fill(
+    def _between(
         self,
         before: dict[str, NDArray[np.generic]],
         there: dict[str, bool],
         after: dict[str, NDArray[np.generic]],
         present: dict[str, bool],
         at: float,
-    ) -> None:
-        """Append a time step between two observations, `at` in (0, 1)."""
+    ) -> tuple[dict[str, NDArray[np.generic]], dict[str, bool]]:
+        """A time step between two observations, `at` in (0, 1)."""
         streams, known = {}, {}
         for sensor in self.policy.spec.sensors:
             name = sensor.name
@@ -263,12 +270,7 @@ class Controller:
             if sensor.kind == "vector" and there[name] and present[name]:
                 way = after[name].astype(np.float64) - before[name].astype(np.float64)
                 streams[name] = (before[name].astype(np.float64) + at * way).astype(np.float32)
-        self._window.append(streams)
-        self._present.append(known)
-
-    def latest(self) -> tuple[dict[str, NDArray[np.generic]], dict[str, bool]]:
-        """The newest time step as `observe` took it in: readings as the sensors' specs say, and which to believe."""
-        return self._window[-1], self._present[-1]
+        return streams, known
 
     def adopt(self, candidates: NDArray[np.float32], latency_ms: float) -> None:
         """Choose among the candidates (K, Tp, Da), drawn for the present window: `last_plan` starts now.

@@ -4,7 +4,7 @@ prism train pusht                    # or pusht-human; on the computer with the 
 prism serve runs/pusht
 python pusht.py --episodes 20        # needs prism-policy[sims] for the simulator; a robot needs prism-client alone
 
-Time stands still in a simulator, so the runtime waits for each plan (asynchronous=False). Then the actions are those
+Time stands still in a simulator, so the executor waits for each plan (asynchronous=False). Then the actions are those
 of `prism eval` on the same seeds, and so is the success.
 """
 
@@ -14,7 +14,7 @@ import argparse
 
 from prism.sims.tasks import make_env
 
-from prism_client import Client, RecedingHorizon
+from prism_client import Executor, RemotePlanner
 
 
 def main() -> None:
@@ -28,20 +28,20 @@ def main() -> None:
     env = make_env(options.task)
     successes = 0
     score = 0.0
-    with RecedingHorizon(Client(options.uri, options.api_key), asynchronous=False) as runtime:
+    with Executor(RemotePlanner(options.uri, api_key=options.api_key), asynchronous=False) as executor:
         for seed in range(options.first_seed, options.first_seed + options.episodes):
             observation = env.reset(seed)
-            runtime.reset(seed)
+            executor.reset(seed)
             best, success = 0.0, False
             while True:
-                result = env.step(runtime.act(observation))
+                result = env.step(executor.act(observation))
                 observation = result.observation
                 best, success = max(best, result.score), success or result.success
                 if result.done:
                     break
             successes += success
             score += best
-            print(f"seed {seed}: success {success}, score {best:.3f}, plans {runtime.stats.plans}", flush=True)
+            print(f"seed {seed}: success {success}, score {best:.3f}, plans {executor.stats.plans}", flush=True)
     env.close()
     print(f"success {successes / options.episodes:.2f}, score {score / options.episodes:.3f}")
 

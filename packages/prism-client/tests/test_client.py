@@ -1,13 +1,12 @@
-"""The client and its runtime against a small server of their own: no PyTorch, no PRISM."""
+"""The client, and the planner on top of it, against a small server of their own: no PyTorch, no PRISM."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,12 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 from websockets.utils import accept_key
 
-from prism_client import Client, ConnectionLostError, RecedingHorizon, ServerError, wire
+from prism_client import Client, ConnectionLostError, Executor, HoldError, RemotePlanner, ServerError, wire
 
-METADATA = {"pred_horizon": 8, "exec_horizon": 4, "obs_horizon": 2, "action_dim": 1, "fps": 50.0, "sensors": []}
+METADATA = {
+    **{"pred_horizon": 8, "exec_horizon": 4, "obs_horizon": 2, "action_dim": 1, "action_kind": "absolute"},
+    **{"fps": 50.0, "sensors": [{"name": "camera", "shape": [4, 4, 3]}]},
+}
 
 
 class FakeServer:
@@ -219,73 +221,28 @@ def test_an_address_that_is_none_is_one_line() -> None:
             Client(uri)
 
 
-def test_synchronous_control_replans_every_exec_horizon_and_sends_every_observation() -> None:
-    with running() as server, RecedingHorizon(client_of(server), asynchronous=False) as runtime:
-        runtime.reset(seed=3)
-        actions = [float(runtime.act({"t": t})[0]) for t in range(10)]
-        assert actions == [0, 1, 2, 3, 400, 401, 402, 403, 800, 801]
-        assert [m["t"] for m in server.seen] == list(range(10))
-        assert [m["t"] for m in server.seen if m.get("plan", True)] == [0, 4, 8]
-        assert server.seen[4]["executed"] == 4
-        assert server.seen[0]["seed"] == 3
-        runtime.reset()
-        assert float(runtime.act({"t": 50})[0]) == 5000
-        assert server.seen[-1]["reset"] is True
-        assert runtime.stats.plans == 1
+def test_a_message_that_is_too_large_names_the_sensor_and_what_helps() -> None:
+    camera = {"t": 0, "camera": np.zeros((40, 40, 3), np.uint8)}  # the policy has 4 x 4 x 3
+    with running({"max_message": 1000}) as server, client_of(server) as client:
+        with pytest.raises(
+            ServerError, match=r"sensor 'camera' is 4\.8 kB, 40 x 40 x 3: resize it to the policy's 4 x 4"
+        ):
+            client.infer(camera)
+        with pytest.raises(
+            ServerError, match=r"sensor 'extra' .*: send less, or start the server with --max-message-mb 2"
+        ):
+            client.infer({"t": 0, "extra": np.zeros(2000)})
+        assert client.infer({"t": 1})["actions"].shape == (8, 1)  # neither was sent
+        assert client.connections == 1
 
+    def refuse(connection: ServerConnection, message: dict[str, Any]) -> bool:
+        connection.close(1009, "too big")
+        return True
 
-def drive(runtime: RecedingHorizon, steps: int, period: float) -> list[float]:
-    actions = []
-    due = time.monotonic()
-    for t in range(steps):
-        actions.append(float(runtime.act({"t": t})[0]))
-        due += period
-        time.sleep(max(0.0, due - time.monotonic()))
-    return actions
-
-
-def test_asynchronous_control_enters_a_late_plan_at_the_row_that_is_due() -> None:
-    slack = {"pred_horizon": 64}  # plans that no busy machine can use up meanwhile
-    with running(slack, delay=0.05) as server, RecedingHorizon(client_of(server), blend=0) as runtime:
-        actions = drive(runtime, 30, 0.02)
-        starts = {m["t"] for m in server.seen if m.get("plan", True)}
-        for step, action in enumerate(actions):
-            start, row = divmod(int(action), 100)
-            assert start + row == step, (step, action)  # whichever plan it is, the row belongs to this step
-            assert start in starts
-        assert runtime.stats.held == 0
-        assert runtime.stats.plans >= 2
-        assert runtime.lead >= 1
-        late = [int(a) % 100 for i, a in enumerate(actions) if i and int(a) // 100 != int(actions[i - 1]) // 100]
-        assert min(late) >= 1  # the rows that were past when the plan arrived are left out
-
-
-@pytest.mark.parametrize(("hold", "expected"), [("last", 7.0), ("zero", 0.0), (np.array([-1.0]), -1.0), (None, 0.0)])
-def test_a_plan_that_never_comes_ends_in_holding(hold: Any, expected: float) -> None:
-    metadata = {"action_kind": "delta"} if hold is None else {}
-    with running(metadata=metadata) as server, RecedingHorizon(client_of(server, timeout=0.2), hold=hold) as runtime:
-        assert float(runtime.act({"t": 0})[0]) == 0.0
-        server.delay = 0.5
-        actions = [float(runtime.act({"t": t})[0]) for t in range(1, 12)]  # at once: faster than any plan
-        assert actions == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, *[expected] * 4]
-        assert runtime.stats.held == 4
-        assert runtime.stats.plan_age == 11
-
-
-def test_errors_do_not_stop_a_moving_robot_but_a_resting_one() -> None:
-    with running() as server, RecedingHorizon(client_of(server)) as runtime:
-        server.before = lambda connection, message: connection.send("out of order") or True
-        with pytest.raises(ServerError, match="out of order"):
-            runtime.act({"t": 0})
-        server.before = None
-        runtime.reset()
-        assert float(runtime.act({"t": 0})[0]) == 0.0
-        server.before = lambda connection, message: connection.send("out of order") or True
-        assert [float(runtime.act({"t": t})[0]) for t in range(1, 6)] == [1, 2, 3, 4, 5]
-        deadline = time.monotonic() + 5
-        while not runtime.stats.error and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert runtime.stats.error == "out of order"
+    with running() as server, client_of(server) as client:  # one that does not say what it takes
+        server.before = refuse
+        with pytest.raises(ServerError, match=r"the message is too large: 4\.9 kB; sensor 'camera'"):
+            client.infer(camera)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -295,55 +252,108 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_plans_are_joined_without_a_jump() -> None:
-    """Plans of this server lie 99 apart for each step between their observations: 4 steps, 396."""
-    with running() as server, RecedingHorizon(client_of(server), blend=3, exec_horizon=4) as runtime:
-        actions = [float(runtime.act({"t": t})[0]) for t in range(2)]
-        for t in range(2, 10):
-            actions.append(float(runtime.act({"t": t})[0]))
-            wait_until(lambda t=t: runtime._sent >= t)  # type: ignore[misc]
-        assert runtime.stats.plans >= 3
-        starts = [m["t"] for m in server.seen if m.get("plan", True)]
-        gap = 99.0 * max(b - a for a, b in itertools.pairwise(starts))
-        steps = np.abs(np.diff(actions))
-        assert steps.max() <= 2 * gap / 4 + 1.0 + 1e-6  # a join may begin before the last one has ended
-        assert actions[-1] > 300  # and the new plan is reached
+@contextlib.contextmanager
+def driving(server: FakeServer, client: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Executor]:
+    with Executor(RemotePlanner(client_of(server, **(client or {}))), **options) as executor:
+        yield executor
+
+
+def sent(executor: Executor, step: int) -> None:
+    """Wait until the server has answered this step."""
+    planner = executor.planner
+    assert isinstance(planner, RemotePlanner)
+    wait_until(lambda: planner._sent >= step)
+
+
+def test_every_observation_is_sent_and_a_plan_is_asked_for_every_exec_horizon() -> None:
+    with running() as server, driving(server, asynchronous=False) as executor:
+        executor.reset(seed=3)
+        actions = [float(executor.act({"t": t})[0]) for t in range(10)]
+        assert actions == [0, 1, 2, 3, 400, 401, 402, 403, 800, 801]
+        assert [m["t"] for m in server.seen] == list(range(10))
+        assert [m["t"] for m in server.seen if m.get("plan", True)] == [0, 4, 8]
+        assert server.seen[4]["executed"] == 4
+        assert server.seen[0]["seed"] == 3
+        executor.reset()
+        assert float(executor.act({"t": 50})[0]) == 5000
+        assert server.seen[-1]["reset"] is True
+        assert executor.stats.plans == 1
+
+
+def test_a_late_plan_is_entered_at_the_row_that_is_due() -> None:
+    slack = {"pred_horizon": 64}  # plans that no busy machine can use up meanwhile
+    with running(slack, delay=0.05) as server, driving(server, blend=0) as executor:
+        actions, due = [], time.monotonic()
+        for t in range(30):
+            actions.append(float(executor.act({"t": t})[0]))
+            due += 0.02
+            time.sleep(max(0.0, due - time.monotonic()))
+        starts = {m["t"] for m in server.seen if m.get("plan", True)}
+        for step, action in enumerate(actions):
+            start, row = divmod(int(action), 100)
+            assert start + row == step, (step, action)  # whichever plan it is, the row belongs to this step
+            assert start in starts
+        assert executor.stats.held == 0
+        assert executor.stats.plans >= 2
+        late = [int(a) % 100 for i, a in enumerate(actions) if i and int(a) // 100 != int(actions[i - 1]) // 100]
+        assert min(late) >= 1  # the rows that were past when the plan arrived are left out
 
 
 def test_a_plan_after_a_hold_goes_on_where_the_robot_stands() -> None:
     """Held steps are no actions: a plan that took longer than it lasts is executed all the same."""
-    with running() as server, RecedingHorizon(client_of(server), blend=0) as runtime:
-        assert float(runtime.act({"t": 0})[0]) == 0.0
-        server.delay = 0.3
-        actions = []
-        for t in range(1, 31):
-            actions.append(float(runtime.act({"t": t})[0]))
-            wait_until(lambda: t > 4 or runtime._wanted is None or runtime._sending)  # noqa: B023
-        assert actions == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, *[7.0] * 24]
-        wait_until(lambda: runtime.stats.plans == 2)
+    with running() as server, driving(server, blend=0) as executor:
+        assert float(executor.act({"t": 0})[0]) == 0.0
+        free = threading.Event()
+        server.before = lambda connection, message: message.get("plan", True) and not free.wait(10)
+        assert [float(executor.act({"t": t})[0]) for t in range(1, 31)] == [*range(1, 8), *[7.0] * 23]
+        free.set()
+        planner = executor.planner
+        assert isinstance(planner, RemotePlanner)
+        wait_until(lambda: planner._wanted is None)
         asked = [m for m in server.seen if m.get("plan", True)][1]["t"]
-        action = float(runtime.act({"t": 31})[0])
-        assert divmod(action, 100) == (asked, 8 - asked)  # asked for after `asked` of 8 actions; the rest was executed
-        assert runtime.stats.late == 1
+        done = min(8, asked)  # what was executed before it
+        assert divmod(float(executor.act({"t": 31})[0]), 100) == (asked, 8 - done)
 
 
-def test_a_lost_server_is_told_of_and_closing_does_not_wait_for_it() -> None:
+def test_errors_do_not_stop_a_moving_robot_but_a_resting_one() -> None:
+    with running() as server, driving(server) as executor:
+        server.before = lambda connection, message: connection.send("out of order") or True
+        with pytest.raises(ServerError, match="out of order"):
+            executor.act({"t": 0})
+        server.before = None
+        executor.reset()
+        assert float(executor.act({"t": 0})[0]) == 0.0
+        server.before = lambda connection, message: connection.send("out of order") or True
+        for t in range(1, 6):
+            assert float(executor.act({"t": t})[0]) == t
+            sent(executor, t)
+        assert float(executor.act({"t": 6})[0]) == 6
+        assert executor.stats.error == "out of order"
+        assert executor.stats.refused >= 5
+
+
+def test_a_lost_server_is_reported_and_closing_does_not_wait_for_it() -> None:
     with running() as server:
-        runtime = RecedingHorizon(client_of(server, retry_for=60.0))
-        runtime.act({"t": 0})
-    wait_until(lambda: bool(runtime.act({"t": 1}).size and runtime.stats.error))
-    assert str(server.port) in runtime.stats.error
+        executor = Executor(RemotePlanner(client_of(server, retry_for=60.0)))
+        executor.act({"t": 0})
+    for t in range(1, 12):
+        executor.act({"t": t})
+    wait_until(lambda: bool(executor.planner.trouble()))
+    executor.act({"t": 12})
+    assert str(server.port) in executor.stats.error
+    for t in range(13, 108):
+        executor.act({"t": t})
+    with pytest.raises(HoldError, match=rf"100 steps in a row .*: stop the robot; .*{server.port}"):
+        executor.act({"t": 108})
     start = time.monotonic()
-    runtime.close()
+    executor.close()
     assert time.monotonic() - start < 5
-    with pytest.raises(ConnectionLostError, match="closed"):
-        runtime.client.infer({"t": 0})
 
 
 def test_a_new_connection_is_sent_what_is_recent() -> None:
-    with running() as server, RecedingHorizon(client_of(server), asynchronous=False, exec_horizon=3) as runtime:
+    with running() as server, driving(server, asynchronous=False, exec_horizon=3) as executor:
         for t in range(3):
-            runtime.act({"t": t})
+            executor.act({"t": t})
         dropped: list[bool] = []
 
         def drop(connection: ServerConnection, message: dict[str, Any]) -> bool:
@@ -355,103 +365,48 @@ def test_a_new_connection_is_sent_what_is_recent() -> None:
 
         server.before = drop
         before = len(server.seen)
-        assert float(runtime.act({"t": 3})[0]) == 300.0
+        assert float(executor.act({"t": 3})[0]) == 300.0
         sent = [(m["t"], m.get("plan", True), m.get("reset", False)) for m in server.seen[before:]]
         # lost, sent again by the client, and then the window of two in order, the plan from the last of it
         assert sent == [(3, True, False), (3, True, False), (2, False, True), (3, True, False)]
 
 
+def test_a_server_that_comes_back_with_another_policy_is_not_obeyed() -> None:
+    with running() as server, driving(server) as executor:
+        executor.act({"t": 0})
+
+        def change(connection: ServerConnection, message: dict[str, Any]) -> bool:
+            server.metadata["action_kind"] = "delta"
+            server.before = None
+            connection.close()
+            return True
+
+        server.before = change
+        for t in range(1, 9):
+            assert float(executor.act({"t": t})[0]) == min(t, 7)
+            sent(executor, t)
+        executor.act({"t": 9})
+        assert "the server came back with another policy (action_kind delta, not absolute)" in executor.stats.error
+        executor.reset()
+        assert float(executor.act({"t": 1})[0]) == 100.0
+        assert executor.action_kind == "delta"  # and so a hold is zero now
+
+
 def test_a_driver_that_fills_its_buffer_again_does_not_rewrite_what_is_still_to_be_sent() -> None:
-    with running() as server, RecedingHorizon(client_of(server)) as runtime:
+    with running() as server, driving(server) as executor:
         busy = threading.Event()
         server.before = lambda connection, message: len(server.seen) == 2 and not busy.wait(10)
         buffer = np.zeros(1)
         for t in range(4):
             buffer[0] = t
-            runtime.act({"t": t, "proprio": buffer})
+            executor.act({"t": t, "proprio": buffer})
         buffer[0] = -1.0
         busy.set()
-        wait_until(lambda: len(server.seen) >= 3 and runtime._sent == 3)
+        sent(executor, 3)
+        assert len(server.seen) >= 3
         assert [m["proprio"][0] for m in server.seen] == [float(m["t"]) for m in server.seen]
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("blend", [0, 3])
-def test_a_reply_that_is_no_plan_for_this_robot_is_told_and_not_executed(blend: int, asynchronous: bool) -> None:
-    with running() as server, RecedingHorizon(client_of(server), blend=blend, asynchronous=asynchronous) as runtime:
-        wrong: dict[str, Any] = {"actions": np.zeros((8, 2), np.float32)}  # the server came back with another policy
-
-        def answer(connection: ServerConnection, message: dict[str, Any]) -> bool:
-            connection.send(wire.pack(wrong))
-            return True
-
-        runtime.act({"t": 0})
-        server.before = answer
-        if not asynchronous:
-            for t in range(1, 4):
-                runtime.act({"t": t})
-            with pytest.raises(ServerError, match="2 numbers an action, the one before 1"):
-                runtime.act({"t": 4})
-        else:
-            actions = []
-            for t in range(1, 12):
-                actions.append(runtime.act({"t": t}))
-                wait_until(lambda t=t: runtime._sent >= t)  # type: ignore[misc]
-            assert [float(a[0]) for a in actions] == [1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]
-            assert all(a.shape == (1,) for a in actions)
-            assert "2 numbers an action, the one before 1" in runtime.stats.error
-            del wrong["actions"]
-            wait_until(lambda: bool(runtime.act({"t": 12}).size and "holds no plan" in runtime.stats.error))
-        server.before = None
-        runtime.reset()  # the thread lives
-        assert float(runtime.act({"t": 1})[0]) == 100.0
-
-
-def test_a_first_step_that_fails_can_be_tried_again() -> None:
-    with running() as server, RecedingHorizon(client_of(server), first_timeout=5.0) as runtime:
-        server.before = lambda connection, message: connection.send("not yet") or True
-        with pytest.raises(ServerError, match="not yet"):
-            runtime.act({"t": 0})
-        server.before = None
-        assert float(runtime.act({"t": 1})[0]) == 100.0
-
-
-def test_a_hook_slows_down_and_stops() -> None:
-    says = ["continue", "slow", "stop", "Stop", "continue"]
-    seen: list[Any] = []
-
-    def hook(reply: Any) -> str:
-        seen.append(reply["actions"].shape)
-        return says[len(seen) - 1]
-
-    with running(metadata={"pred_horizon": 4, "exec_horizon": 2}) as server:
-        options = {"asynchronous": False, "hook": hook, "keep": ()}
-        with RecedingHorizon(client_of(server), **options) as runtime:  # type: ignore[arg-type]
-            actions = [float(runtime.act({"t": t})[0]) for t in range(7)]
-            # slow: half way from 1 to 200, then all of it; stop, and what nobody understands: hold
-            assert actions == [0.0, 1.0, 100.5, 200.0, 200.0, 200.0, 600.0]
-            assert runtime.stats.held == 2
-            assert seen == [(4, 1)] * 5
-        runtime = RecedingHorizon(client_of(server), hook=lambda reply: "stop")
-        with runtime, pytest.raises(RuntimeError, match="stop to the first plan"):
-            runtime.act({"t": 0})
-
-
-def test_a_gripper_keeps_its_value_while_the_rest_is_zero() -> None:
-    with running() as server, RecedingHorizon(client_of(server), hold="zero", keep=(0,)) as runtime:
-        server.before = lambda connection, message: len(server.seen) > 1
-        assert [float(runtime.act({"t": t})[0]) for t in range(10)] == [*range(8), 7.0, 7.0]
-
-
-def test_arguments_are_checked() -> None:
-    with running() as server, client_of(server) as client:
-        with pytest.raises(ValueError, match="exec_horizon"):
-            RecedingHorizon(client, exec_horizon=9)
-        with pytest.raises(ValueError, match="exec_horizon"):
-            RecedingHorizon(client, exec_horizon=0)
-        with pytest.raises(ValueError, match="hold"):
-            RecedingHorizon(client, hold="still")
-        with pytest.raises(ValueError, match="blend"):
-            RecedingHorizon(client, blend=-1)
-        with pytest.raises(TypeError, match="complex"):
-            client.infer({"t": np.array([1j])})
+def test_what_cannot_be_packed_is_said() -> None:
+    with running() as server, client_of(server) as client, pytest.raises(wire.WireError, match="complex"):
+        client.infer({"t": np.array([1j])})

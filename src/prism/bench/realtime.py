@@ -2,7 +2,7 @@
 
 A clock divides time into slots of 1 / rate seconds. In every slot one frame of every camera arrives (made up, each
 different), the control loop takes them in and gives an action; frames are encoded and plans made beside it
-(deploy/runtime_lanes.py, deploy/async_control.py). T_o = 8, T_p = 16, T_a = 8, K = 8, all sensors' preprocessing and
+(serve/lanes.py, prism_client/executor.py). T_o = 8, T_p = 16, T_a = 8, K = 8, all sensors' preprocessing and
 the health checks included.
 
 actions_per_s    actions that were on time, over the whole time from the first slot to the end of the last
@@ -29,6 +29,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from prism_client import Executor, Stats
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -40,9 +41,9 @@ from prism.methods.context import ContextPolicy
 from prism.methods.table import build_policy, preset
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec, encode_text
-from prism.serve.async_control import AsyncConfig, AsyncController, Statistics
 from prism.serve.backends import Backend, Frame, load_backend
-from prism.serve.runtime_lanes import LanePlanner, is_realtime, steady
+from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
+from prism.serve.tokens import warm_up
 
 SensorSet = Literal["wrist", "calvin"]
 WRIST = (SensorSpec("rgb_wrist", "rgb", (84, 84, 3)), SensorSpec("proprio", "vector", (15,)))
@@ -133,7 +134,7 @@ class Loop:
         }
 
 
-def run_loop(control: AsyncController, frames: list[Frame], slots: int, rate: float, on_slot: Any = None) -> Loop:
+def run_loop(control: Executor, frames: list[Frame], slots: int, rate: float, on_slot: Any = None) -> Loop:
     """`slots` slots of 1 / rate seconds: sleep until one begins, take its frames, give its action."""
     latency = np.empty(slots)
     start = time.perf_counter() + 0.01
@@ -152,14 +153,14 @@ def run_loop(control: AsyncController, frames: list[Frame], slots: int, rate: fl
     return Loop(int((latency > 1.0 / rate).sum()), 1e3 * latency, seconds, time.process_time() - cpu)
 
 
-def saturate(control: AsyncController, planner: LanePlanner, frames: list[Frame], seconds: float) -> float:
+def saturate(control: Executor, lanes: Lanes, frames: list[Frame], seconds: float) -> float:
     """Actions a second when the next frames arrive as soon as fewer than four observations wait for their tokens."""
     start = time.perf_counter()
     actions = 0
     while time.perf_counter() - start < seconds:
         control.step(frames[actions % len(frames)])
         actions += 1
-        while planner.unfinished > 3:
+        while lanes.unfinished > 3:
             time.sleep(2e-3)
     return actions / (time.perf_counter() - start)
 
@@ -236,43 +237,43 @@ def measure(
     saturated: float = 5.0,
 ) -> dict[str, Any]:
     """The loop by the clock, then as fast as it goes."""
-    lanes = config.lanes or os.cpu_count() or 1
-    with LanePlanner(backend, lanes) as planner:
-        planner.warm_up(config.candidates)
-        controller = controller_for(policy, config.candidates, config.seed)
-        budget = 1e3 * controller.config.exec_horizon / rate
-        control = AsyncController(controller, planner, AsyncConfig(budget_ms=budget))
+    count = config.lanes or os.cpu_count() or 1
+    controller = controller_for(policy, config.candidates, config.seed)
+    planner = LocalPlanner(controller, backend, count)
+    lanes = planner.lanes
+    with Executor(planner, budget_ms=1e3 * controller.config.exec_horizon / rate, max_held=0) as control:
+        warm_up(backend, config.candidates)
         control.reset(config.seed)
         for slot in range(policy.spec.pred_horizon):  # the first plans, and every code path once
             control.step(frames[slot % len(frames)])
             time.sleep(1.0 / rate)
-        while planner.unfinished:
+        while lanes.unfinished:
             time.sleep(1e-3)
-        control.statistics, planner.statistics = Statistics(), type(planner.statistics)()
+        control.stats, lanes.statistics = Stats(), type(lanes.statistics)()
         stolen = stolen_seconds()
         loop = run_loop(control, frames, slots, rate, on_slot)
         stolen = stolen_seconds() - stolen
-        while planner.unfinished:
+        while lanes.unfinished:
             time.sleep(1e-3)
-        lanes_seen, control_seen = planner.statistics, control.statistics.summary()
+        seen = lanes.statistics
         result = {
             **loop.figures(),
-            "frames": lanes_seen.frames,
-            "frames_encoded": lanes_seen.frames_encoded,
-            "observations_dropped": lanes_seen.steps_dropped,
-            "backlog_max": lanes_seen.backlog,
-            "encode_p50_ms": 1e3 * float(np.median(lanes_seen.encode_seconds)),
-            "encode_p99_ms": 1e3 * float(np.quantile(lanes_seen.encode_seconds, 0.99)),
-            "plan_compute_p50_ms": 1e3 * float(np.median(lanes_seen.plan_seconds or [0.0])),
+            "frames": seen.frames,
+            "frames_encoded": seen.frames_encoded,
+            "observations_dropped": seen.steps_dropped,
+            "backlog_max": seen.backlog,
+            "encode_p50_ms": 1e3 * float(np.median(seen.encode_seconds)),
+            "encode_p99_ms": 1e3 * float(np.quantile(seen.encode_seconds, 0.99)),
+            "plan_compute_p50_ms": 1e3 * float(np.median(seen.plan_seconds or [0.0])),
             "plan_budget_ms": control.budget_ms,
-            **control_seen,
+            **control.stats.summary(),
             "stolen_s": stolen,
             "cpu_share": loop.cpu_seconds / loop.seconds / (os.cpu_count() or 1),
-            "lanes": lanes,
+            "lanes": count,
             "realtime": is_realtime(),  # whether the system let the loop go before other programs
         }
         if saturated > 0:
-            result["max_actions_per_s"] = saturate(control, planner, frames, saturated)
+            result["max_actions_per_s"] = saturate(control, lanes, frames, saturated)
     return result
 
 

@@ -165,9 +165,8 @@ def observation(sensors: list[dict[str, Any]], rng: np.random.Generator) -> dict
 
 async def robot(port: int, rate: float, start: float, end: float, seed: int, load: Load) -> None:
     """Asks at start, start + 1/rate, ... until `end`; checks every reply."""
+    from prism_client import wire
     from websockets.asyncio.client import connect
-
-    from prism.serve import wire
 
     rng = np.random.default_rng(seed)
     try:

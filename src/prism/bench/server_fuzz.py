@@ -33,10 +33,9 @@ async def fuzz(port: int, frames: int, seed: int, tick: Callable[[int], object] 
 
 
 async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: Callable[[int], object]) -> None:
+    from prism_client import wire
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed, InvalidHandshake
-
-    from prism.serve import wire
 
     rng = np.random.default_rng(seed)
     sent = 0
@@ -97,8 +96,7 @@ async def _raw(port: int, rng: np.random.Generator) -> None:
 def damaged_frame(sensors: list[dict[str, Any]], rng: np.random.Generator) -> bytes | str:
     """A frame to be refused, mostly: one of nine kinds."""
     import msgpack
-
-    from prism.serve import wire
+    from prism_client import wire
 
     kind = int(rng.integers(9))
     if kind == 0:

@@ -12,7 +12,8 @@ small frames, so less is to be won.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 
 from prism.bench.timing import interleave, paired_ratio
 from prism.serve.backends import Backend, BackendPolicy, EagerBackend, Frame
-from prism.serve.runtime import Runtime
+from prism.serve.tokens import Tokens
 from prism.types import Observation
 
 
@@ -34,17 +35,19 @@ def token_cache(backend: Backend, candidates: int, seed: int, seconds: float = 1
     difference = 0.0
     for name, own in {"own": backend, "eager": EagerBackend(policy)}.items():
         own.threads(1)
-        runtime, whole = Runtime(own), BackendPolicy(own)
+        kept, whole = Tokens(own), BackendPolicy(own)
         for frame in frames:
-            runtime.observe(frame, present)
+            kept.observe(frame, present)
         if name == "eager":
-            kept = runtime.plan(candidates, torch.Generator().manual_seed(seed))
+            ours = kept.plan(candidates, torch.Generator().manual_seed(seed))
             anew = policy.sample(_window(frames), candidates, torch.Generator().manual_seed(seed))[0].numpy()
-            difference = float((np.abs(kept - anew) / policy.normalizer.action_scale.abs().numpy()).max())
+            difference = float((np.abs(ours - anew) / policy.normalizer.action_scale.abs().numpy()).max())
 
-        def cached(runtime: Runtime = runtime) -> None:
-            runtime.observe(frames[-1], present)
-            runtime.plan(candidates, torch.Generator().manual_seed(seed))
+        arriving = itertools.cycle(frames)  # never the same frame twice in a row: that would not be encoded again
+
+        def cached(kept: Tokens = kept, arriving: Iterator[Frame] = arriving) -> None:
+            kept.observe(next(arriving), present)
+            kept.plan(candidates, torch.Generator().manual_seed(seed))
 
         def window(whole: BackendPolicy = whole) -> None:
             whole.sample(_window(frames), candidates, torch.Generator().manual_seed(seed))

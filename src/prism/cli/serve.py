@@ -80,6 +80,7 @@ class Serve:
 
         need("websockets", "serve", "prism serve")
         need("msgpack", "serve", "prism serve")
+        need("prism_client", "serve", "prism serve")
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:

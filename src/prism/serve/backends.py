@@ -51,6 +51,11 @@ class Backend(ABC):
         self.policy = policy.eval()
         self.encoders = [encoder for encoder in policy.encoder.encoders if isinstance(encoder, SensorEncoder)]
 
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs have to be."""
+        return self.policy.normalizer.action_center.device
+
     @abstractmethod
     def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
         """Of a sensor that is present: stream (N, ...) as its spec says, preprocessing included."""
@@ -184,6 +189,10 @@ class BackendPolicy(Policy):
         self.normalizer = backend.policy.normalizer
         self._backend = [backend]  # in a list: its policy is no submodule of this one
 
+    @property
+    def backend(self) -> Backend:
+        return self._backend[0]
+
     def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
         raise PrismError(f"a policy behind the back end '{self._backend[0].name}' cannot be trained; train it in eager")
 
@@ -202,6 +211,13 @@ class BackendPolicy(Policy):
         steps = backend.fuse(torch.cat(parts, dim=-1)).unflatten(0, (observation.batch_size, -1))
         plans = backend.plan(steps, candidates, rng)
         return backend.policy.finish(plans, backend.policy.anchor(observation))
+
+
+def backend_of(policy: Policy) -> Backend | None:
+    """What runs this policy's networks; None: it has no encoder that could be run apart."""
+    if isinstance(policy, BackendPolicy):
+        return policy.backend
+    return EagerBackend(policy) if isinstance(policy, ContextPolicy) else None
 
 
 def _windows(policy: ContextPolicy, frames: Sequence[Frame], most: int = 4) -> Observation:

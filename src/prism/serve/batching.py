@@ -1,8 +1,9 @@
-"""One thread that thinks for all robots: whatever has arrived is sampled in one pass of the network.
+"""One thread that thinks for all robots: what has arrived is encoded and sampled in one pass of the network.
 
 While a batch is computed, the next requests gather; so the batch grows with the load, and a single robot never waits
-for company. Each row has the random numbers of its own controller (`draws.each_row`): a robot gets the plan that it
-would have got alone, up to the rounding of a larger matrix product.
+for company. Every observation is encoded once (tokens.py); a plan needs only the kept tokens. Each row has the random
+numbers of its own controller (`draws.each_row`): a robot gets the plan that it would have got alone, up to the rounding
+of a larger matrix product.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from prism_client import wire
 
 from prism.controller import observations
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.policy import Policy
-from prism.serve import wire
+from prism.serve import tokens
+from prism.serve.backends import Backend
 from prism.serve.sessions import WHO, Request, RequestError, Session
 
 logger = logging.getLogger("prism.serve")
@@ -54,11 +57,13 @@ class Batcher:
     def __init__(
         self,
         policy: Policy,
+        backend: Backend | None,
         max_batch: int = 64,
         on_batch: Callable[[BatchReport], None] | None = None,
         threads: int | None = None,
     ) -> None:
         self._policy = policy
+        self._backend = backend  # None: the policy has no encoder whose tokens could be kept
         self._max_batch = max_batch
         self._on_batch = on_batch
         self._threads = threads
@@ -112,26 +117,38 @@ class Batcher:
         start = time.perf_counter()
         for job in batch:
             self._guarded(job, lambda job: job.session.begin(job.request))
+        self._together([job for job in batch if job.error is None], self._encode)
         plans = [job for job in batch if job.error is None and job.request.plan]
-        if plans:
-            self._sample(plans)
+        self._together(plans, self._sample)
         for job in batch:
             if job.error is None:
                 self._guarded(job, lambda job: self._answer(job, start, len(plans)))
         return len(plans)
 
-    def _sample(self, jobs: Sequence[Job]) -> None:
-        # All sessions have one config, so one K.
-        candidates = jobs[0].session.controller.config.candidates
-        rng = draws.each_row([job.session.controller.rng for job in jobs])
+    def _together(self, jobs: Sequence[Job], step: Callable[[Sequence[Job]], None]) -> None:
+        """One pass of the network for several requests; what fails there fails for all of them."""
         try:
-            windows = observations([job.session.controller for job in jobs])
-            sample = self._policy.sample(windows, candidates, rng).float().cpu().numpy()
+            if jobs:
+                step(jobs)
         except Exception as error:
             logger.exception("the policy failed on %d requests", len(jobs))
             for job in jobs:
                 job.error = error
-            return
+
+    def _encode(self, jobs: Sequence[Job]) -> None:
+        if self._backend is not None:
+            rows = [(job.session.tokens, *gained) for job in jobs for gained in job.session.gained]
+            tokens.observe(self._backend, [row for row in rows if row[0] is not None])
+
+    def _sample(self, jobs: Sequence[Job]) -> None:
+        controllers = [job.session.controller for job in jobs]
+        candidates = controllers[0].config.candidates  # all sessions have one config
+        rng = draws.each_row([controller.rng for controller in controllers])
+        if self._backend is not None:
+            windows = [job.session.tokens.window for job in jobs if job.session.tokens is not None]
+            sample = tokens.plan(self._backend, windows, candidates, rng)
+        else:
+            sample = self._policy.sample(observations(controllers), candidates, rng).float().cpu().numpy()
         for job, row in zip(jobs, sample, strict=True):
             job.row = row
 

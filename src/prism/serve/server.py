@@ -24,7 +24,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
+from prism_client import wire
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
@@ -35,11 +35,13 @@ from prism.controller import Controller, ControllerConfig, action_scale
 from prism.errors import PrismError
 from prism.policy import Policy
 from prism.sensors import SensorSpec
-from prism.serve import pages, wire
+from prism.serve import pages
+from prism.serve.backends import backend_of
 from prism.serve.batching import Batcher, BatchReport, Job
 from prism.serve.live import Live, address_of
 from prism.serve.metrics import Metrics
-from prism.serve.sessions import WHO, Reader, RequestError, Session
+from prism.serve.sessions import WHO, Reader, RequestError, Session, about_policy
+from prism.serve.tokens import Tokens, warm_up
 
 INTERNAL_ERROR = 1011
 POLICY_VIOLATION = 1008
@@ -126,12 +128,13 @@ class PolicyServer:
         if controller.warm_start:  # plans are sampled in batches, each from noise
             raise PrismError("controller.warm_start is not served: use --set warm_start=false")
         self.policy = policy.eval()
+        self.backend = backend_of(policy)
         self.config = config
         self.controller = controller
         self.name = name or policy.spec.method
         self.metrics = Metrics()
         self.sessions: dict[int, Session] = {}
-        self.latencies: deque[float] = deque(maxlen=_LATENCIES)  # seconds
+        self.latencies: deque[float] = deque(maxlen=_LATENCIES)  # seconds, of requests for a plan
         self.port = config.port
         self.limit = config.max_message or message_limit(policy.spec.sensors)
         self._reader = Reader(policy.spec.sensors, config.rename)
@@ -139,41 +142,23 @@ class PolicyServer:
         self._number = 0
         self._batcher: Batcher | None = None
         self._live = Live(self)
-        self._warm_up()
+        self._about = self._warm_up()
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> dict[str, Any]:
         """The first pass allocates; it also shows that the controller's configuration fits the policy."""
         controller = Controller(self.policy, self.controller, self.config.seed, self.scale)
-        zeros = {spec.name: torch.zeros(spec.shape).numpy().astype(spec.dtype) for spec in self.policy.spec.sensors}
-        try:
-            controller.act(zeros)
-        except PrismError as error:
-            if "none of the policy's sensors" not in str(error):  # zeros may be out of every sensor's range
-                raise
+        if self.backend is not None:
+            warm_up(self.backend, self.controller.candidates)
+        return about_policy(controller)
 
     def metadata(self) -> dict[str, Any]:
-        spec = self.policy.spec
-        return {
-            "server": "prism",
-            "prism_version": prism.__version__,
-            "policy": self.name,
-            "method": spec.method,
-            "sensors": [
-                {"name": s.name, "kind": s.kind, "shape": list(s.shape), "dtype": s.dtype.name} for s in spec.sensors
-            ],
-            "action_dim": spec.action_dim,
-            "action_kind": self.controller.selection.action_kind,
-            "fps": spec.fps,
-            "obs_horizon": spec.obs_horizon,
-            "pred_horizon": spec.pred_horizon,
-            "exec_horizon": self.controller.exec_horizon,
-            "candidates": self.controller.candidates,
-        }
+        head = {"server": "prism", "prism_version": prism.__version__, "policy": self.name}
+        return {**head, **self._about, "max_message": self.limit}
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""
         config = self.config
-        self._batcher = Batcher(self.policy, config.max_batch, self._count_batch, config.threads)
+        self._batcher = Batcher(self.policy, self.backend, config.max_batch, self._count_batch, config.threads)
         quiet = logging.getLogger("prism.serve.network")
         quiet.setLevel(logging.WARNING)
         quiet.addFilter(_one_line)
@@ -276,7 +261,8 @@ class PolicyServer:
         self._number += 1
         who = f"client {self._number} ({address_of(connection)})"
         WHO.set(who)
-        session = Session(self._number, who, self.policy, self.controller, self.scale, self.config.seed)
+        tokens = None if self.backend is None else Tokens(self.backend)
+        session = Session(self._number, who, self.policy, self.controller, self.scale, self.config.seed, tokens)
         self.sessions[session.number] = session
         logger.info("%s connected", who)
         try:
@@ -319,7 +305,7 @@ class PolicyServer:
                 await asyncio.sleep(delay)
             start = time.perf_counter()
             try:
-                reply = await self._answer(session, frame, start, previous)
+                reply, is_plan = await self._answer(session, frame, start, previous)
             except RequestError as error:
                 errors += 1
                 await self._complain(connection, session, "observation", str(error))
@@ -342,14 +328,17 @@ class PolicyServer:
                 seconds = time.perf_counter() - start
                 previous = seconds * 1e3
                 self.metrics.latency.add(seconds)
-                self.latencies.append(seconds)
+                if is_plan:  # the others take next to no time: they would hide it
+                    self.latencies.append(seconds)
 
-    async def _answer(self, session: Session, frame: str | bytes, start: float, previous: float | None) -> bytes:
+    async def _answer(
+        self, session: Session, frame: str | bytes, start: float, previous: float | None
+    ) -> tuple[bytes, bool]:
         if isinstance(frame, str):
             raise wire.WireError("this is text: requests are binary msgpack frames")
         try:
             request = self._reader.read(wire.unpack(frame))
-        except PrismError:
+        except (PrismError, wire.WireError):
             raise
         except Exception:
             logger.exception("%s: a request could not be read", session.who)
@@ -360,7 +349,7 @@ class PolicyServer:
         reply = await future
         self.metrics.requests["plan" if request.plan else "observe"] += 1
         self.metrics.faults.update(session.faults)
-        return reply
+        return reply, request.plan
 
     async def _complain(self, connection: ServerConnection, session: Session, kind: str, text: str) -> None:
         self.metrics.errors[kind] += 1

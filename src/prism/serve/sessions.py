@@ -4,7 +4,7 @@ A request is a map with one time step of each sensor under the sensor's name, an
 
     reset      true: this observation starts an episode (the history and the plan are forgotten)
     seed       whole number, with reset: repeats the random numbers of an episode
-    executed   how many actions of the last plan the robot has executed; the server's exec_horizon unless told
+    executed   how many actions of the last plan the robot has executed; default: the server's exec_horizon
     plan       false: take this observation into the history, make no plan
     ages       {sensor: seconds since it was measured}
     prompt     the instruction, of a policy with one text sensor; what openpi's clients call it
@@ -31,9 +31,12 @@ from numpy.typing import NDArray
 from prism.controller import Controller, ControllerConfig, Plan, Replan
 from prism.errors import PrismError
 from prism.health import as_spec
+from prism.methods.context import ContextPolicy
 from prism.policy import Policy
 from prism.selection import FloatArray
 from prism.sensors import SensorSpec
+from prism.serve.backends import BackendPolicy
+from prism.serve.tokens import Tokens
 
 Array = NDArray[np.generic]
 KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt")
@@ -42,6 +45,51 @@ TRACE = 240  # executed actions that the live page shows
 WHO: ContextVar[str] = ContextVar("who", default="-")  # whose request a log line is about
 
 logger = logging.getLogger("prism.serve")
+
+
+def about_policy(controller: Controller) -> dict[str, Any]:
+    """What an executor has to know of a policy, in words of the wire."""
+    spec, selection = controller.policy.spec, controller.config.selection
+    moving = selection.pose_dims or spec.action_dim  # of changes the first are motion; a gripper behind them says where
+    return {
+        "method": spec.method,
+        "sensors": [
+            {"name": s.name, "kind": s.kind, "shape": list(s.shape), "dtype": s.dtype.name} for s in spec.sensors
+        ],
+        "needs": needed_sensors(controller.policy),
+        "action_dim": spec.action_dim,
+        "action_kind": selection.action_kind,
+        "action_scale": controller.scale.tolist(),
+        "keep": [] if selection.action_kind == "absolute" else list(range(moving, spec.action_dim)),
+        "fps": spec.fps,
+        "obs_horizon": spec.obs_horizon,
+        "pred_horizon": spec.pred_horizon,
+        "exec_horizon": controller.config.exec_horizon,
+        "candidates": controller.config.candidates,
+    }
+
+
+def needed_sensors(policy: Policy) -> list[str]:
+    """Those that were never dropped in training: what the policy does without them, nobody knows."""
+    own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
+    if not isinstance(own, ContextPolicy):
+        return [spec.name for spec in own.spec.sensors]
+    return [spec.name for spec, chance in zip(own.encoder.sensors, own.encoder.dropout, strict=True) if chance == 0]
+
+
+def about_plan(controller: Controller) -> dict[str, Any]:
+    """What is known of the plan that a controller has just adopted. Takes the record of it out of the controller."""
+    plan, replan = controller.last_plan, controller.replans.pop()
+    assert plan is not None
+    return {
+        "step": replan.step,
+        "candidates": len(plan.candidates),
+        "index": replan.index,
+        "spread": replan.spread,
+        "modes": replan.modes,
+        "mode_switch": replan.mode_switch,
+        "latency_ms": replan.latency_ms,
+    }
 
 
 class RequestError(PrismError):
@@ -161,17 +209,27 @@ class Session:
     """The state of one connection. `begin` and `finish` run on the worker's thread; one request at a time."""
 
     def __init__(
-        self, number: int, who: str, policy: Policy, config: ControllerConfig, scale: FloatArray, seed: int
+        self,
+        number: int,
+        who: str,
+        policy: Policy,
+        config: ControllerConfig,
+        scale: FloatArray,
+        seed: int,
+        tokens: Tokens | None = None,
     ) -> None:
         self.number = number
         self.who = who
         self.requests = 0
         self.episodes = 1
         self.controller = Controller(policy, config, seed, scale)
+        self.tokens = tokens  # None: the policy has no encoder to keep them of, whole windows are sampled
+        self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
+        self._needs = frozenset(needed_sensors(policy))
+        self._warned: set[str] = set()  # of them, this episode
         self._seed = seed
         self._observed = 0  # since the last plan
         self._hasty = 0  # requests in a row that came sooner than they could
-        self._executed = 0  # actions of the last plan
         self._steps = 0
         self._last: Replan | None = None
         self._planned_at = 0.0
@@ -188,48 +246,47 @@ class Session:
         if request.reset:
             self.episodes += 1 if self.requests else 0
             controller.reset(self._seed + self.episodes - 1 if request.seed is None else request.seed)
-            self._observed = self._executed = self._steps = 0
+            if self.tokens is not None:
+                self.tokens.reset()
+            self._observed = self._steps = 0
             self._last = None
+            self._warned.clear()
             with self._lock:
                 self._trace.clear()
         missed = 0
         if request.plan and controller.last_plan is not None:
             executed = controller.config.exec_horizon if request.executed is None else request.executed
-            self._execute(executed - self._executed)  # the rest was counted by a request that then failed
+            self._execute(executed - controller.executed)  # the rest was counted by a request that then failed
             missed = max(0, executed - 1 - self._observed)
             if request.executed is None:
                 self._check_pace()
-        controller.observe(request.observation, request.ages, missed)
+        self.gained = controller.observe(request.observation, request.ages, missed)
         self.requests += 1
         self._observed += 1
         self.faults.update(controller.health.faults.items())
+        for name in self._needs & set(controller.health.faults) - self._warned:
+            self._warned.add(name)
+            logger.warning("sensor '%s' is absent, and the policy was never trained without it", name)
         if not request.plan:
             self._publish(request)
 
     def finish(self, request: Request, candidates: NDArray[np.float32], latency_ms: float) -> dict[str, Any]:
         """Choose; the reply. Only `actions` is an array: openpi's ActionChunkBroker cuts every array by steps."""
         self.controller.adopt(candidates, latency_ms)
-        self._observed = self._executed = 0
-        plan, replan = self.controller.last_plan, self.controller.replans.pop()
+        self._observed = 0
+        plan, self._last = self.controller.last_plan, self.controller.replans[-1]
         assert plan is not None
-        self._last = replan
         self._planned_at = time.monotonic()
         self._publish(request)
         return {
             "actions": plan.actions,
             "exec_horizon": self.controller.config.exec_horizon,
-            "step": replan.step,
-            "candidates": len(candidates),
-            "index": replan.index,
-            "spread": replan.spread,
-            "modes": replan.modes,
-            "mode_switch": replan.mode_switch,
-            "plan_age": 0,
-            "absent": sorted(self.controller.health.faults),
+            **about_plan(self.controller),
+            **self.observed(),
         }
 
     def observed(self) -> dict[str, Any]:
-        """The reply to a request without a plan."""
+        """What every reply says."""
         return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults)}
 
     def trace(self) -> tuple[list[NDArray[np.float32]], list[float]]:
@@ -257,9 +314,8 @@ class Session:
             return
         plan = self.controller.last_plan
         assert plan is not None
+        done = self.controller.executed
         self.controller.advance(count)
-        done = self._executed
-        self._executed += count
         self._steps += count
         with self._lock:
             self._trace.extend(plan.actions[done : done + count])

@@ -1,7 +1,24 @@
-"""The robot's side of a PRISM policy server: `Client` asks for plans, `RecedingHorizon` executes them in time."""
+"""The robot's side of PRISM: `Executor` executes plans in time, `RemotePlanner` and `Client` get them from a server."""
 
 from prism_client.client import Client, ConnectionLostError, ServerError
-from prism_client.runtime import RecedingHorizon, Stats
+from prism_client.executor import Command, Executor, Stats, limit_uncertainty
+from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
+from prism_client.remote import RemotePlanner
 
 __version__ = "0.1.0"
-__all__ = ["Client", "ConnectionLostError", "RecedingHorizon", "ServerError", "Stats"]
+__all__ = [
+    "Client",
+    "Command",
+    "ConnectionLostError",
+    "Executor",
+    "HoldError",
+    "PlanError",
+    "Planner",
+    "RefusedError",
+    "RemotePlanner",
+    "Reply",
+    "ServerError",
+    "Stats",
+    "Step",
+    "limit_uncertainty",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import socket
 import struct
@@ -17,11 +18,12 @@ import websockets.sync.client
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from prism_client import wire
+from prism_client.planner import RefusedError
 
 logger = logging.getLogger("prism_client")
 
 
-class ServerError(RuntimeError):
+class ServerError(RefusedError):
     """The server understood and said no: its one line. Asking the same again will not help."""
 
 
@@ -37,7 +39,7 @@ class Client:
     reply["actions"]                                            # (T, D): from this observation on
 
     The server keeps the history of observations of a connection. After a reconnect it starts anew; `connections`
-    tells, and RecedingHorizon sends the latest observations again.
+    tells, and RemotePlanner sends the latest observations again.
 
     `retry_for`: seconds for which a lost connection is sought again, with growing pauses and a little chance in them,
     so that many robots do not come back in the same instant. `timeout`: seconds that a reply may take, and that sending
@@ -84,7 +86,7 @@ class Client:
     ) -> dict[str, Any]:
         """The server's reply to one time step of each sensor; a sensor may be left out.
 
-        `executed`: how many actions of the last plan were executed (the server's exec_horizon unless told).
+        `executed`: how many actions of the last plan were executed; default: the server's exec_horizon.
         `plan=False` adds the observation to the history and makes no plan. `ages`: seconds since each was measured.
         """
         message: dict[str, Any] = {**observation, **self._reset}
@@ -94,7 +96,11 @@ class Client:
             message["plan"] = False
         if ages is not None:
             message["ages"] = dict(ages)
-        reply = self._exchange(wire.pack(message))
+        frame = wire.pack(message)
+        limit = self._metadata.get("max_message")
+        if limit and len(frame) > limit:  # the server would close the connection
+            raise ServerError(_too_large(len(frame), observation, self._metadata))
+        reply = self._exchange(frame, observation)
         self._reset = {}
         return reply
 
@@ -181,7 +187,7 @@ class Client:
         self.connections += 1
         self._check_open()  # closed meanwhile
 
-    def _exchange(self, frame: bytes) -> dict[str, Any]:
+    def _exchange(self, frame: bytes, observation: Mapping[str, Any]) -> dict[str, Any]:
         """One reply. A request that the network lost is sent once more on a new connection."""
         for last in (False, True):
             self._reach()
@@ -199,7 +205,7 @@ class Client:
                 self._drop()
                 self._check_open()
                 if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == 1009:
-                    raise ServerError("the server refused the message: it is too large") from error
+                    raise ServerError(_too_large(len(frame), observation, self._metadata)) from error
                 if last:
                     raise ConnectionLostError(f"{self.uri}: {_words(error)}") from error
                 self.trouble = f"{self.uri}: {_words(error)}"
@@ -207,7 +213,7 @@ class Client:
                 continue
             if isinstance(reply, str):
                 raise ServerError(reply)
-            return dict(wire.unpack(reply))
+            return wire.unpack(reply)
         raise AssertionError  # the loop returns or raises
 
 
@@ -219,6 +225,26 @@ def _limit_sending(connected: socket.socket, seconds: float) -> None:
         limit = struct.pack("ll", int(seconds), int(1e6 * (seconds % 1.0)))
     with contextlib.suppress(OSError):  # a system that does not know it
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _too_large(size: int, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
+    """Which sensor is to blame, and what helps."""
+    bytes_of = {name: getattr(value, "nbytes", len(str(value))) for name, value in observation.items()}
+    expected = {str(spec["name"]): tuple(spec["shape"]) for spec in metadata.get("sensors", ())}
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in observation.items()}
+    other = [name for name, shape in expected.items() if name in shapes and shapes[name] != shape]
+    name = max(other or bytes_of, key=bytes_of.__getitem__, default="")
+    limit = metadata.get("max_message")
+    text = f"the message is too large: {_size(size)}" + (f", the server takes {_size(limit)}" if limit else "")
+    if name:
+        text += f"; sensor '{name}' is {_size(bytes_of[name])}, {' x '.join(map(str, shapes[name]))}"
+    if name in other:
+        return f"{text}: resize it to the policy's {' x '.join(map(str, expected[name]))}"
+    return f"{text}: send less, or start the server with --max-message-mb {math.ceil(size / 2**20) + 1}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def _words(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Encoding and planning beside the control loop: a few worker threads ("lanes"), one core each.
+"""A policy in this process as a planner: encoding and planning in a few threads ("lanes"), one core each.
 
 Jobs are ordered by the observation they belong to, and within it sensors before the plan, the costliest sensor first:
 
@@ -7,6 +7,10 @@ Jobs are ordered by the observation they belong to, and within it sensors before
 
 so a plan starts as soon as its last token is there, on one lane, while the others go on with the frames that arrive
 meanwhile. ONNX Runtime and PyTorch leave Python's lock while they compute: threads are enough.
+
+    with steady(realtime=True), Executor(LocalPlanner(controller, backend)) as executor:
+        while True:
+            robot.send(executor.act(robot.read()))
 """
 
 from __future__ import annotations
@@ -23,18 +27,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from prism_client import PlanError, RefusedError, Reply, Step
 from torch import Tensor
 
+from prism.controller import Controller
 from prism.errors import PrismError
-from prism.serve.async_control import PlanResult, keep_latest
 from prism.serve.backends import Backend
-from prism.serve.runtime import Runtime, Step, StepEncoder, plan
+from prism.serve.sessions import about_plan, about_policy
+from prism.serve.tokens import Arrival, Known, Token, encode_sensor, fuse, plan
 
 Array = NDArray[np.generic]
+_KEPT = 50_000  # latest values of a statistic: a robot may run for days
 _STOP = float("inf")
 _NICE = 5  # added to what the lanes let others have: the loop that gives actions never queues behind a convolution
 _KEEN = -10  # beside a real-time loop: a lane that is pushed aside while it holds Python's lock would hold the loop up
@@ -91,12 +99,11 @@ class _Pending:
     """An observation on its way to a token."""
 
     number: int
-    arrived: float
-    streams: Mapping[str, Array]
-    present: Mapping[str, bool]
+    at: float
+    arrival: Arrival | None  # None: it is encoded, the frames are not needed any more
     features: list[Tensor | None]
     left: int
-    step: Step | None = None
+    token: Token | None = None
     error: str | None = None
     done: bool = False
 
@@ -110,6 +117,16 @@ class _Request:
     rng: torch.Generator
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What came of a request."""
+
+    ticket: int
+    candidates: NDArray[np.float32] | None  # (K, Tp, Da) robot units; None: it failed
+    latency_ms: float  # from the request
+    error: str | None = None
+
+
 @dataclass
 class LaneStatistics:
     """Counts since the last reset; times in seconds, one entry an observation or plan."""
@@ -120,14 +137,14 @@ class LaneStatistics:
     steps_dropped: int = 0
     backlog: int = 0  # the most observations that waited at once
     busy: float = 0.0  # thread-seconds of all lanes
-    encode_seconds: list[float] = field(default_factory=list)  # arrival -> token
-    plan_seconds: list[float] = field(default_factory=list)  # the plan's own computation
+    encode_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # arrival -> token
+    plan_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # the plan's own computation
 
 
-class LanePlanner:
-    """The planner of an AsyncController: takes every observation at once, gives plans when they are ready.
+class Lanes:
+    """Takes every observation at once, gives candidates when they are ready.
 
-    `max_backlog`: observations that may wait; beyond it a new one is dropped, counted and told, because a queue that
+    `max_backlog`: observations that may wait; beyond it a new one is dropped, counted and logged, because a queue that
     grows for ever ends with plans from the past; the one before stands in for it. Close it, or use it as a context
     manager.
     """
@@ -140,13 +157,13 @@ class LanePlanner:
         self.backend = backend
         self._clock = clock
         self._max_backlog = max_backlog
-        self._encoder = StepEncoder(backend)
+        self._known = Known()
         self._specs = [encoder.spec for encoder in backend.encoders]
         self._cost = [_pixels(spec.shape) if spec.is_image else 0 for spec in self._specs]
         self._jobs: queue.PriorityQueue[tuple[float, int, int, Callable[[], None]]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[PlanResult] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Sample] = queue.SimpleQueue()
         self._tickets = itertools.count(1)
         self._numbers = itertools.count()
         self._epoch = 0
@@ -158,7 +175,7 @@ class LanePlanner:
         for thread in self._threads:
             thread.start()
 
-    def __enter__(self) -> LanePlanner:
+    def __enter__(self) -> Lanes:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -179,11 +196,8 @@ class LanePlanner:
             self._window: deque[_Pending] = deque(maxlen=self.backend.policy.spec.obs_horizon)
             self._unfinished = 0
             self.statistics = LaneStatistics()
-        while self._take(None) is not None:
+        while self.poll() is not None:
             pass
-
-    def warm_up(self, candidates: int) -> None:
-        Runtime(self.backend).warm_up(candidates)
 
     def observe(self, streams: Mapping[str, Array], present: Mapping[str, bool]) -> None:
         """Queue one time step for encoding. Returns at once."""
@@ -197,9 +211,9 @@ class LanePlanner:
                 self.statistics.steps_dropped += 1
                 self._window.append(self._window[-1])  # it is of consecutive steps: the one before stands in
                 return
-            pending = _Pending(
-                next(self._numbers), self._clock(), streams, present, [None] * len(self._specs), max(1, len(images))
-            )
+            arrival = Arrival(self._known, streams, present)
+            features: list[Tensor | None] = [None] * len(self._specs)
+            pending = _Pending(next(self._numbers), self._clock(), arrival, features, max(1, len(images)))
             for _ in range(1 if self._window else self._window.maxlen or 1):
                 self._window.append(pending)
             self._unfinished += 1
@@ -223,11 +237,11 @@ class LanePlanner:
         self._put(request.window[-1].number, 1, lambda: self._plan(request, epoch))
         return request.ticket
 
-    def poll(self) -> PlanResult | None:
-        return self._take(None)
-
-    def wait(self, timeout: float) -> PlanResult | None:
-        return self._take(timeout)
+    def poll(self, timeout: float = 0.0) -> Sample | None:
+        try:
+            return self._results.get(timeout=timeout) if timeout > 0 else self._results.get_nowait()
+        except queue.Empty:
+            return None
 
     @property
     def unfinished(self) -> int:
@@ -235,12 +249,6 @@ class LanePlanner:
         return self._unfinished
 
     # ------------------------------------------------------------------ lanes
-
-    def _take(self, timeout: float | None) -> PlanResult | None:
-        try:
-            return self._results.get(block=timeout is not None, timeout=timeout)
-        except queue.Empty:
-            return None
 
     def _put(self, number: int, order: int, job: Callable[[], None]) -> None:
         self._jobs.put((number, order, next(self._order), job))
@@ -258,13 +266,12 @@ class LanePlanner:
                 self.statistics.busy += time.thread_time() - start
 
     def _encode(self, pending: _Pending, sensor: int, epoch: int) -> None:
-        if epoch != self._epoch:
+        if epoch != self._epoch or pending.arrival is None:
             return
-        name = self._specs[sensor].name
         try:
-            pending.features[sensor] = self._encoder.features(sensor, pending.streams[name], True)
+            pending.features[sensor] = encode_sensor(self.backend, sensor, [pending.arrival])[0]
         except Exception as error:  # any failure of a back end: the loop must hear of it and go on
-            pending.error = f"sensor '{name}': {type(error).__name__}: {error}"
+            pending.error = f"sensor '{self._specs[sensor].name}': {type(error).__name__}: {error}"
         with self._lock:
             pending.left -= 1
             last = pending.left == 0
@@ -273,26 +280,25 @@ class LanePlanner:
             self._finish(pending, epoch)
 
     def _finish(self, pending: _Pending, epoch: int) -> None:
-        """The rest of the sensors, which cost nothing, and the fusion; then whoever waited for this observation."""
-        if epoch != self._epoch:
+        """The other sensors, which cost nothing, and the fusion; then whoever waited for this observation."""
+        if epoch != self._epoch or pending.arrival is None:
             return
         if pending.error is None:
             try:
-                for i, spec in enumerate(self._specs):
-                    if pending.features[i] is None:
-                        own = pending.present[spec.name]
-                        pending.features[i] = self._encoder.features(i, pending.streams[spec.name], own)
-                parts = [part for part in pending.features if part is not None]
-                pending.step = self._encoder.finish(parts, pending.streams, pending.present)
+                columns = [
+                    encode_sensor(self.backend, i, [pending.arrival]) if own is None else [own]
+                    for i, own in enumerate(pending.features)
+                ]
+                pending.token = fuse(self.backend, columns, [pending.arrival])[0]
             except Exception as error:
                 pending.error = f"{type(error).__name__}: {error}"
         with self._lock:
             if epoch != self._epoch:
                 return
-            pending.streams = {}  # the frames are not needed any more
+            pending.arrival = None
             pending.done = True
             self._unfinished -= 1
-            keep_latest(self.statistics.encode_seconds, self._clock() - pending.arrived)
+            self.statistics.encode_seconds.append(self._clock() - pending.at)
             ready = [r for r in self._waiting if all(p.done for p in r.window)]
             self._waiting = [r for r in self._waiting if r not in ready]
         for request in ready:
@@ -307,16 +313,85 @@ class LanePlanner:
             failed = [p.error for p in request.window if p.error is not None]
             if failed:
                 raise PrismError(failed[-1])
-            steps = [p.step for p in request.window if p.step is not None]
-            candidates = plan(self.backend, steps, request.candidates, request.rng)
+            window = [p.token for p in request.window if p.token is not None]
+            candidates = plan(self.backend, [window], request.candidates, request.rng)[0]
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
         done = self._clock()
         with self._lock:
             if epoch != self._epoch:
                 return
-            keep_latest(self.statistics.plan_seconds, done - start)
-            self._results.put(PlanResult(request.ticket, candidates, (done - request.at) * 1e3, error))
+            self.statistics.plan_seconds.append(done - start)
+            self._results.put(Sample(request.ticket, candidates, (done - request.at) * 1e3, error))
+
+
+class LocalPlanner:
+    """A policy in this process as a planner of `prism_client.Executor`: its controller chooses, lanes compute."""
+
+    def __init__(self, controller: Controller, backend: Backend, lanes: int = 2, max_backlog: int = 16) -> None:
+        if controller.config.warm_start:  # lanes sample each plan from noise
+            raise PrismError("controller.warm_start is not for asynchronous control: use warm_start=False")
+        self.controller = controller
+        self.lanes = Lanes(backend, lanes, max_backlog)
+        self._info = about_policy(controller)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._replies: deque[Reply] = deque()
+        self._asked: tuple[int, Step, list[str]] | None = None  # ticket, step, sensors that were absent
+        self._planned = 0  # actions executed before the controller's plan
+        self._blind = 0  # the latest observations that could not be used
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        return self._info
+
+    def submit(self, step: Step) -> None:
+        try:
+            gained = self.controller.observe(step.observation, step.ages, self._blind)
+        except PrismError as error:
+            self._blind += 1
+            self._replies.append(Reply(step, is_plan=step.wants_plan, error=RefusedError(str(error))))
+            return
+        self._blind = 0
+        for streams, present in gained:
+            self.lanes.observe(streams, present)
+        absent = sorted(self.controller.health.faults)
+        self._replies.append(Reply(step, {"absent": absent}))
+        if step.wants_plan:
+            ticket = self.lanes.request(self.controller.config.candidates, self.controller.rng)
+            self._asked = (ticket, step, absent)
+
+    def poll(self, timeout: float = 0.0) -> Reply | None:
+        if self._replies:
+            return self._replies.popleft()
+        sample = self.lanes.poll(timeout)
+        if sample is None or self._asked is None or sample.ticket != self._asked[0]:
+            return None
+        _, step, absent = self._asked
+        self._asked = None
+        if sample.candidates is None:
+            return Reply(step, is_plan=True, error=PlanError(sample.error or "no plan"))
+        try:
+            self.controller.advance(step.done - self._planned - self.controller.executed)
+            self.controller.adopt(sample.candidates, sample.latency_ms)
+        except PrismError as error:
+            return Reply(step, is_plan=True, error=PlanError(str(error)))
+        self._planned = step.done
+        chosen = self.controller.last_plan
+        assert chosen is not None
+        return Reply(step, {**about_plan(self.controller), "absent": absent, "plan": chosen}, chosen.actions, True)
+
+    def trouble(self) -> str:
+        return ""
+
+    def reset(self, seed: int | None = None) -> None:
+        self.controller.reset(0 if seed is None else seed)
+        self.lanes.reset()
+        self._clear()
+
+    def close(self) -> None:
+        self.lanes.close()
 
 
 def _pixels(shape: tuple[int, ...]) -> int:

@@ -1,0 +1,471 @@
+"""Executes plans at the robot's rate. The only place that knows which plan is executed, and which row of it.
+
+    step       0  1  2  3  4  5  6  7 ...
+    plan A     A0 A1 A2 A3 A4 A5 A6 A7          asked for at step 0
+    plan B                 B0 B1 B2 B3 ...      asked for at step 4 with o[4], arrives before step 6
+    executed   A0 A1 A2 A3 A4 A5 B2 B3 ...      B0 and B1 are past: actions stay aligned with time
+
+join   The gap d = A6 - B2 between both plans is added to the new one and taken away in equal parts over `blend` steps,
+       at most `max_step` each: no step is larger than that of the plans plus min(|d| / (blend + 1), max_step).
+hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
+       or a velocity becomes zero, except in the dimensions `keep` (a gripper). Held steps are no actions, so a plan
+       that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
+slow   The same path at `slow_factor` of the speed: part of the way to a position, or part of a change.
+stop   Hold until a plan may be executed: a hook said so, or a sensor that the policy needs is absent.
+
+Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process (prism.serve.lanes).
+Everything here runs in the caller's thread and asks a clock that can be a test's; a planner has the threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
+
+Array = np.ndarray[Any, Any]
+Decision = Literal["continue", "slow", "stop"]
+Hook = Callable[[Mapping[str, Any]], Decision]  # what the planner says of a plan -> what to do with it
+DECISIONS: tuple[Decision, ...] = ("continue", "slow", "stop")  # from harmless to safe
+KINDS = ("absolute", "delta", "velocity")
+BLEND = 3  # steps
+MAX_HELD = 100  # steps in a row: 2 s at 50 Hz, 10 s at 10 Hz
+_KEPT = 50_000  # latest values of a statistic: a robot may run for days
+logger = logging.getLogger("prism_client")
+
+
+@dataclass
+class Stats:
+    """Of an episode so far."""
+
+    steps: int = 0
+    plans: int = 0  # taken over
+    late: int = 0  # plans that took longer than the budget
+    too_late: int = 0  # plans of which no action was left
+    errors: int = 0  # requests that failed
+    refused: int = 0  # ... because the observation could not be used
+    held: int = 0  # steps without a planned action
+    held_in_a_row: int = 0
+    uncertain: int = 0  # plans to which the hook did not say "continue"
+    plan_age: int = 0  # steps since the observation of the plan in use
+    spread: float = 0.0  # of the last plan: how far apart its candidates are
+    modes: int = 0  # ... and in how many groups
+    decision: Decision = "continue"
+    absent: tuple[str, ...] = ()  # sensors that the planner does not have, or does not believe, now
+    absent_steps: dict[str, int] = field(default_factory=dict)  # by sensor: how many steps it was absent
+    error: str = ""  # of the last request that failed, or why nothing comes
+    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan: request -> taken
+    plan_age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every action
+    skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan: actions that were past
+
+    def summary(self) -> dict[str, Any]:
+        ages, latencies = np.array(self.plan_age_ms or [0.0]), np.array(self.latency_ms or [0.0])
+        return {
+            "plans": self.plans,
+            "plan_misses": self.late,
+            "plans_too_late": self.too_late,
+            "plan_errors": self.errors - self.refused,
+            "holds": self.held,
+            "uncertain_plans": self.uncertain,
+            "observations_refused": self.refused,
+            "absent_steps": dict(self.absent_steps),
+            "plan_latency_p50_ms": float(np.median(latencies)),
+            "plan_latency_p99_ms": float(np.quantile(latencies, 0.99)),
+            "plan_age_p50_ms": float(np.median(ages)),
+            "plan_age_max_ms": float(ages.max()),
+            "actions_skipped_mean": float(np.mean(self.skipped)) if self.skipped else 0.0,
+        }
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to do in one control step, and why."""
+
+    action: Array  # (D,)
+    source: Literal["plan", "hold"]
+    plan_age_ms: float  # since the observation that the executed plan was made for
+    decision: Decision
+    plan: Reply | None  # a plan that was taken over in this step
+    error: str  # what went wrong in this step; empty: nothing
+
+
+@dataclass(frozen=True)
+class _Plan:
+    step: Step  # of its observation: row j is action step.done + j
+    actions: Array  # (T, D), joined to the plan before
+
+
+def limit_uncertainty(max_spread: float | None = None, max_modes: int | None = None, then: Decision = "slow") -> Hook:
+    """A hook: `then` where the candidates of a plan disagree by more than this (spread in half ranges of an action)."""
+    if then not in DECISIONS:
+        raise ValueError(f"then {then!r} is unknown: use one of {', '.join(DECISIONS)}")
+    if (max_spread is not None and not 0 <= max_spread < math.inf) or (max_modes is not None and max_modes < 1):
+        raise ValueError(f"max_spread {max_spread} and max_modes {max_modes}: use at least 0, and at least 1")
+
+    def hook(info: Mapping[str, Any]) -> Decision:
+        spread, modes = float(info.get("spread", 0.0)), int(info.get("modes", 0))
+        exceeded = (max_spread is not None and spread > max_spread) or (max_modes is not None and modes > max_modes)
+        return then if exceeded else "continue"
+
+    return hook
+
+
+class Executor:
+    """`act` at every control step, at the rate of the policy; it never waits once the first plan is there.
+
+    with Executor(RemotePlanner("ws://robot-brain:8000")) as executor:
+        while True:
+            robot.send(executor.act(robot.read()))
+
+    exec_horizon   actions after which the next plan is asked for; default: the planner's. Sooner where plans take so
+                   long that the old one would run out
+    action_kind    "absolute", "delta" or "velocity": it decides what standing still is. Default: as the planner says,
+                   and an error where it does not
+    keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
+                   planner says
+    blend          steps over which two plans are joined; default: 3, or 0 (jump) without `asynchronous`
+    max_step       the most of the gap that is closed in a step, in half ranges of an action; default: no bound
+    hook           looks at every plan (spread, modes, ...) and says "continue", "slow" or "stop"; one that fails says
+                   stop
+    slow_factor    of the speed, when slow; default: 0.5
+    absent         what to do while a sensor is absent that the policy was never trained without; default: "stop"
+    max_held       held steps in a row, then HoldError; default: 100. 0: hold for ever
+    budget_ms      what a plan may take before it counts as late; default: exec_horizon / fps
+    asynchronous   False waits for each plan: for simulators, whose time stands still; default: True
+    first_timeout  seconds that a plan may take which is waited for; default: 60
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        *,
+        exec_horizon: int | None = None,
+        action_kind: str | None = None,
+        keep: Sequence[int] | None = None,
+        blend: int | None = None,
+        max_step: float | None = None,
+        hook: Hook | None = None,
+        slow_factor: float = 0.5,
+        absent: Decision = "stop",
+        max_held: int = MAX_HELD,
+        budget_ms: float | None = None,
+        asynchronous: bool = True,
+        first_timeout: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.planner = planner
+        self._given = (exec_horizon, action_kind, keep, budget_ms)
+        self._blend = (BLEND if asynchronous else 0) if blend is None else int(blend)
+        self._max_step = max_step
+        self._hook = hook
+        self._slow_factor = slow_factor
+        self._absent: Decision = absent
+        self._max_held = max_held
+        self._asynchronous = asynchronous
+        self._first_timeout = first_timeout
+        self._clock = clock
+        for name, value, good, hint in (
+            ("blend", self._blend, self._blend >= 0, "0 (off) or more"),
+            ("max_step", max_step, max_step is None or 0 < max_step < math.inf, "more than 0"),
+            ("slow_factor", slow_factor, 0 < slow_factor <= 1, "a value in (0, 1]"),
+            ("max_held", max_held, max_held >= 0, "0 (for ever) or more"),
+            ("budget_ms", budget_ms, budget_ms is None or budget_ms > 0, "more than 0"),
+            ("absent", absent, absent in DECISIONS, f"one of {', '.join(DECISIONS)}"),
+        ):
+            if not good:
+                raise ValueError(f"{name} = {value!r} is out of range: use {hint}")
+        self._configure()
+        self._clear()
+
+    def _configure(self) -> None:
+        """From what the planner says of its policy."""
+        info = self.planner.info
+        exec_horizon, kind, keep, budget = self._given
+        length, self.action_dim = int(info.get("pred_horizon", 0)), int(info.get("action_dim", 0))
+        self.exec_horizon = int(info.get("exec_horizon") or 1) if exec_horizon is None else int(exec_horizon)
+        if self.exec_horizon < 1 or (length and self.exec_horizon > length):
+            raise ValueError(f"exec_horizon = {self.exec_horizon} is out of range: plans have {length} actions")
+        self.action_kind = str(info.get("action_kind") if kind is None else kind)
+        if self.action_kind not in KINDS:
+            raise ValueError(
+                f"action_kind = {self.action_kind!r} is not one of {', '.join(KINDS)}: it decides what standing still "
+                "is, so say it: Executor(..., action_kind='absolute')"
+            )
+        self.keep = [int(d) for d in (info.get("keep") or () if keep is None else keep)]
+        if bad := [d for d in self.keep if d < 0 or (self.action_dim and d >= self.action_dim)]:
+            raise ValueError(f"keep names dimension {bad[0]}, but actions have {self.action_dim}")
+        self.fps = float(info.get("fps") or 0.0)
+        self.budget_ms = (1e3 * self.exec_horizon / self.fps if self.fps else math.inf) if budget is None else budget
+        self._needs = frozenset(info.get("needs") or ())
+        self._scale = np.asarray(info.get("action_scale") or 1.0, dtype=np.float64)
+
+    def _clear(self) -> None:
+        self.stats = Stats()
+        self._plan: _Plan | None = None
+        self._step = 0
+        self._done = 0  # rows executed
+        self._phase = 0.0  # how much of the present row is done, when slow
+        self._before: Array | None = None  # the last row that was executed to its end
+        self._commanded: Array | None = None  # planned or held
+        self._asked: Step | None = None  # whose plan is on its way
+        self._asked_done = 0  # rows executed before the last request
+        self._heard = -1  # the latest step that the planner has answered
+        self._again = False  # the last request came to nothing
+        self._counted_late = False
+        self._verdict: Decision = "continue"  # of the hook, on the plan in use
+        self._missing: tuple[str, ...] = ()  # absent sensors that the policy needs
+        self._taken: Reply | None = None  # in this step
+        self._failure: Exception | None = None  # in this step
+        self._problem = ""  # in this step, in words
+
+    def reset(self, seed: int | None = None) -> None:
+        """Start an episode; a seed repeats its random numbers."""
+        self.planner.reset(seed)
+        self._configure()
+        self._clear()
+
+    def close(self) -> None:
+        self.planner.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def act(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> Array:
+        """The action (D,) for this step."""
+        return self.step(observation, ages).action
+
+    def step(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> Command:
+        """Take in one observation, and say what to do now. Waits for the first plan of an episode, then for none."""
+        self._taken = self._failure = None
+        self._problem = ""
+        self._collect()
+        step = Step(self._step, self._done, observation, ages, self._asked is None and self._due(), self._clock())
+        self._step += 1
+        self.stats.steps = self._step
+        if step.wants_plan:
+            self._asked, self._asked_done = step, self._done
+            self._again = self._counted_late = False
+        self.planner.submit(step)
+        self._collect()
+        if self._plan is None or not self._asynchronous:
+            self._wait(step)
+        self._check_budget()
+        if trouble := self.planner.trouble():
+            self.stats.error = trouble
+        command = self._command()
+        self._commanded = command.action
+        return command
+
+    # ------------------------------------------------------------------ plans
+
+    def _due(self) -> bool:
+        """exec_horizon actions after the last request; sooner where the plan would run out meanwhile; at once when
+        nothing may be executed, or the last request came to nothing."""
+        if self._plan is None or self._again or self.stats.decision == "stop":
+            return True
+        latencies = self.stats.latency_ms
+        needed = math.ceil(1e-3 * latencies[-1] * self.fps) + 1 if latencies and self._asynchronous else 0
+        return self._done - self._asked_done >= self.exec_horizon or self._left(self._plan) <= needed
+
+    def _left(self, plan: _Plan) -> int:
+        return len(plan.actions) - (self._done - plan.step.done)
+
+    def _collect(self) -> None:
+        while (reply := self.planner.poll()) is not None:
+            self._take(reply)
+
+    def _wait(self, step: Step) -> None:
+        """Until the planner has answered this step, and the plan that was asked for is here."""
+        until = self._clock() + self._first_timeout
+        while self._failure is None and (self._heard < step.number or self._asked is not None):
+            reply = self.planner.poll(max(0.0, until - self._clock()))
+            if reply is not None:
+                self._take(reply)
+            elif self._clock() >= until:
+                reason = self.planner.trouble() or "the planner did not answer"
+                raise PlanError(f"no plan within {self._first_timeout:g} s: {reason}")
+        if self._failure is not None:
+            raise self._failure
+        if self._plan is None:
+            raise PlanError("there is no plan to execute yet")
+
+    def _check_budget(self) -> None:
+        asked = self._asked
+        if asked is not None and not self._counted_late and 1e3 * (self._clock() - asked.at) > self.budget_ms:
+            self._counted_late = True
+            self.stats.late += 1
+
+    def _take(self, reply: Reply) -> None:
+        self._heard = max(self._heard, reply.step.number)
+        error = reply.error
+        if "absent" in reply.info:
+            self._see(reply.info["absent"])
+        if reply.is_plan:
+            self._check_budget()
+            self._asked = None
+            if error is None:
+                try:
+                    self._adopt(reply)
+                except PlanError as problem:
+                    error = problem
+            self._again = error is not None
+        if error is not None:
+            self.stats.errors += 1
+            self.stats.refused += isinstance(error, RefusedError)
+            if str(error) != self.stats.error:  # once, not at every step
+                logger.warning("step %d: %s", reply.step.number, error)
+            self.stats.error = self._problem = str(error)
+            self._failure = error
+        self._decide()
+
+    def _see(self, absent: Sequence[str]) -> None:
+        """Which sensors are absent now; one that the policy was never trained without is said loudly."""
+        self.stats.absent = tuple(absent)
+        for name in absent:
+            self.stats.absent_steps[name] = self.stats.absent_steps.get(name, 0) + 1
+        missing = tuple(name for name in absent if name in self._needs)
+        if missing and missing != self._missing:
+            logger.error("%s: %s", _without(missing), self._absent)
+        self._missing = missing
+
+    def _adopt(self, reply: Reply) -> None:
+        actions = np.array(reply.actions)
+        if actions.ndim != 2 or not len(actions) or actions.dtype.kind not in "iuf":
+            raise PlanError("the reply holds no plan: 'actions' must be numbers (T, D)")
+        width = self.action_dim if self._plan is None else self._plan.actions.shape[1]
+        if width and actions.shape[1] != width:
+            raise PlanError(
+                f"the plan has {actions.shape[1]} numbers an action, not {width}: it is of another policy; "
+                "reset() to go on with that"
+            )
+        if not np.isfinite(actions).all():
+            raise PlanError("the plan holds numbers that are not finite")
+        skip = self._done - reply.step.done
+        self.stats.latency_ms.append(1e3 * (self._clock() - reply.step.at))
+        if skip >= len(actions):
+            self.stats.too_late += 1
+            raise PlanError(f"a plan came {skip} actions late, none of it is left")
+        verdict = self._ask_hook(reply.info)
+        self.stats.spread, self.stats.modes = float(reply.info.get("spread", 0.0)), int(reply.info.get("modes", 0))
+        self.stats.uncertain += verdict != "continue"
+        blind = tuple(name for name in reply.info.get("absent", ()) if name in self._needs)
+        if blind:  # what was planned without a sensor that the policy needs is executed only where that is wanted
+            verdict = max(verdict, self._absent, key=DECISIONS.index)
+        if self._commanded is None and verdict == "stop":  # nothing moves and there is nothing to hold
+            raise PlanError(_without(blind) if blind else "the hook says stop to the first plan: there is none to hold")
+        self._plan = _Plan(reply.step, self._join(actions, skip))
+        self._verdict = verdict
+        self._phase, self._before = 0.0, self._commanded
+        self.stats.plans += 1
+        self.stats.skipped.append(skip)
+        self.stats.error = ""
+        self._taken = reply
+
+    def _ask_hook(self, info: Mapping[str, Any]) -> Decision:
+        """A hook that fails, or says what nobody understands, must not let the robot go on."""
+        if self._hook is None:
+            return "continue"
+        try:
+            decision: Decision = self._hook(info)
+            if decision in DECISIONS:
+                return decision
+            problem = f"the hook says {decision!r}, not one of {', '.join(DECISIONS)}"
+        except Exception as error:
+            problem = f"the hook failed: {type(error).__name__}: {error}"
+        self._problem = problem
+        logger.error("%s: stop", problem)
+        return "stop"
+
+    def _decide(self) -> None:
+        missing: Decision = self._absent if self._missing else "continue"
+        self.stats.decision = max(self._verdict, missing, key=DECISIONS.index)
+
+    def _join(self, actions: Array, row: int) -> Array:
+        """The new plan, starting at `row` where the robot would have gone on without it; see the top of this file."""
+        if self._commanded is None or not self._blend:
+            return actions
+        reference = self._row()
+        gap = np.asarray((self._held() if reference is None else reference) - actions[row], dtype=np.float64)
+        part = np.abs(gap) / (self._blend + 1)
+        if self._max_step is not None:
+            part = np.minimum(part, self._max_step * self._scale)
+        steps = np.arange(1, len(actions) - row + 1)[:, None]
+        joined = actions.astype(np.result_type(actions.dtype, np.float32))
+        joined[row:] += np.sign(gap) * np.maximum(np.abs(gap) - steps * part, 0.0)
+        return joined
+
+    # ------------------------------------------------------------------ actions
+
+    def _command(self) -> Command:
+        assert self._plan is not None
+        now = self._clock()
+        age = 1e3 * (now - self._plan.step.at)
+        self.stats.plan_age = self._step - 1 - self._plan.step.number
+        self.stats.plan_age_ms.append(age)
+        target = self._row()
+        if target is None:
+            self._count_hold()
+            action = self._held()
+        else:
+            self.stats.held_in_a_row = 0
+            action = self._paced(target)
+        source: Literal["plan", "hold"] = "hold" if target is None else "plan"
+        return Command(action, source, age, self.stats.decision, self._taken, self._problem)
+
+    def _row(self) -> Array | None:
+        """The planned action that is next; None: there is none, or it may not be executed."""
+        if self._plan is None or self._left(self._plan) <= 0 or self.stats.decision == "stop":
+            return None
+        return np.array(self._plan.actions[self._done - self._plan.step.done])
+
+    def _paced(self, target: Array) -> Array:
+        """All of the way to the next action; slow: part of the way to a position, or part of a change."""
+        pace = self._slow_factor if self.stats.decision == "slow" else 1.0
+        start, end = self._phase, min(self._phase + pace, 1.0)
+        action = target
+        if pace < 1.0 or start > 0.0:
+            before = target if self._before is None else self._before
+            absolute = self.action_kind == "absolute"
+            action = before + end * (target - before) if absolute else (end - start) * target
+            action[self.keep] = target[self.keep]
+            action = action.astype(target.dtype)
+        self._phase = end
+        if end >= 1.0 - 1e-9:
+            self._phase, self._before = 0.0, target
+            self._done += 1
+        return np.array(action)
+
+    def _held(self) -> Array:
+        """Standing still, as the kind of the actions asks."""
+        assert self._commanded is not None
+        if self.action_kind == "absolute":
+            return np.array(self._commanded)
+        held = np.zeros_like(self._commanded)
+        held[self.keep] = self._commanded[self.keep]
+        return held
+
+    def _count_hold(self) -> None:
+        if self._max_held and self.stats.held_in_a_row >= self._max_held:
+            reason = _without(self._missing) if self._missing else self.stats.error
+            raise HoldError(
+                f"no plan to execute for {self._max_held} steps in a row (max_held): stop the robot; "
+                f"{reason or 'the planner is too slow, or a hook says stop'}"
+            )
+        self.stats.held += 1
+        self.stats.held_in_a_row += 1
+
+
+def _without(sensors: Sequence[str]) -> str:
+    names = ", ".join(f"'{name}'" for name in sensors)
+    return f"absent: {names}, and the policy was never trained without; mend it, or Executor(..., absent='continue')"

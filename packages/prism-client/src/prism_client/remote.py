@@ -1,0 +1,129 @@
+"""A policy server as a planner: a thread sends every observation and fetches the plans."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import queue
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from prism_client.client import Client, ServerError
+from prism_client.planner import Reply, Step
+
+_IDENTITY = ("action_kind", "action_dim", "keep", "needs")  # a server that says something else has another policy
+
+
+class RemotePlanner:
+    """Plans of a server. `client`: a Client, or an address and the options of one.
+
+    What is older than the server's window is not sent any more: a slow network makes plans late, not old. A connection
+    that was lost starts anew on the server, so the latest observations are sent again, in order.
+    """
+
+    def __init__(self, client: Client | str, **options: Any) -> None:
+        self.client = Client(client, **options) if isinstance(client, str) else client
+        self._wake = threading.Condition()  # guards everything below
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._sending = False
+        self._recent: deque[Step] = deque()
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._info = dict(self.client.metadata)
+        self._recent = deque(maxlen=max(1, int(self._info.get("obs_horizon") or 1)))
+        self._sent = -1  # the latest step that the server has
+        self._wanted: int | None = None  # a plan is wanted for the first observation from this step on
+        self._planned: int | None = None  # actions executed before the server's last plan
+        self._replies = queue.SimpleQueue()
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        return self._info
+
+    def submit(self, step: Step) -> None:
+        # A copy: it is sent later, and a driver may fill the same buffers again.
+        own = {name: copy.copy(value) for name, value in step.observation.items()}
+        with self._wake:
+            self._recent.append(dataclasses.replace(step, observation=own))
+            if step.wants_plan:
+                self._wanted = step.number
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="prism-client", daemon=True)
+                self._thread.start()
+            self._wake.notify_all()
+
+    def poll(self, timeout: float = 0.0) -> Reply | None:
+        try:
+            return self._replies.get(timeout > 0, timeout) if timeout > 0 else self._replies.get_nowait()
+        except queue.Empty:
+            return None
+
+    def trouble(self) -> str:
+        return self.client.trouble
+
+    def reset(self, seed: int | None = None) -> None:
+        with self._wake:
+            self._recent.clear()
+            self._wake.wait_for(lambda: not self._sending)
+            self.client.reset(seed)
+            self._clear()
+
+    def close(self) -> None:
+        """Ends the thread and the connection, and gives up a request on its way."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+        self.client.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    # The other thread: everything that waits for the network.
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._next() is not None)
+                step = self._next()
+                if self._closed or step is None:
+                    return
+                wants = self._wanted is not None and step.number >= self._wanted
+                executed = None if self._planned is None else step.done - self._planned
+                self._sending = True
+            connections = self.client.connections
+            message: dict[str, Any] = {}
+            error: Exception | None = None
+            try:
+                message = self.client.infer(step.observation, executed=executed, plan=wants, ages=step.ages)
+                self._check_identity()
+            except Exception as problem:  # the network, the server's no, an observation that cannot be packed
+                error = problem
+            with self._wake:
+                self._sending = False
+                self._sent = step.number
+                again = self.client.connections != connections and self._recent and self._recent[0].number < step.number
+                if error is None and again:  # a new connection knows nothing
+                    self.client.reset()
+                    self._sent = self._recent[0].number - 1
+                else:
+                    if wants:
+                        self._wanted = None
+                        self._planned = step.done if error is None else self._planned
+                    self._replies.put(Reply(step, message, message.get("actions"), wants, error))
+                self._wake.notify_all()
+
+    def _next(self) -> Step | None:
+        """The oldest observation that the server lacks; nothing while it has them all."""
+        return next((step for step in self._recent if step.number > self._sent), None)
+
+    def _check_identity(self) -> None:
+        now = self.client.metadata
+        if changed := [key for key in _IDENTITY if now.get(key) != self._info.get(key)]:
+            raise ServerError(
+                f"the server came back with another policy ({changed[0]} {now.get(changed[0])}, not "
+                f"{self._info.get(changed[0])}): reset() to go on with it"
+            )
