@@ -1,7 +1,7 @@
 """Windows a second from every format, and memory as the dataset grows ten times.
 
 Each dataset is generated with the shapes that people have (research.data_files) and read in a process of its own:
-opened, its vectors cached, then batches in the order of training (prism.data.blocks). windows_per_s is on the dataset
+opened, its vectors cached, then batches in the order of training (prism.data.windows). windows_per_s is on the dataset
 of ten times the size, by CPU time of the one thread that reads, which other programs do not disturb, without the first
 batches, which fill the memory for blocks; windows_per_s_wall is beside it, and windows_per_s_alone: the same where
 every window is read by itself, in any order. memory_ratio_10x is the ratio of the peaks of resident memory, and

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array
-from prism.data.formats.extras import need
-from prism.data.formats.lerobot_encode import VideoWriter
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.lerobot_writer import VideoWriter
+from prism.data.formats.store_writer import DatasetWriter
+from prism.errors import need
 from prism.sensors import SensorSpec
 
 EPISODE = 100  # steps

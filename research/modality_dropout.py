@@ -29,7 +29,8 @@ from rich.table import Table
 from prism.bench.output import Output
 from prism.controller import Controller, ControllerConfig
 from prism.data import open_dataset
-from prism.data.episodes import Array, Episode, EpisodeSource, SourceView, wanted_sensors
+from prism.data.episodes import Array, Episode, EpisodeSource, wanted_sensors
+from prism.data.views import SourceView
 from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.methods.table import build_policy, tiny

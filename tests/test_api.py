@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import prism
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.sensors import SensorSpec
 
 

@@ -13,7 +13,7 @@ import torch
 
 from prism import cli
 from prism.cli import serve
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.rollout.episodes import IncompleteError
 from prism.rollout.results import EvaluationResult, load_result, recording_path

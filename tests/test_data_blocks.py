@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.data.blocks import BLOCK_BYTES, Blocks, plan_blocks
 from prism.data.loader import BatchOrder, read_batch
-from prism.data.windows import Windows
+from prism.data.windows import BLOCK_BYTES, Blocks, Windows, plan_blocks
 from prism.errors import PrismError
 from tests.data_fakes import MemorySource, counting_source
 

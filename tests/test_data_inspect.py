@@ -13,7 +13,7 @@ from rich.console import Console
 
 from prism.data import open_dataset
 from prism.data.episodes import Episode
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.data.inspect import duration, inspect, print_summary, size, summarise
 from prism.errors import PrismError
 from prism.report.dataset import render, write_page

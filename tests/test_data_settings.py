@@ -11,9 +11,9 @@ import pytest
 from prism import cli
 from prism.data import open_dataset
 from prism.data.convert import convert
-from prism.data.formats.mapping import Column, action_spec
-from prism.data.formats.store import DatasetWriter
-from prism.data.settings import with_sensor_settings
+from prism.data.formats.store_writer import DatasetWriter
+from prism.data.formats.table import Column, action_spec
+from prism.data.views import with_sensor_settings
 from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of

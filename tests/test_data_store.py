@@ -13,7 +13,8 @@ import pytest
 
 from prism.data import open_dataset, with_sensors
 from prism.data.episodes import Episode
-from prism.data.formats.store import DatasetWriter, StoreSource
+from prism.data.formats.store import StoreSource
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prism.data.episodes import Episode
-from prism.data.portion import draw, portion
+from prism.data.views import draw, portion
 from prism.data.windows import Windows, split_episodes
 from prism.errors import PrismError
 from prism.sensors import SensorSpec

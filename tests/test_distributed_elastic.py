@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.sensors import SensorSpec
 from prism.training import checkpoint
 from prism.training.monitor import read_log

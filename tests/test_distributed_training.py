@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from prism.cli.train import Train
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.distributed import ranks
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError

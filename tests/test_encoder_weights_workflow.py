@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.encoder import EncoderConfig
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prism import cli
 from prism.controller import ControllerConfig
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.rollout.metrics import wilson_interval
 from prism.rollout.results import EpisodeResult, EvaluationResult

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.report.charts import Bar, bar_chart
 from prism.rollout.episodes import DropSensors, run_episode

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("gym_pusht")
 
 from prism.data import open_dataset
-from prism.data.formats.store import DatasetWriter, StoreSource
+from prism.data.formats.store import StoreSource
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims.pusht import PushTEnv

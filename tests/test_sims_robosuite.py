@@ -16,7 +16,7 @@ pytest.importorskip("h5py")
 import h5py
 
 from prism.data import open_dataset
-from prism.data.formats.robomimic_writer import Demonstration, RobomimicWriter
+from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.sims import robosuite
@@ -88,7 +88,7 @@ def test_robomimic_layout(lift: Path) -> None:
 
 
 def test_our_reader_reads_it_back_equal(lift: Path) -> None:
-    from prism.data.formats.mapping import parse_map
+    from prism.data.formats.table import parse_map
 
     table = ("robot0_eef_pos+robot0_eef_quat+robot0_gripper_qpos=proprio", "object=object_state", "actions=action")
     own, theirs = StoreSource(lift / "own"), open_dataset(lift / "lift.hdf5", None, parse_map(table))

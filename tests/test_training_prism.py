@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from prism.data.formats.store import DatasetWriter, StoreSource
+from prism.data.formats.store import StoreSource
+from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
 from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics

@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 import numpy as np
-from prism.data.formats.store import DatasetWriter, StoreSource
+from prism.data.formats.store import StoreSource
+from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from prism.errors import PrismError
-from prism.io import allocator
+from prism.io.processes import keep_freed_memory
 
 if TYPE_CHECKING:
     from prism.controller import Controller
@@ -38,7 +38,7 @@ _HOME = {
     "train": "prism.runs.workflow",
 }
 
-allocator.configure()
+keep_freed_memory()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,10 @@
 """The one exception meant for people: a single line that names the file, the key and the remedy."""
 
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
 
 class PrismError(Exception):
     """Something the user can mend. The command line prints it as one line and exits with status 2."""
@@ -8,3 +13,12 @@ class PrismError(Exception):
 def reason(error: BaseException) -> str:
     """What a library's exception says, on one line of a message."""
     return " ".join((str(error) or type(error).__name__).split())[:120]
+
+
+def need(module: str, extra: str, what: str) -> ModuleType:
+    """Imports `module`, or says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise PrismError(f"{what} needs the package {package}: pip install 'prism-policy[{extra}]'") from None

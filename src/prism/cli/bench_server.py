@@ -40,7 +40,7 @@ class Server:
     """Replace it if it exists."""
 
     def run(self) -> None:
-        from prism.data.formats.extras import need
+        from prism.errors import need
 
         need("websockets", "serve", "prism bench server")
         need("msgpack", "serve", "prism bench server")

@@ -76,7 +76,7 @@ class Serve:
     def run(self) -> None:
         import asyncio
 
-        from prism.data.formats.extras import need
+        from prism.errors import need
 
         need("websockets", "serve", "prism serve")
         need("msgpack", "serve", "prism serve")

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from prism.data.episodes import EpisodeSource, stream_dtype
 from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
-from prism.data.formats.store import DatasetWriter
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.sensors import action_spec_of
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
@@ -104,72 +104,6 @@ def wanted_sensors(source: EpisodeSource, streams: Collection[str] | None) -> tu
         known = ", ".join(sensor.name for sensor in source.sensors)
         raise PrismError(f"{source.path}: no sensor named {', '.join(sorted(unknown))}; it has {known}")
     return tuple(sensor for sensor in source.sensors if sensor.name in streams)
-
-
-@dataclass(frozen=True)
-class SourceView:
-    """What a source keeps that is only seen otherwise; a view adds its `sensors` and `read`."""
-
-    source: EpisodeSource
-
-    @property
-    def path(self) -> Path:
-        return self.source.path
-
-    @property
-    def action_dim(self) -> int:
-        return self.source.action_dim
-
-    @property
-    def fps(self) -> float:
-        return self.source.fps
-
-    @property
-    def lengths(self) -> IntArray:
-        return self.source.lengths
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.source.notes
-
-    @property
-    def task(self) -> str:
-        return str(getattr(self.source, "task", ""))
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return action_spec_of(self.source)
-
-    @property
-    def version(self) -> str:
-        return str(getattr(self.source, "version", ""))
-
-    @property
-    def sometimes_absent(self) -> frozenset[str]:
-        every = frozenset(sensor.name for sensor in self.source.sensors)
-        return frozenset(getattr(self.source, "sometimes_absent", every))
-
-    @property
-    def read_together(self) -> int:
-        return read_together(self.source)
-
-
-@dataclass(frozen=True)
-class SensorSubset(SourceView):
-    """A source seen through fewer sensors: the others are never read."""
-
-    sensors: tuple[SensorSpec, ...]
-
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
-        names = [sensor.name for sensor in wanted_sensors(self, streams)]
-        return self.source.read(episode, start, stop, names)
-
-
-def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
-    """The same dataset with only the named sensors (PrismError for one that it lacks)."""
-    return SensorSubset(source, wanted_sensors(source, names))
 
 
 class FiniteCheck:

@@ -11,7 +11,7 @@ import numpy as np
 
 from prism.data import format_name, open_dataset
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, stream_dtype
-from prism.data.formats.mapping import Entry
+from prism.data.formats.table import Entry
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
 

@@ -17,9 +17,8 @@ from types import TracebackType
 
 import numpy as np
 
-from prism.data.blocks import Blocks
 from prism.data.episodes import IntArray
-from prism.data.windows import LazyStreams, Windows
+from prism.data.windows import Blocks, LazyStreams, Windows
 from prism.errors import PrismError
 from prism.io.processes import end_with_parent, leave_signals_to_parent
 from prism.types import Batch, Share

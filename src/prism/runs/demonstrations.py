@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from rich.console import Console
 
 from prism.data import EpisodeSource, open_dataset, with_sensors
-from prism.data.formats.mapping import parse_map
+from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
@@ -35,11 +35,11 @@ class Demonstrations:
     noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
     mirror: bool = False  # Push-T: each demonstration and its mirror image (see sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
-    map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/mapping.py); (): a guess, explained
+    map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/formats/table.py); (): a guess, explained
     fps: float | None = None  # steps a second, for formats that do not store it
-    # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/settings.py)
+    # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/views.py)
     sensors: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    # train on less, drawn by the seed of the training (data/portion.py): of the steps, or so many demonstrations
+    # train on less, drawn by the seed of the training (data/views.py): of the steps, or so many demonstrations
     fraction: float | None = field(default=None, metadata=ADDED_LATER)
     count: int | None = field(default=None, metadata=ADDED_LATER)
     # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from prism.data.portion import draw, portion
+from prism.data.views import draw, portion
 from prism.data.windows import Windows, split_episodes
 from prism.distributed import ranks
 from prism.encoder import load_pretrained

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from prism.data.formats.store import DatasetWriter, StoreSource, is_store
+from prism.data.formats.store import StoreSource, is_store
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.io.processes import end_with_parent
 from prism.sensors import SensorSpec

@@ -20,7 +20,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.data.episodes import Array, Episode, EpisodeSource, check_slice, read_together, wanted_sensors, with_sensors
+from prism.data.episodes import Array, Episode, EpisodeSource, check_slice, read_together, wanted_sensors
+from prism.data.views import with_sensors
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.data.episodes import EpisodeSource
-from prism.data.formats.robomimic_writer import Demonstration, RobomimicWriter
+from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims import offscreen

@@ -35,16 +35,15 @@ from prism.data.align import (
 )
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats import rosmsg
-from prism.data.formats.extras import need
-from prism.data.formats.mapping import Column, Entry
-from prism.data.formats.table import Raw, Stream, TableSource, make_table
-from prism.errors import PrismError, reason
+from prism.data.formats.table import Column, Entry, Raw, Stream, TableSource, make_table
+from prism.errors import PrismError, need, reason
 from prism.sensors import encode_text
 
 AGAIN = "copy or record it again"
 _ACTION_WORDS = ("action", "command", "cmd", "target")
 _KEPT = 4  # bags whose alignment is kept in memory
 _TEXT_BYTES = 128  # at least; more where the first bag has longer texts
+_FILES = (".mcap", ".db3")
 _MOST_TEXT = 1024  # longer ones are no instructions: a robot's description
 
 
@@ -73,6 +72,21 @@ class _Bag:
     gaps: tuple[str, ...]
 
 
+def is_rosbag(path: Path) -> bool:
+    """A bag (a folder with metadata.yaml, or its file alone), or a folder of bags."""
+    if path.is_file():
+        return path.suffix in _FILES
+    return path.is_dir() and bool(_bags_in(path))
+
+
+def _bags_in(path: Path) -> list[Path]:
+    """Bags, one an episode, in the order of their names; files without metadata.yaml beside them count, too."""
+    if path.is_file() or (path / "metadata.yaml").is_file():
+        return [path]
+    found = [*path.glob("*/metadata.yaml"), *(file for end in _FILES for file in path.glob(f"*{end}"))]
+    return sorted(file.parent if file.name == "metadata.yaml" else file for file in found)
+
+
 class RosbagSource(TableSource):
     """A bag, or a folder of bags. `fps` is the rate of the steps; the camera's own unless told."""
 
@@ -83,8 +97,7 @@ class RosbagSource(TableSource):
         self._arguments = (path, fps, tuple(entries), tolerance)
         self._highlevel: Any = need("rosbags.highlevel", "ros", f"{path}: ROS 2 bags")
         self._typesys: Any = need("rosbags.typesys", "ros", f"{path}: ROS 2 bags")
-        single = (path / "metadata.yaml").is_file()
-        self._bags = [path] if single else sorted(file.parent for file in path.glob("*/metadata.yaml"))
+        self._bags = _bags_in(path)
         self._lock = threading.RLock()
         self._known: OrderedDict[int, _Bag] = OrderedDict()
         self._reader: tuple[int, Any] | None = None

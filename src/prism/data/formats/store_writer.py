@@ -12,8 +12,17 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array, BoolArray, stream_dtype
-from prism.data.formats.manifest import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Manifest, check_sensors, is_store
-from prism.data.formats.rows import Checksums, as_bytes
+from prism.data.formats.store import (
+    ACTIONS,
+    CHECKSUM,
+    MANIFEST,
+    PRESENT,
+    Checksums,
+    Manifest,
+    as_bytes,
+    check_sensors,
+    is_store,
+)
 from prism.errors import PrismError
 from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
 from prism.sensors import ActionSpec, SensorSpec

@@ -1,0 +1,209 @@
+"""What a user says of the sensors of a dataset: preprocessing, rate, what a healthy reading looks like.
+
+    agentview_image.crop=76,76  rgb_*.random_shift=4  depth_static.clip=0.2,3  force.limits=-60,60
+
+action.quaternions=3:7 says which dimensions of the actions are a unit quaternion (nothing behind =: none are).
+NAME.KEY=VALUE; the keys are those of SensorSpec, NAME may be a pattern. What a sensor is called, and of which kind it
+is, says --map (prism.data.formats.table).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+
+from prism.data.episodes import Episode, EpisodeSource, IntArray, check_slice, read_together, wanted_sensors
+from prism.errors import PrismError
+from prism.io.jsonconfig import with_settings
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+
+
+@dataclass(frozen=True)
+class SourceView:
+    """What a source keeps that is only seen otherwise; a view adds its `sensors` and `read`."""
+
+    source: EpisodeSource
+
+    @property
+    def path(self) -> Path:
+        return self.source.path
+
+    @property
+    def action_dim(self) -> int:
+        return self.source.action_dim
+
+    @property
+    def fps(self) -> float:
+        return self.source.fps
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.source.lengths
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.source.notes
+
+    @property
+    def task(self) -> str:
+        return str(getattr(self.source, "task", ""))
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return action_spec_of(self.source)
+
+    @property
+    def version(self) -> str:
+        return str(getattr(self.source, "version", ""))
+
+    @property
+    def sometimes_absent(self) -> frozenset[str]:
+        every = frozenset(sensor.name for sensor in self.source.sensors)
+        return frozenset(getattr(self.source, "sometimes_absent", every))
+
+    @property
+    def read_together(self) -> int:
+        return read_together(self.source)
+
+
+@dataclass(frozen=True)
+class SensorSubset(SourceView):
+    """A source seen through fewer sensors: the others are never read."""
+
+    sensors: tuple[SensorSpec, ...]
+
+    def read(
+        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
+    ) -> Episode:
+        names = [sensor.name for sensor in wanted_sensors(self, streams)]
+        return self.source.read(episode, start, stop, names)
+
+
+def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
+    """The same dataset with only the named sensors (PrismError for one that it lacks)."""
+    return SensorSubset(source, wanted_sensors(source, names))
+
+
+# ---------------------------------------------------------------------------
+
+_FIXED = ("name", "kind", "shape", "sample_rate", "names")  # what the data are, not what is done with them
+KEYS = tuple(field.name for field in dataclasses.fields(SensorSpec) if field.name not in _FIXED)
+
+
+@dataclass(frozen=True)
+class Respecified(SourceView):
+    """A source whose sensors have other specs; the data are the same."""
+
+    sensors: tuple[SensorSpec, ...]
+    stated: ActionSpec
+
+    @property
+    def action_spec(self) -> ActionSpec:
+        return self.stated
+
+    def read(
+        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
+    ) -> Episode:
+        return self.source.read(episode, start, stop, streams)
+
+
+def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> EpisodeSource:
+    """The source with its sensors as the texts say; PrismError names the one that is wrong."""
+    specs = {spec.name: spec for spec in source.sensors}
+    action = action_spec_of(source)
+    for text in texts:
+        target, equals, value = text.partition("=")
+        pattern, _, key = target.strip().rpartition(".")
+        if target.strip() == "action.quaternions" and equals:
+            action = dataclasses.replace(action, quaternions=_quaternions(value, text))
+            action.check(source.action_dim, f"--sensor {text}: {source.path}")
+            continue
+        if not equals or not pattern or key not in KEYS:
+            raise PrismError(f"--sensor {text}: write SENSOR.KEY=VALUE, where KEY is one of {', '.join(KEYS)}")
+        chosen = [name for name in specs if fnmatchcase(name, pattern)]
+        if not chosen:
+            raise PrismError(f"--sensor {text}: {source.path} has no sensor '{pattern}'; it has {', '.join(specs)}")
+        value = value.strip()
+        if "," in value and not value.startswith("["):
+            value = f"[{value}]"
+        for name in chosen:
+            try:
+                specs[name] = with_settings(specs[name], (f"{key}={value}",))
+            except PrismError as error:
+                raise PrismError(f"--sensor {text}: {str(error).removeprefix('--set.')}") from None
+    return Respecified(source, tuple(specs.values()), action) if texts else source
+
+
+def _quaternions(value: str, text: str) -> tuple[int, ...]:
+    """'3:7,10:14' -> (3, 10)"""
+    parts = [re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", part.strip()) for part in value.split(",") if part.strip()]
+    if not all(part is not None and int(part[2] or int(part[1]) + 4) == int(part[1]) + 4 for part in parts):
+        raise PrismError(f"--sensor {text}: write FIRST:END of four dimensions, for example action.quaternions=3:7")
+    return tuple(sorted(int(part[1]) for part in parts if part is not None))
+
+
+# ---------------------------------------------------------------------------
+# Less data, drawn by a seed: a fraction of the steps, or a number of demonstrations.
+
+
+@dataclass(frozen=True)
+class Portion(SourceView):
+    """Some episodes of a source, the first steps of each."""
+
+    episodes: IntArray
+    steps: IntArray
+
+    @property
+    def lengths(self) -> IntArray:
+        return self.steps
+
+    @property
+    def sensors(self) -> tuple[SensorSpec, ...]:
+        return self.source.sensors
+
+    def read(
+        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
+    ) -> Episode:
+        start, stop = check_slice(self, episode, start, stop)
+        return self.source.read(int(self.episodes[episode]), start, stop, streams)
+
+
+def draw(
+    lengths: Sequence[int] | IntArray, fraction: float | None = None, count: int | None = None, seed: int = 0
+) -> tuple[IntArray, IntArray]:
+    """Which of the episodes of these lengths, and how many steps of each; neither fraction nor count: all.
+
+    Episodes come in an order that the seed draws: `count` of them whole; or whole ones until `fraction` of all steps is
+    reached, of the last as many as are missing. (Of play data, as CALVIN's, an episode is hours long: whole ones would
+    not give a tenth.) With one seed less is contained in more, so that learning curves over the amount of data add
+    demonstrations and never exchange them.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    if fraction is not None and count is not None:
+        raise PrismError("give a fraction or a number of demonstrations, not both")
+    taken = sizes[order]
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise PrismError(f"the fraction of the data to train on must be in (0, 1], not {fraction:g}")
+        wanted = max(round(fraction * int(sizes.sum())), 1)
+        taken = np.clip(wanted - (np.cumsum(taken) - taken), 0, taken)
+    elif count is not None:
+        if not 1 <= count <= len(sizes):
+            raise PrismError(f"{count} demonstrations were asked for, there are {len(sizes)} to train on")
+        taken = np.where(np.arange(len(taken)) < count, taken, 0)
+    back = np.argsort(order)
+    steps: IntArray = taken[back]
+    episodes = np.flatnonzero(steps)
+    return episodes.astype(np.int64), steps[episodes]
+
+
+def portion(source: EpisodeSource, episodes: Sequence[int] | IntArray, lengths: IntArray) -> EpisodeSource:
+    """The first steps of these episodes of the source."""
+    return Portion(source, np.asarray(episodes, np.int64), np.asarray(lengths, np.int64))
