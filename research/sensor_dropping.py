@@ -24,8 +24,7 @@ from tyro.conf import Positional, arg
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.policy import PolicySpec
-from prism.report.charts import BAR_STYLE, Bar, bar_chart
-from prism.report.page import page
+from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout import metrics
 from prism.rollout.episodes import TEST_SEED, EnvFactory, PolicyFactory, Rollouts
 from prism.rollout.results import EpisodeResult, EvaluationResult, refuse_existing, write_atomic, write_json

@@ -96,7 +96,7 @@ def check_more_workers_than_processors(cluster: Any, folder: Path) -> None:
 def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
     """Two cells on two nodes; one node goes in the middle of a training. That cell goes on, on the node that is left,
     and both end as they do in this process."""
-    small = ("policy.encoder.mix_width=64", "policy.encoder.mix_blocks=1", "train.batch_size=8", "train.threads=1")
+    small = ("policy.encoder.mix_width=64", "policy.encoder.mix_blocks=1", "train.batch_size=8")
     config = CompareConfig(
         ("pusht",),
         (Contestant("prism", "prism"), Contestant("mse", "mse")),

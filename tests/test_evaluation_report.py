@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.report import charts
-from prism.report.player import films, mode_class, telling_fans
+from prism.report.player import films, future, mode_class, telling_fans, views
 from prism.report.run import render, write_report
-from prism.report.scene import future, views
 from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
+from tests.browser import CHROMIUM, Browser
 
 VOID = {"meta", "input", "img", "br", "link"}
 LOG = [
@@ -177,3 +177,33 @@ def test_ticks_lie_inside(low: float, span: float) -> None:
     assert 2 <= len(ticks) <= 12
     assert low - 1e-6 * span - 1e-9 * abs(low) <= ticks[0]
     assert ticks[-1] <= low + span + 1e-6 * span + 1e-9 * abs(low)
+
+
+def many_episodes() -> EvaluationResult:
+    result = make_result("pusht", 0)
+    return dataclasses.replace(
+        result, episodes=tuple(make_episode(100_000 + i, "pusht", 0, i % 3 > 0) for i in range(30))
+    )
+
+
+def test_rows_that_are_hidden_are_counted() -> None:
+    text = render([many_episodes()], {}, "Many")
+    assert "Show all 30 episodes (10 are hidden otherwise)" in text
+    assert all(f'<th scope="row">{100_000 + i}</th>' in text for i in range(30)), "all of them are in the page"
+    assert "are hidden" not in render([make_result("pusht")], {}, "Few")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_hidden_rows_are_shown_on_request_without_a_script(tmp_path: Path, width: int) -> None:
+    page = write_report(tmp_path / "report.html", [many_episodes()])
+    page.write_text(page.read_text().rpartition("<script>")[0])  # its own, the last one
+    with Browser(page.as_uri(), width) as browser:
+        rows = "[...document.querySelectorAll('tbody tr')].filter((row) => row.offsetHeight).length"
+        assert browser.ask(rows) == 20
+        browser.ask("document.querySelector('.more input').click()")
+        assert browser.ask(rows) == 30
+        assert browser.ask("document.documentElement.scrollWidth") <= width, "the page itself does not scroll sideways"
+        table = "document.querySelector('.scroll')"
+        assert browser.ask(f"{table}.scrollHeight - {table}.clientHeight") <= 1, "no rows below an edge"
+        assert browser.complaints == []

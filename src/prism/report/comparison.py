@@ -8,8 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, log_ticks, number
-from prism.report.page import page
+from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, log_ticks, number, page
 from prism.rollout.results import write_atomic
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import Any
 
 from prism.errors import PrismError
 from prism.report import charts
-from prism.report.charts import Series
-from prism.report.page import page
+from prism.report.charts import Series, page
 from prism.report.player import Film, fan_picture, films, player, telling_fans
 from prism.rollout import metrics
 from prism.rollout.results import EpisodeResult, EvaluationResult, write_atomic
 
 Log = Sequence[Mapping[str, Any]]  # the lines of a run's log.jsonl
+_ROWS = 20  # of the table of episodes; report.css hides the others until they are asked for
 
 
 def write_report(
@@ -216,14 +216,19 @@ def _success_by_step(result: EvaluationResult) -> str:
 
 
 def _table(result: EvaluationResult) -> str:
+    """Every episode. Beyond _ROWS they wait for a checkbox that says how many; it needs no script."""
     rows = "".join(_row(episode) for episode in result.episodes)
     names = ("Seed", "Success", "Score", "Steps", "Jerk", "Switches", "Modes", "Plan, ms")
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in names)
+    more = ""
+    if (total := len(result.episodes)) > _ROWS:
+        text = f"Show all {total} episodes ({total - _ROWS} are hidden otherwise)"
+        more = f'<label class="more"><input type="checkbox"> {text}</label>'
     crashes = "".join(f"<li>{escape(line)}</li>" for line in result.crashes)
     note = f'<p class="hint">Workers that died and were replaced:</p><ul class="hint">{crashes}</ul>' if crashes else ""
     return (
-        f'<h3>Episodes</h3><div class="panel scroll" tabindex="0" role="region" aria-label="Table of episodes"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+        f'<h3>Episodes</h3><div class="rows"><div class="panel scroll" tabindex="0" role="region" aria-label="Table of '
+        f'episodes"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</div>{note}'
     )
 
 
