@@ -28,10 +28,10 @@ from rich.console import Console
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
+from prism.methods import METHODS
 from prism.methods.context import ContextPolicy
 from prism.methods.diffusion import DiffusionConfig
 from prism.methods.flow_matching import FlowMatchingConfig
-from prism.methods.table import METHODS, TEACHERS
 from prism.policy import Policy
 from prism.rollout.episodes import evaluate
 from prism.rollout.metrics import FloatArray, interval, paired
@@ -45,6 +45,7 @@ from research.trainings import settings_of, train_run
 
 OWN = "own"  # as many evaluations as the method takes by itself
 ASKED = ("diffusion", "flow_matching")  # methods that are asked more or less often
+TEACHERS = {name: method.teacher for name, method in METHODS.items() if method.teacher}
 MADE_FROM = {**TEACHERS, "consistency_fm": "flow_matching", "adaflow": "flow_matching"}
 
 

@@ -6,11 +6,10 @@ import copy
 from dataclasses import fields, replace
 from typing import Any
 
+from prism.methods import METHODS
 from prism.methods.context import ContextConfig, ContextPolicy
-from prism.methods.student import Student
-from prism.methods.table import CONFIGS, TEACHERS, as_method, build_policy
-from prism.methods.unet import UNetConfig
-from prism.methods.unet_policy import UNetPolicyConfig
+from prism.methods.table import as_method, build_policy
+from prism.methods.unet import Student, UNetConfig, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import Policy
 from prism.sensors import SensorSpec
@@ -41,7 +40,7 @@ def build(
 def with_teacher(policy: Policy) -> Policy:
     """A distilled policy, with a teacher of its sizes and normaliser and other weights; other policies as they are."""
     if isinstance(policy, Student):
-        kind = CONFIGS[TEACHERS[policy.spec.method]]
+        kind = METHODS[str(METHODS[policy.spec.method].teacher)].config
         same = {f.name for f in fields(kind)} & {f.name for f in fields(policy.config)} - {"evaluations"}
         config = kind(**{name: getattr(policy.config, name) for name in same})
         spec = config.spec(policy.spec.sensors, policy.spec.action_dim, policy.spec.fps)

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from prism.cli.train import Method as CommandMethod
+from prism.cli.train import Train
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.methods import METHODS
 from prism.methods.consistency import ConsistencyConfig
 from prism.methods.context import ContextConfig
 from prism.methods.diffusion import DiffusionConfig
 from prism.methods.table import (
-    CONFIGS,
-    METHODS,
     PRESETS,
-    UNETS,
     as_method,
     build_policy,
     method_config,
     preset,
     size_of,
 )
+from prism.methods.unet import SIZES
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import ObjectiveConfig
 from prism.runs.recipes import Experiment, recipe, with_method, with_preset
@@ -166,8 +167,10 @@ def test_trains_in_the_loop_and_loads_from_its_checkpoint(method: str, tmp_path:
 
 
 def test_the_command_knows_every_method() -> None:
-    assert get_args(CommandMethod) == METHODS
-    assert tuple(CONFIGS) == METHODS
+    for name, method in METHODS.items():
+        assert method.config.method == name
+        assert re.search(rf"\b{name}\b", inspect.getsource(Train)), f"prism train --help does not name {name}"
+        assert method.teacher is None or METHODS[method.teacher].teacher is None
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -232,7 +235,7 @@ def test_a_method_is_as_large_as_what_it_stands_beside() -> None:
     for name, size in (("pusht-human", "tiny"), ("metaworld-reach-pixels", "base")):
         policy = with_method(recipe(name), "diffusion").policy
         assert isinstance(policy, DiffusionConfig)
-        assert policy.unet == UNETS[size]
+        assert policy.unet == SIZES[size]
     assert [size_of(preset(name)) for name in PRESETS] == list(PRESETS)
 
 

@@ -19,11 +19,9 @@ from prism.methods.adaflow import AdaFlowPolicy
 from prism.methods.consistency import ConsistencyPolicy
 from prism.methods.context import ContextPolicy, Example
 from prism.methods.diffusion import DiffusionPolicy
-from prism.methods.flow_matching import FlowMatchingPolicy
-from prism.methods.rectified_flow import RectifiedFlowConfig, RectifiedFlowPolicy
-from prism.methods.student import Student
+from prism.methods.flow_matching import FlowMatchingPolicy, RectifiedFlowConfig, RectifiedFlowPolicy
 from prism.methods.table import build_policy, student_config
-from prism.methods.unet import step_features
+from prism.methods.unet import Student, step_features
 from prism.selection import SelectionConfig
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method

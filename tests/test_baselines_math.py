@@ -15,13 +15,10 @@ from prism.methods.act import ActPolicy
 from prism.methods.adaflow import AdaFlowPolicy
 from prism.methods.consistency import ConsistencyPolicy
 from prism.methods.context import ContextPolicy
-from prism.methods.diffusion import DiffusionPolicy
+from prism.methods.diffusion import DiffusionPolicy, NoiseSchedule, cosine_alphas, timesteps
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingPolicy
 from prism.methods.imle import ImlePolicy, choose, flat_distance
-from prism.methods.schedule import NoiseSchedule, cosine_alphas, timesteps
-from prism.methods.student import Student
-from prism.methods.table import UNETS
-from prism.methods.unet import UNet, UNetConfig, step_features
+from prism.methods.unet import SIZES, Student, UNet, UNetConfig, step_features
 from prism.types import Batch
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import random_batch
@@ -38,7 +35,7 @@ def _rng(seed: int = 0) -> torch.Generator:
 @pytest.mark.parametrize(("action_dim", "expected"), [(2, 79_889_922), (7, 79_898_887), (14, 79_911_438)])
 def test_the_published_unet_has_79_9_million_parameters(action_dim: int, expected: int) -> None:
     with torch.device("meta"):
-        unet = UNet(UNETS["paper"], action_dim, 1024)
+        unet = UNet(SIZES["paper"], action_dim, 1024)
     assert sum(p.numel() for p in unet.parameters()) == expected
     assert round(expected / 1e6, 1) == 79.9
 

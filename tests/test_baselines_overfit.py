@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prism.methods import METHODS
 from prism.methods.context import ContextPolicy
 from prism.methods.diffusion import DiffusionPolicy
-from prism.methods.student import Student
-from prism.methods.table import METHODS, TEACHERS, build_policy
-from prism.methods.unet import UNetConfig, step_features
+from prism.methods.table import build_policy
+from prism.methods.unet import Student, UNetConfig, step_features
 from prism.types import Batch, Observation
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import ACTION_DIM, VECTORS
@@ -72,7 +72,7 @@ def learn(policy: ContextPolicy, steps: int, copies: int = COPIES) -> ContextPol
     [
         pytest.param(method, marks=[pytest.mark.slow] if method in ("adaflow", "consistency_fm") else [])
         for method in METHODS
-        if method not in TEACHERS  # below
+        if METHODS[method].teacher is None  # below
     ],
 )
 def test_a_tiny_dataset_is_learned_by_heart(method: str) -> None:
@@ -140,7 +140,7 @@ FEW_STEP: dict[str, dict[str, Any]] = {  # and how it is asked
 
 
 def test_no_method_is_left_out() -> None:
-    assert set(METHODS) == set(FEW_STEP) | (set(METHODS) - TEACHERS.keys())
+    assert {method for method in METHODS if METHODS[method].teacher} <= set(FEW_STEP)
 
 
 @pytest.mark.parametrize("method", FEW_STEP)
@@ -149,7 +149,7 @@ def test_a_few_step_method_learns_by_heart_too(method: str) -> None:
     before = error(policy)
     steps = 500
     if isinstance(policy, Student):
-        teacher = many_steps(TEACHERS[method])
+        teacher = many_steps(str(METHODS[method].teacher))
         assert error(teacher) < NEAR_ZERO, "the teacher"
         fresh = {name: value.clone() for name, value in policy.state_dict().items()}
         policy.learn_from(teacher)

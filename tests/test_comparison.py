@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.methods.rectified_flow import RectifiedFlowConfig
+from prism.methods.flow_matching import RectifiedFlowConfig
 from prism.report.comparison import frontier, render
 from prism.rollout import metrics
 from prism.runs import cell, grid

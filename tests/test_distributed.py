@@ -11,7 +11,8 @@ import torch
 
 from prism.distributed import draws, ranks
 from prism.distributed.ranks import rows_of
-from prism.methods.table import METHODS, build_policy
+from prism.methods import METHODS
+from prism.methods.table import build_policy
 from prism.objective import RSIMLE, ObjectiveConfig, quantile, quantile_over_ranks
 from prism.policy import Policy
 from prism.training.batches import split_batch

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.methods.table import METHODS
+from prism.methods import METHODS
 from prism.runs.recipes import Experiment
 from research import trends
 from research.report import Study, decided
@@ -90,7 +90,7 @@ def test_impossible_trends_are_refused(changes: dict[str, Any], message: str) ->
 
 
 def test_every_method_has_a_training_of_each_share_and_seed() -> None:
-    config = trends.TrendsConfig(methods=METHODS, settings=("train.batch_size=8",))
+    config = trends.TrendsConfig(methods=tuple(METHODS), settings=("train.batch_size=8",))
     for method in METHODS:
         experiment = config.experiment(method, 0.05, 3)
         assert (experiment.method, experiment.train.seed, experiment.train.batch_size) == (method, 3, 8)

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from prism import attention, distance, objective
-from prism.methods import schedule
+from prism.methods import diffusion
 from prism.methods.flow_matching import FlowMatchingPolicy
 from prism.training.learner import Learner
 from tests.pins import cases
@@ -47,7 +47,7 @@ CHANGES: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "Euler steps 1e-6 late": ("flow_matching", FlowMatchingPolicy, "velocity", lambda f: (
         lambda self, x, films, time: f(self, x, films, time + 1e-6)
     )),
-    "noise schedule off by 1e-7": ("diffusion", schedule, "cosine_alphas", lambda f: lambda t: f(t) * (1 - 1e-7)),
+    "noise schedule off by 1e-7": ("diffusion", diffusion, "cosine_alphas", lambda f: lambda t: f(t) * (1 - 1e-7)),
     "EMA decay off by 1e-6": ("mse", cases, "ema_decay", lambda f: lambda config, step: f(config, step) + 1e-6),
     "learning rate 1e-6 larger": ("act", Learner, "apply", lambda f: (
         lambda self, rate, decay: f(self, rate * (1 + 1e-6), decay)

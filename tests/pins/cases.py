@@ -21,10 +21,10 @@ from torch import Tensor
 from prism.attention import AttentionConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
+from prism.methods import METHODS
 from prism.methods.prism import PrismConfig
-from prism.methods.table import METHODS, as_method, build_policy
-from prism.methods.unet import UNetConfig
-from prism.methods.unet_policy import UNetPolicyConfig
+from prism.methods.table import as_method, build_policy
+from prism.methods.unet import UNetConfig, UNetPolicyConfig
 from prism.normalize import Normalizer, RunningStatistics, Statistics
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy

@@ -13,7 +13,7 @@ published.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,13 @@ from prism.distributed import draws
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy
-from prism.methods.context import seeded
+from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.types import Batch
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,13 @@ class ActConfig(BaselineConfig):
     latent: int = 32
     kl_weight: float = 10.0  # published
     dropout: float = 0.1  # published
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        own = {} if size == "paper" else {"feedforward": int(prism.generator.mlp_ratio * prism.generator.width)}
+        if size == "tiny":
+            own |= {"style_layers": 2, "encoder_layers": 2, "latent": 16}
+        return cls.like(prism, heads=prism.generator.attention.heads, **own)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,3 +160,10 @@ class ActPolicy(BaselinePolicy):
     ) -> Float[Tensor, "B K Tp Da"]:
         plan = self.actions(context.new_zeros(len(context), self.config.latent), context, None)
         return self.config.offset_scale * plan.unsqueeze(1).expand(-1, candidates, -1, -1)
+
+
+METHOD = Method(
+    ActConfig,
+    ActPolicy,  # temporal ensembling; one plan is all there is to choose from
+    controller=("candidates=1", "exec_horizon=1", "ensemble=0.01", "selection.rule=first"),
+)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from prism.distributed import draws
 from prism.errors import PrismError
-from prism.methods.context import seeded
+from prism.methods.context import Method, seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.unet import Films, step_features
 from prism.normalize import Normalizer
@@ -113,3 +113,6 @@ class AdaFlowPolicy(FlowMatchingPolicy):
     def _films_at(self, time: Float[Tensor, "B K"]) -> Films:
         flat = self.unet.step_films(TIME_SCALE * time.flatten())
         return tuple(film.reshape(*time.shape, -1) for film in flat)
+
+
+METHOD = Method(AdaFlowConfig, AdaFlowPolicy)

@@ -12,8 +12,8 @@ consistency distillation (Song et al. 2023), they all go to the end, and a secon
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -22,14 +22,15 @@ from torch import Tensor
 from prism.distributed import draws
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.diffusion import DiffusionConfig, DiffusionPolicy
-from prism.methods.schedule import NoiseSchedule, timesteps
-from prism.methods.student import Student
-from prism.methods.unet import Films
-from prism.methods.unet_policy import UNetPolicy, UNetPolicyConfig
+from prism.methods.context import Method
+from prism.methods.diffusion import DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
+from prism.methods.unet import Films, Student, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.types import Batch
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class ConsistencyConfig(UNetPolicyConfig):
     grid: int = 10  # DDIM steps of the teacher
     evaluations: int = 1
     denoising_weight: float = 0.1  # w
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        config = super().sized(prism, size)  # bounded by the way from one position in [-1, 1] to another
+        return config if prism.anchor is None else replace(config, clip=2.0 / config.offset_scale)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,3 +128,6 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
                 x = self.schedule.add_noise(x, fresh, step)
             x = self.bounded_end_of(x, films, step)
         return x
+
+
+METHOD = Method(ConsistencyConfig, ConsistencyPolicy)

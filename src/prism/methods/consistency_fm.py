@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prism.distributed import draws
 from prism.errors import PrismError
+from prism.methods.context import Method
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.policy import LossOutput
 from prism.types import Batch
@@ -67,3 +68,6 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
         apart = inside * (velocity - target_velocity).square()
         error = (landed - target).square() + self.config.velocity_weight * apart
         return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
+
+
+METHOD = Method(ConsistencyFmConfig, ConsistencyFmPolicy)

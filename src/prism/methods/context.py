@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from prism.distributed import draws
@@ -25,6 +25,9 @@ from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
 from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,30 @@ class ContextConfig:
         if self.obs_horizon < 1 or self.pred_horizon < 1:
             raise PrismError(f"obs_horizon {self.obs_horizon} and pred_horizon {self.pred_horizon} must be at least 1")
 
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> ContextConfig:
+        """This method as large as PRISM's `size` (tiny, base, paper), on the encoder and horizons of `prism`."""
+        raise NotImplementedError
+
     def spec(
         self, sensors: tuple[SensorSpec, ...], action_dim: int, fps: float, action: ActionSpec | None = None
     ) -> PolicySpec:
         horizons = (self.obs_horizon, self.pred_horizon)
         return PolicySpec(self.method, to_json(self), sensors, action_dim, fps, *horizons, action or ActionSpec())
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the table of methods."""
+
+    config: type[ContextConfig]
+    policy: type[Policy]
+    controller: tuple[str, ...] = ()  # KEY=VALUE: what it executes otherwise than PRISM
+
+    @property
+    def teacher(self) -> str | None:
+        """The method that it is distilled from, if it is."""
+        return getattr(self.policy, "teacher_method", None)
 
 
 @dataclass(frozen=True)
@@ -136,3 +158,51 @@ class ContextPolicy(Policy):
                 noise = draws.randn(clean.shape, rng).to(clean.device)
                 streams[spec.name] = clean + self.config.observation_noise * self.normalizer.scale(spec.name) * noise
         return Observation(streams, observation.present)
+
+
+@dataclass(frozen=True)
+class BaselineConfig(ContextConfig):
+    """A method that models plans in a space of its own, where offsets from an anchor are as large as noise:
+
+    data = (normalised actions - anchor) / offset_scale          what it models
+    plan = offset_scale * data                                   what `plan` returns; the anchor is added later
+    """
+
+    width: int = 512  # D of the context: PRISM's generator.width
+    offset_scale: float = 1.0  # plans are modelled in this unit of the normalised action
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.width < 1 or self.offset_scale <= 0:
+            raise PrismError(f"{self.method}: width {self.width} must be at least 1, offset_scale above 0")
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        return cls.like(prism)
+
+    @classmethod
+    def like(cls, prism: PrismConfig, **own: Any) -> Self:
+        """A config whose shared part is PRISM's, field by field."""
+        shared = {f.name: getattr(prism, f.name) for f in fields(ContextConfig)}
+        return cls(**shared, width=prism.generator.width, **own)
+
+
+class BaselinePolicy(ContextPolicy):
+    config: BaselineConfig
+
+    def data(self, example: Example) -> Float[Tensor, "B Tp Da"]:
+        """The target in the method's own space."""
+        target = example.target if example.anchor is None else example.target - example.anchor[:, 0]
+        return target / self.config.offset_scale
+
+    def noise(self, rows: int, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        """Drawn on the CPU, so that a seed means the same on every device."""
+        shape = (rows, candidates, self.config.pred_horizon, self.spec.action_dim)
+        return draws.randn(shape, rng).to(self.normalizer.action_center.device)
+
+    def row_mean(self, error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, " B"]:
+        """Mean over the valid steps of each row and the action dimensions that move: the mean of these over ranks is
+        that of the global batch."""
+        moves = self.normalizer.action_moves
+        mask = valid.unsqueeze(-1).to(torch.float32)
+        return (error.float() * (mask * moves)).sum((1, 2)) / (mask.sum((1, 2)) * moves.sum()).clamp(min=1.0)

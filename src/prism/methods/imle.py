@@ -4,7 +4,7 @@
     loss = mean_i min_k { d_ik : d_ik > epsilon }                over the rows i that have such a candidate
 
 Rejection is per sample, against the own target, with a fixed epsilon; rows without a valid candidate are dropped.
-Execution is the rule `overlap` of prism.selection on 32 candidates (experiments.with_method).
+Execution is the rule `overlap` of prism.selection on 32 candidates (METHOD below).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,11 +21,14 @@ from torch import Tensor
 from prism.distributed import draws, ranks
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.methods.unet import Films
-from prism.methods.unet_policy import UNetPolicy, UNetPolicyConfig
+from prism.methods.context import Method
+from prism.methods.unet import SIZES, Films, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.types import Batch
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class ImleConfig(UNetPolicyConfig):
 
     candidates: int = 20  # a training row; published
     epsilon: float = 0.03  # published, on normalised actions
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        return cls.like(prism, unet=SIZES[size])  # offsets in their own units, as published
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,3 +123,6 @@ class ImlePolicy(UNetPolicy):
     ) -> Float[Tensor, "B K Tp Da"]:
         plans: Tensor = self.unet(self.noise(context.shape[0], candidates, rng), self.films(context))
         return self.config.offset_scale * plans
+
+
+METHOD = Method(ImleConfig, ImlePolicy, controller=("candidates=32", "selection.rule=overlap"))

@@ -15,7 +15,7 @@ from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig, Prepared
 from prism.io.jsonconfig import from_json
-from prism.methods.context import ContextConfig, ContextPolicy, seeded
+from prism.methods.context import ContextConfig, ContextPolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Crowd, Distances, ObjectiveConfig
 from prism.policy import LossOutput, PolicySpec
@@ -28,6 +28,10 @@ class PrismConfig(ContextConfig):
 
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> PrismConfig:
+        return prism
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,3 +129,6 @@ class PrismPolicy(ContextPolicy):
     ) -> Float[Tensor, "B K Tp Da"]:
         latent = self.latents(context.shape[0], candidates, rng)
         return self._generate(self.generator.prepare(context), latent, None)
+
+
+METHOD = Method(PrismConfig, PrismPolicy)

@@ -6,7 +6,7 @@ The latent is zero, so all K plans are one plan; where demonstrations disagree i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from jaxtyping import Float
@@ -17,11 +17,13 @@ from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy
-from prism.methods.context import seeded
+from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.types import Batch
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,10 @@ class RegressorConfig(BaselineConfig):
     method: ClassVar[str] = "mse"
 
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)  # PRISM's
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        return cls.like(prism, generator=prism.generator)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,3 +66,6 @@ class RegressorPolicy(BaselinePolicy):
         self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
     ) -> Float[Tensor, "B K Tp Da"]:
         return self.config.offset_scale * self._plan(context).expand(-1, candidates, -1, -1)
+
+
+METHOD = Method(RegressorConfig, RegressorPolicy)

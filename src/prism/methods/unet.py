@@ -9,20 +9,30 @@
 
 W acts on each entry of its input alone, so it is stored as two matrices, one for the step and one for the condition:
 the same function and number of parameters, but the condition's half is computed once a context and shared by all
-candidates and steps, and the step's half once for all contexts.
+candidates and steps, and the step's half once for all contexts. UNetPolicy is a method with this head; Student is one
+that is distilled from another.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from prism.encoder import Encoder
 from prism.errors import PrismError
+from prism.methods.context import BaselineConfig, BaselinePolicy, Example, seeded
+from prism.normalize import Normalizer
+from prism.policy import Policy, PolicySpec
+from prism.types import Batch
+
+if TYPE_CHECKING:
+    from prism.methods.prism import PrismConfig
 
 Films = tuple[Tensor, ...]  # (B or 1, 1, 2 C) a block: scale and bias of its C channels
 
@@ -147,3 +157,104 @@ class UNet(nn.Module):
             h = grow(h)
         out: Tensor = self.final(h).transpose(1, 2).unflatten(0, (rows, candidates))
         return out
+
+
+SIZES = {
+    "tiny": UNetConfig(dims=(32, 64, 128), step_embedding=64, condition=0),
+    "base": UNetConfig(dims=(128, 256, 512), step_embedding=128, condition=512),
+    "paper": UNetConfig(),  # 79.9 M parameters
+}
+
+
+@dataclass(frozen=True)
+class UNetPolicyConfig(BaselineConfig):
+    unet: UNetConfig = field(default_factory=UNetConfig)
+
+    @classmethod
+    def sized(cls, prism: PrismConfig, size: str) -> Self:
+        # Offsets from an anchor reach beyond [-1, 1] in their own unit: docs/baselines.md.
+        return cls.like(prism, unet=SIZES[size], offset_scale=1.0 if prism.anchor is None else 0.5)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.unet.check_horizon(self.pred_horizon)
+
+
+class UNetPolicy(BaselinePolicy):
+    """The context side is computed once, for methods that run the head once or many times."""
+
+    config: UNetPolicyConfig
+
+    def __init__(
+        self, spec: PolicySpec, config: UNetPolicyConfig, normalizer: Normalizer, seed: int, steps: bool = True
+    ) -> None:
+        super().__init__(spec, config, normalizer)
+        with seeded(seed):
+            self.encoder = Encoder(config.encoder, spec.sensors, config.obs_horizon, config.width, normalizer)
+            features = self.encoder.tokens * config.width
+            condition = config.unet.condition or features
+            self.project: nn.Module = nn.Linear(features, condition) if config.unet.condition else nn.Identity()
+            self.unet = UNet(config.unet, spec.action_dim, condition, steps)
+
+    def films(self, context: Float[Tensor, "B S D"]) -> Films:
+        """What the UNet needs of the contexts, for any number of candidates and steps."""
+        return self.unet.condition_films(self.project(context.flatten(1)))
+
+
+T = TypeVar("T", bound=UNetPolicy)
+
+
+class _Held(Generic[T]):
+    """Keeps the teacher out of the student's modules, and out of copies of the student."""
+
+    def __init__(self, policy: T) -> None:
+        self.policy = policy.eval().requires_grad_(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Student(BaselinePolicy, Generic[T]):
+    """A policy of its teacher's architecture: it starts as a copy, and asks the teacher while it trains.
+
+    The teacher is no part of the student: it is not saved, not averaged, and not needed to use what was learned.
+    """
+
+    teacher_method: ClassVar[str]
+    _held: _Held[T] | None = None
+
+    def learn_from(self, teacher: Policy) -> None:
+        """Take over the teacher's weights and normaliser; ask it from now on. Call before training."""
+        config = getattr(teacher, "config", None)
+        if (
+            not isinstance(config, BaselineConfig)
+            or not isinstance(teacher, UNetPolicy)
+            or teacher.spec.method != self.teacher_method
+        ):
+            raise PrismError(f"a {self.spec.method} policy cannot learn from one of method '{teacher.spec.method}'")
+        mine = {f.name: getattr(self.config, f.name) for f in fields(self.config)}
+        for name in ("obs_horizon", "pred_horizon", "encoder", "anchor", "offset_scale", "width", "unet"):
+            if mine[name] != getattr(config, name):
+                raise PrismError(f"the teacher's {name} is {getattr(config, name)}, the student's {mine[name]}")
+        if teacher.spec.sensors != self.spec.sensors or teacher.spec.action_dim != self.spec.action_dim:
+            raise PrismError("the teacher was trained on other sensors or actions: train both on the same data")
+        self.load_state_dict(teacher.state_dict())
+        self._held = _Held(teacher)  # type: ignore[arg-type]
+
+    @property
+    def teacher(self) -> T:
+        if self._held is None:
+            raise PrismError(f"{self.spec.method} is distilled: train it with --teacher RUN")
+        return self._held.policy
+
+    @torch.no_grad()
+    def teachers_films(self, batch: Batch) -> Films:
+        """The teacher sees the observation as it is; only the student is disturbed."""
+        return self.teacher.films(self.teacher.encoder(batch.observation))
+
+    def in_my_space(self, plans: Float[Tensor, "B Tp Da"], batch: Batch, example: Example) -> Float[Tensor, "B Tp Da"]:
+        """The teacher's plans as offsets from the student's anchor, which is 0 where its sensor was dropped."""
+        anchor = self.teacher.anchor(batch.observation)
+        if anchor is None or example.anchor is None:
+            return plans
+        return plans + (anchor - example.anchor)[:, 0] / self.config.offset_scale

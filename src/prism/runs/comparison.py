@@ -18,7 +18,8 @@ from rich.console import Console
 
 from prism.errors import PrismError
 from prism.io.jsonconfig import to_json, with_settings
-from prism.methods.table import TEACHERS, student_config
+from prism.methods import METHODS
+from prism.methods.table import student_config
 from prism.report.comparison import write_page
 from prism.rollout import metrics
 from prism.rollout.metrics import Difference, FloatArray, interval, paired, success_interval
@@ -296,8 +297,8 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
 def _teachers(config: CompareConfig) -> dict[str, str]:
     """Whom each distilled contestant learns from: the plain one of that method, or the first of it."""
     teachers = {}
-    for student in (c for c in config.contestants if c.method in TEACHERS):
-        wanted = TEACHERS[student.method]
+    for student in (c for c in config.contestants if METHODS[c.method].teacher):
+        wanted = METHODS[student.method].teacher
         found = sorted((c.name for c in config.contestants if c.method == wanted), key=lambda name: name != wanted)
         if not found:
             raise PrismError(f"{student.name} is distilled from {wanted}: name {wanted} among the --methods too")

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json, with_settings
-from prism.methods import table
+from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
@@ -58,11 +58,12 @@ class Experiment:
         if (version := data.pop("format_version", None)) != FORMAT_VERSION:
             raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
         method = data.pop("method", "prism")  # before there were others, it was not written
-        if method not in table.METHODS:
-            raise PrismError(f"{path}: unknown method '{method}'; this prism knows {', '.join(table.METHODS)}")
+        if method not in METHODS:
+            raise PrismError(f"{path}: {METHODS.unknown(method)}")
+        kind = METHODS[method].config
         # Written by an older version: what it did not know has the default, which is what it did. Not a preset's value.
-        default = to_json(Experiment("", None, Demonstrations("expert"), table.CONFIGS[method]()))
-        return from_json(Experiment, _filled(default, data), str(path), {"policy": table.CONFIGS[method]})
+        default = to_json(Experiment("", None, Demonstrations("expert"), kind()))
+        return from_json(Experiment, _filled(default, data), str(path), {"policy": kind})
 
 
 def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
@@ -251,15 +252,8 @@ def with_method(experiment: Experiment, method: str, preset: str | None = None) 
             f"experiment '{experiment.name}' is of method '{experiment.method}' already: start from PRISM's"
         )
     policy = table.as_method(experiment.policy, method, preset)
-    if method == "imle":  # its own selection rule
-        selection = replace(experiment.controller.selection, rule="overlap")
-        controller = replace(experiment.controller, candidates=32, selection=selection)
-        experiment = replace(experiment, controller=controller)
-    if method == "act":  # its temporal ensembling; one plan is all there is to choose from
-        selection = replace(experiment.controller.selection, rule="first")
-        controller = replace(experiment.controller, candidates=1, exec_horizon=1, ensemble=0.01, selection=selection)
-        experiment = replace(experiment, controller=controller)
-    return replace(experiment, policy=policy)
+    controller = with_settings(experiment.controller, METHODS[method].controller)
+    return replace(experiment, policy=policy, controller=controller)
 
 
 def with_teacher(experiment: Experiment, run: Path) -> Experiment:

@@ -17,8 +17,9 @@ from prism.distributed import ranks
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json
-from prism.methods.student import Student
-from prism.methods.table import CONFIGS, build_policy
+from prism.methods import METHODS
+from prism.methods.table import build_policy
+from prism.methods.unet import Student
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.rollout.episodes import TEST_SEED
@@ -183,7 +184,7 @@ def tell_experiment(experiment: Experiment | None) -> Experiment | None:
     if ranks.is_leader() or not told:
         return experiment
     method, data = json.loads(told)
-    return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": CONFIGS[method]})
+    return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": METHODS[method].config})
 
 
 def _teach(policy: Policy, teacher: str | None) -> None:
