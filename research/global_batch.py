@@ -34,10 +34,9 @@ from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import PRESETS, preset
 from prism.normalize import Normalizer
-from prism.objective import RSIMLE, Crowd, ObjectiveConfig
+from prism.objective import RSIMLE, ObjectiveConfig, Targets
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
-from prism.types import Share
 from research.memory import peak_bytes
 from research.train_step import TrainStepBenchConfig, chosen_loss, make_batch
 
@@ -95,17 +94,17 @@ def make_step(config: GlobalBatchBenchConfig) -> tuple[PrismPolicy, Callable[[],
     return policy, lambda: torch.autograd.backward(chosen_loss(policy, batch, config.seed))
 
 
-def choose(objective: RSIMLE, candidates: Tensor, crowd: Crowd) -> None:
-    """What one rank does: its own rows against the crowd, the quantile over what all ranks sent."""
-    rows, total = len(candidates), len(crowd.target)
-    target, valid = crowd.target[:rows], crowd.valid[:rows]
-    distances = objective.measure(candidates, target, valid, crowd, Share(0, total))
-    measured = distances
+def choose(objective: RSIMLE, candidates: Tensor, everybody: Targets) -> None:
+    """What one rank does: its own rows against the targets of all ranks, the quantile over what all ranks sent."""
+    rows, total = len(candidates), len(everybody.actions)
+    target, valid = everybody.actions[:rows], everybody.valid[:rows]
+    compared = None if objective.targets(target, valid) is None else everybody
+    distances = objective.distances(candidates, target, valid, compared)
+    pool = distances.pool
     if objective.config.rule == "calibrated":  # the other ranks' distances: as many as there would be
-        gathered = distances.near.repeat(-(-total // rows), 1)[:total]
-        measured = dataclasses.replace(distances, pool=gathered)
-    objective.calibrate([measured])
-    objective.decide(distances)
+        pool = distances.near.repeat(-(-total // rows), 1)[:total]
+    objective.calibrate(pool)
+    objective.choose(distances.own, objective.reject(distances.near))
 
 
 def measure(config: GlobalBatchBenchConfig, total: int) -> dict[str, Any]:
@@ -117,8 +116,8 @@ def measure(config: GlobalBatchBenchConfig, total: int) -> dict[str, Any]:
     candidates = target[: config.rows, None] + 0.3 * torch.randn(config.rows, config.candidates, *shape, generator=rng)
     lengths = torch.randint(1, shape[0], (total,), generator=rng)
     lengths[torch.rand(total, generator=rng) >= config.padded] = shape[0]
-    crowd = Crowd(target, torch.arange(shape[0]) < lengths[:, None])
-    choices = {name: partial(choose, o, candidates, crowd) for name, o in make_objectives(config).items()}
+    everybody = Targets(target, torch.arange(shape[0]) < lengths[:, None])
+    choices = {name: partial(choose, o, candidates, everybody) for name, o in make_objectives(config).items()}
     times = interleave({"rest": step, **choices}, np.random.default_rng(config.seed), config.seconds, min_rounds=5)
     rest = times["rest"]
     return {

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from prism.attention import favor_attention, orthogonal_features, softmax_attention
 from prism.distance import batch_distance
+from prism.distributed.rows import quantile
 from prism.errors import PrismError
-from prism.objective import quantile, soft_coverage
+from prism.objective import soft_coverage
 from research.attention import AttentionBenchConfig, measure_errors
 from research.report import Claim, Study, confirmed, show_rows
 

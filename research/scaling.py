@@ -27,6 +27,7 @@ from rich.console import Console
 from prism.attention import Kind
 from prism.bench.output import Output
 from prism.bench.timing import interleave
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import build_policy, preset
@@ -115,8 +116,8 @@ def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int, kind: 
     policy = build_policy(own.spec((SensorSpec("proprio", "vector", (15,)),), 7, 30.0), config.seed)
     assert isinstance(policy, PrismPolicy)
     policy.eval()
-    rng = torch.Generator().manual_seed(config.seed)
-    context = torch.randn(1, policy.encoder.tokens, policy.encoder.width, generator=rng)
+    rng = Random(config.seed)
+    context = rng.randn((1, policy.encoder.tokens, policy.encoder.width))
 
     def call() -> object:
         with torch.inference_mode():

@@ -34,12 +34,13 @@ from torch import Tensor
 
 from prism.data.episodes import IntArray
 from prism.data.windows import Windows
+from prism.distributed.rows import Random, quantile
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
-from prism.objective import RSIMLE, ObjectiveConfig, quantile
+from prism.objective import RSIMLE, ObjectiveConfig
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget
@@ -167,7 +168,7 @@ def draft(
     policy: PrismPolicy, windows: Windows, indices: IntArray, candidates: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Candidates, targets and valid steps of a batch, as in Alg. 1 before it chooses."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = Random(seed)
     batch = windows.batch(indices)
     example = policy.example(batch, rng)
     latent = policy.latents(len(indices), candidates, rng)
@@ -207,10 +208,12 @@ def calibrate(
     for draw in range(config.draws):
         batch = draft(policy, windows, order.choice(len(windows), size, replace=False), candidates, config.seed + draw)
         for rule, objective in objectives.items():
-            distances = objective.measure(*batch)
-            objective.calibrate([distances])
+            _, target, valid = batch
+            distances = objective.distances(*batch, objective.targets(target, valid))
+            objective.calibrate(distances.pool)
             values[rule].append(float(quantile(distances.pool, config.quantile)))
-            logs[rule].append({key: float(value) for key, value in objective.decide(distances).logs.items()})
+            choice = objective.choose(distances.own, objective.reject(distances.near))
+            logs[rule].append({key: float(value) for key, value in choice.logs.items()})
             pools[rule] = distances.pool
     found = {}
     for rule in objectives:

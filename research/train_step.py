@@ -30,6 +30,7 @@ from torch import Tensor
 
 from prism.bench.output import Output
 from prism.bench.timing import interleave, paired_ratio, ratio_interval
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import PRESETS, preset
@@ -91,19 +92,23 @@ def make_batch(config: TrainStepBenchConfig, policy: PrismPolicy) -> Batch:
 
 
 def chosen_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
-    return policy.loss(batch, torch.Generator().manual_seed(seed)).loss
+    return policy.loss(batch, Random(seed)).loss
 
 
 def all_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
     """`PrismPolicy.loss` with one change: the candidates are drawn once, with gradient, all K of them."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = Random(seed)
     target = policy.normalizer.normalize_actions(batch.actions)
     context = policy.encoder(batch.observation, rng if policy.training else None)
     latent = policy.latents(target.shape[0], policy.config.objective.candidates, rng)
     candidates = policy.generator(policy.generator.prepare(context), latent)
-    choice = policy.objective.choose(candidates.detach(), target, batch.action_valid, update=policy.training)
+    objective, valid = policy.objective, batch.action_valid
+    distances = objective.distances(candidates.detach(), target, valid, objective.targets(target, valid))
+    if policy.training:
+        objective.calibrate(distances.pool)
+    choice = objective.choose(distances.own, objective.reject(distances.near))
     index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
-    loss, _ = policy.objective.loss(candidates.gather(1, index), choice, target, batch.action_valid)
+    loss, _ = objective.loss(candidates.gather(1, index), choice, target, valid)
     return loss
 
 

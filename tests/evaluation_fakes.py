@@ -13,6 +13,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prism.distributed.rows import Random
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.sensors import SensorSpec
@@ -74,16 +75,16 @@ class PointPolicy(Policy):
         self.noise = noise
         self.seen: list[Observation] = []
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         raise NotImplementedError
 
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         assert torch.is_inference_mode_enabled()
         self.seen.append(observation)
         way = observation.streams["goal"][:, -1] - observation.streams["proprio"][:, -1]  # (B, 2)
         way = way / way.norm(dim=-1, keepdim=True).clamp_min(1e-6)
         plan = way[:, None, None].expand(-1, candidates, self.spec.pred_horizon, -1)
-        return plan + self.noise * torch.randn(plan.shape, generator=rng)
+        return plan + self.noise * rng.randn(plan.shape)
 
 
 def make_point_env() -> PointEnv:

@@ -12,7 +12,7 @@ from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.methods.table import build_policy
-from prism.objective import ObjectiveConfig
+from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import Policy
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import TrainingState, save_checkpoint
@@ -58,6 +58,16 @@ def save_run(folder: Path, policy: Policy) -> Path:
     state = TrainingState(1, 0.0, {}, "", None, None, 0, 0, {}, {}, {})
     save_checkpoint(folder, policy.spec, policy.state_dict(), state)
     return folder
+
+
+def choose_among(
+    objective: RSIMLE, candidates: torch.Tensor, target: torch.Tensor, valid: torch.Tensor, update: bool = True
+) -> Choice:
+    """Alg. 1, lines 8-14, on a whole batch."""
+    distances = objective.distances(candidates, target, valid, objective.targets(target, valid))
+    if update:
+        objective.calibrate(distances.pool)
+    return objective.choose(distances.own, objective.reject(distances.near))
 
 
 def random_batch(

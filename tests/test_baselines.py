@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from prism.cli.train import Train
-from prism.distributed import draws
+from prism.distributed.rows import EachRandom, Random
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods import METHODS
@@ -34,8 +34,8 @@ from prism.objective import ObjectiveConfig
 from prism.runs.recipes import Experiment, recipe, with_method, with_preset
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
-from prism.training.learner import Learner
 from prism.training.loop import train
+from prism.training.step import Learner
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method, with_teacher
 from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch, small_config
@@ -44,8 +44,8 @@ from tests.training_fakes import MemorySource, make_windows, quiet
 DETERMINISTIC = ("act", "mse")  # one plan a context, K times
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 def _rows(observation: Observation, rows: slice) -> Observation:
@@ -94,7 +94,7 @@ def test_half_precision_trains_the_weights_that_float32_does(method: str, accumu
         policy = build(small_method(method, one, **({"candidates": 1} if method == "imle" else {})))
         policy.train()
         learner = Learner(policy, TrainConfig(steps=1, precision=precision, accumulate=accumulate, grad_clip=0))
-        assert learner.gradient(random_batch(16), _rng(1)).finite
+        assert learner.gradient(random_batch(16), 1).finite
         gradients[precision] = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
         with learner.autocast:
             assert torch.is_autocast_enabled("cpu") == (precision == "bfloat16")
@@ -125,7 +125,7 @@ def test_sample_has_the_shape_and_obeys_the_seed(method: str) -> None:
 def test_a_batch_of_contexts_is_each_context_alone(method: str) -> None:
     policy = build(small_method(method)).eval()
     observation = random_batch(3).observation
-    together = policy.sample(observation, 4, draws.each_row([_rng(i) for i in range(3)]))
+    together = policy.sample(observation, 4, EachRandom([_rng(i) for i in range(3)]))
     alone = torch.cat([policy.sample(_rows(observation, slice(i, i + 1)), 4, _rng(i)) for i in range(3)])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 

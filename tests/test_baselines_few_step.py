@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prism.controller import Controller, ControllerConfig, ensemble
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.adaflow import AdaFlowPolicy
 from prism.methods.consistency import ConsistencyPolicy
@@ -77,7 +78,7 @@ def train(
     if teacher is not None:
         assert isinstance(policy, Student)
         policy.learn_from(teacher)
-    batch, rng = toy_batch(modes), torch.Generator().manual_seed(1)
+    batch, rng = toy_batch(modes), Random(1)
     constant = Example(batch.actions, policy.encoder(batch.observation).detach(), None)  # the one context, encoded once
     policy.example = lambda batch, rng: constant  # type: ignore[method-assign]
     if isinstance(policy, Student):
@@ -106,7 +107,7 @@ def _repeated(observation: Observation, rows: int) -> Observation:
 
 
 def draw(policy: ContextPolicy, seed: int = 5) -> Tensor:
-    return policy.sample(one_row(), 100, torch.Generator().manual_seed(seed))[0]  # (100, 4, A)
+    return policy.sample(one_row(), 100, Random(seed))[0]  # (100, 4, A)
 
 
 def on_a_mode(plans: Tensor) -> float:
@@ -154,7 +155,7 @@ def test_consistency_lands_where_its_teacher_does(diffusion: DiffusionPolicy) ->
     assert isinstance(student, ConsistencyPolicy)
     assert student.config.evaluations == 1
     noise = torch.randn(1, 100, 4, ACTION_DIM, generator=torch.Generator().manual_seed(3))
-    rng = torch.Generator()
+    rng = Random()
     with torch.no_grad():
         slow = diffusion.denoise(noise, (), rng)
         before = diffusion.schedule.split(
@@ -195,7 +196,7 @@ def test_adaflow_takes_one_step_where_nothing_is_uncertain() -> None:
 def test_a_student_needs_the_right_teacher(flow: FlowMatchingPolicy) -> None:
     student = build_policy(small_method("rectified_flow").spec(VECTORS, ACTION_DIM, 10.0))
     with pytest.raises(PrismError, match="--teacher"):
-        student.loss(random_batch(4), torch.Generator())
+        student.loss(random_batch(4), Random())
     consistency = build_policy(small_method("consistency").spec(VECTORS, ACTION_DIM, 10.0))
     assert isinstance(consistency, ConsistencyPolicy)
     with pytest.raises(PrismError, match="--method diffusion"):
@@ -241,16 +242,16 @@ def test_falcon_starts_from_the_old_plan_until_the_world_disagrees(diffusion: Di
     diffusion.predict = counted  # type: ignore[method-assign]
     try:
         old = torch.full((1, 2, ACTION_DIM), 0.8)
-        plans = diffusion.sample_near(one_row(), 50, torch.Generator().manual_seed(1), old)[0]
+        plans = diffusion.sample_near(one_row(), 50, Random(1), old)[0]
         assert float((plans.mean((1, 2)) > 0.4).float().mean()) > 0.95
         assert calls == [20, 10, 0]  # the last three of ten
         calls.clear()
-        anew = diffusion.sample_near(one_row(), 50, torch.Generator().manual_seed(1), -4.0 * old)
+        anew = diffusion.sample_near(one_row(), 50, Random(1), -4.0 * old)
         assert calls == [20, *range(90, -1, -10)]  # one to see that, and then all ten
-        assert torch.equal(anew, diffusion.sample(one_row(), 50, torch.Generator().manual_seed(1)))
+        assert torch.equal(anew, diffusion.sample(one_row(), 50, Random(1)))
         calls.clear()
         both = _repeated(one_row(), 2)
-        plans = diffusion.sample_near(both, 50, torch.Generator().manual_seed(1), torch.cat([old, -4.0 * old]))
+        plans = diffusion.sample_near(both, 50, Random(1), torch.cat([old, -4.0 * old]))
         assert calls == [20, 10, 0, *range(90, -1, -10)]  # each row has its own
         assert float((plans[0].mean((1, 2)) > 0.4).float().mean()) > 0.95
         assert on_a_mode(plans[1]) > 0.8
@@ -262,7 +263,7 @@ def test_the_controller_keeps_the_old_plan_for_falcon(diffusion: DiffusionPolicy
     seen: list[Tensor] = []
     near = diffusion.sample_near
 
-    def watch(observation: Observation, candidates: int, rng: torch.Generator, previous: Tensor) -> Tensor:
+    def watch(observation: Observation, candidates: int, rng: Random, previous: Tensor) -> Tensor:
         seen.append(previous)
         return near(observation, candidates, rng, previous)
 

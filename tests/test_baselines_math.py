@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from prism.distributed.rows import Random
 from prism.methods.act import ActPolicy
 from prism.methods.adaflow import AdaFlowPolicy
 from prism.methods.consistency import ConsistencyPolicy
@@ -25,8 +26,8 @@ from tests.policy_fakes import random_batch
 from tests.reference import generative as reference
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 # --------------------------------------------------------------------------- the UNet
@@ -102,13 +103,13 @@ def _sample(evaluations: int, spacing: str, sampler: str, x: Tensor, monkeypatch
 def test_sampling_is_the_slow_one(
     evaluations: int, spacing: Any, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x = torch.randn(2, 3, 4, 3, generator=_rng())
+    x = torch.randn(2, 3, 4, 3, generator=_rng().generator)
     ours = _sample(evaluations, spacing, sampler, x, monkeypatch)
     visited, start = timesteps(100, evaluations, spacing), x.double().numpy()
     assert len(visited) == evaluations
     assert visited[0] == (99 if spacing == "trailing" else 100 - 100 // evaluations)
     rng = _rng(5)
-    fresh = [torch.randn(2, 3, 4, 3, generator=rng).double().numpy() for _ in visited]
+    fresh = [torch.randn(2, 3, 4, 3, generator=rng.generator).double().numpy() for _ in visited]
     slow = (
         reference.ddim(_toy, start, visited, 100, 1.0)
         if sampler == "ddim"
@@ -136,17 +137,17 @@ def test_schedulers_agree_with_diffusers(sampler: str, evaluations: int, monkeyp
         theirs = diffusers.DDPMScheduler(**shared, variance_type="fixed_small")
     schedule = NoiseSchedule(100)
     torch.testing.assert_close(schedule.alphas[:100], theirs.alphas_cumprod.float(), rtol=1e-5, atol=1e-7)
-    data, noise = torch.randn(6, 4, 2, generator=_rng(1)), torch.randn(6, 4, 2, generator=_rng(2))
+    data, noise = torch.randn(6, 4, 2, generator=_rng(1).generator), torch.randn(6, 4, 2, generator=_rng(2).generator)
     step = torch.tensor([0, 1, 30, 60, 98, 99])
     torch.testing.assert_close(schedule.add_noise(data, noise, step), theirs.add_noise(data, noise, step))
 
-    x = torch.randn(2, 3, 4, 3, generator=_rng(3))
+    x = torch.randn(2, 3, 4, 3, generator=_rng(3).generator)
     ours = _sample(evaluations, "leading", sampler, x, monkeypatch)
     theirs.set_timesteps(evaluations)
     assert theirs.timesteps.tolist() == timesteps(100, evaluations, "leading")
     rng = _rng(5)
     for t in theirs.timesteps:
-        options = {} if sampler == "ddim" else {"generator": rng}
+        options = {} if sampler == "ddim" else {"generator": rng.generator}
         x = theirs.step(_toy(x, int(t)), t, x, **options).prev_sample
     torch.testing.assert_close(ours, x, rtol=0, atol=1e-5)
 
@@ -154,7 +155,10 @@ def test_schedulers_agree_with_diffusers(sampler: str, evaluations: int, monkeyp
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
 def test_a_network_that_knows_the_noise_gives_the_plan_back(prediction: Any) -> None:
     schedule, steps = NoiseSchedule(100), torch.tensor([0, 40, 90])
-    data, noise = torch.randn(3, 1, 4, 3, generator=_rng(1)), torch.randn(3, 1, 4, 3, generator=_rng(2))
+    data, noise = (
+        torch.randn(3, 1, 4, 3, generator=_rng(1).generator),
+        torch.randn(3, 1, 4, 3, generator=_rng(2).generator),
+    )
     noisy = schedule.add_noise(data, noise, steps)
     output = noise if prediction == "epsilon" else data
     found, found_noise = schedule.split(noisy, output, steps, prediction, 10.0)  # a step a row
@@ -227,8 +231,8 @@ def test_diffusion_loss_is_its_equation(prediction: str) -> None:
     policy = _known("diffusion", prediction=prediction)
     batch, data = _padded(8)
     rng = _rng(3)
-    step = torch.randint(0, 100, (8,), generator=rng)
-    noise = torch.randn(8, 4, 3, generator=rng).double()
+    step = torch.randint(0, 100, (8,), generator=rng.generator)
+    noise = torch.randn(8, 4, 3, generator=rng.generator).double()
     alpha = torch.from_numpy(reference.alphas(100))[step][:, None, None]
     said = MINE.at(alpha.sqrt() * data + (1 - alpha).sqrt() * noise, step[:, None, None])
     goal = noise if prediction == "epsilon" else data
@@ -239,8 +243,8 @@ def test_consistency_loss_is_its_equation() -> None:
     policy = _known("consistency", denoising_weight=0.3)
     batch, data = _padded(24)
     rng = _rng(3)
-    place = torch.randint(0, 10, (24,), generator=rng)
-    noise = torch.randn(24, 4, 3, generator=rng).double()
+    place = torch.randint(0, 10, (24,), generator=rng.generator)
+    noise = torch.randn(24, 4, 3, generator=rng.generator).double()
     step, into = 10 * (9 - place), 10 * (8 - place)  # the last goes to the data
     assert 0 < int((into < 0).sum()) < 24
     table = torch.from_numpy(np.append(reference.alphas(100), 1.0))
@@ -287,8 +291,8 @@ def test_consistency_fm_loss_is_its_equation() -> None:
     policy = _known("consistency_fm", delta=0.2, velocity_weight=0.5)
     batch, data = _padded(12)
     rng = _rng(3)
-    time = torch.rand(12, generator=rng).double()
-    noise = torch.randn(12, 4, 3, generator=rng).double()
+    time = torch.rand(12, generator=rng.generator).double()
+    noise = torch.randn(12, 4, 3, generator=rng.generator).double()
     end = torch.where(time < 0.5, 0.5, 1.0).double()
     later = torch.minimum(time + 0.2, end)
     assert 0 < int((later == end).sum()) < 12
@@ -315,8 +319,8 @@ def test_adaflow_loss_is_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "log_variance", log_variance)
     batch, data = _padded(8)
     rng = _rng(3)
-    time = torch.rand(8, generator=rng).double()
-    noise = torch.randn(8, 4, 3, generator=rng).double()
+    time = torch.rand(8, generator=rng.generator).double()
+    noise = torch.randn(8, 4, 3, generator=rng.generator).double()
     x = _on_path(noise, data, time)
     error = (MINE.at(x, 100 * time[:, None, None]) - (data - noise)).square()
     logs = log_variance(x.unsqueeze(1), x, time[:, None])[:, 0]
@@ -342,8 +346,8 @@ def test_rectified_flow_loss_is_its_equation() -> None:
     policy = _known("rectified_flow", teacher_evaluations=4)
     batch, _ = _padded(8)
     rng = _rng(3)
-    time = torch.rand(8, generator=rng).double()
-    noise = torch.randn(8, 4, 3, generator=rng).double()
+    time = torch.rand(8, generator=rng.generator).double()
+    noise = torch.randn(8, 4, 3, generator=rng.generator).double()
     end = reference.euler(lambda x, t: TEACHERS_OWN.at(x, 100 * t), noise.numpy(), 4)
     data = torch.from_numpy(end)
     said = MINE.at(_on_path(noise, data, time), 100 * time[:, None, None])
@@ -358,7 +362,7 @@ def test_integration_is_the_slow_one(solver: str, evaluations: int, monkeypatch:
     policy = build(small_method("flow_matching", solver=solver, evaluations=evaluations))
     assert isinstance(policy, FlowMatchingPolicy)
     monkeypatch.setattr(policy, "velocity", lambda x, films, time: torch.sin(3 * x) + float(time))
-    x = torch.randn(2, 3, 4, 3, generator=_rng())
+    x = torch.randn(2, 3, 4, 3, generator=_rng().generator)
 
     def velocity(y: Any, time: float) -> Any:
         return np.sin(3 * y) + time
@@ -381,8 +385,8 @@ def test_flow_matching_loss_is_its_equation(monkeypatch: pytest.MonkeyPatch) -> 
     batch = random_batch(5)
     loss = float(policy.loss(batch, _rng(3)).loss)
     rng = _rng(3)
-    time = torch.rand(5, generator=rng).double()
-    noise = torch.randn(5, 4, 3, generator=rng).double()
+    time = torch.rand(5, generator=rng.generator).double()
+    noise = torch.randn(5, 4, 3, generator=rng.generator).double()
     data = batch.actions.double() / 0.5
     path = (1 - time)[:, None, None] * noise + time[:, None, None] * data
     torch.testing.assert_close(seen[0].double(), path, rtol=1e-5, atol=1e-6)
@@ -401,14 +405,17 @@ def test_imle_loss_and_gradient_are_the_slow_ones(epsilon: float) -> None:
     batch = random_batch(8)
     batch = Batch(batch.observation, batch.actions * 0.6, batch.action_valid)
     output = policy.loss(batch, _rng(1))
-    draft = policy._draft(batch, _rng(1))
-    plans = policy.unet(draft.noise, draft.films)
+    rng = _rng(1)
+    example = policy.example(batch, rng)
+    data = policy.data(example)
+    noise = rng.randn((8, policy.config.candidates, *data.shape[1:]))
+    plans = policy.unet(noise, policy.films(example.context))
     slow = reference.imle_loss(
         plans.detach().double().numpy(), batch.actions.double().numpy(), batch.action_valid.numpy(), epsilon
     )
     assert float(output.loss.detach()) == pytest.approx(slow, rel=1e-4)
     # All K with gradient, through the same choice: the gradient is that of the chosen ones alone.
-    squared = flat_distance(plans, draft.data, batch.action_valid)
+    squared = flat_distance(plans, data, batch.action_valid)
     index, kept = choose(squared.detach(), epsilon)
     assert kept.any() == (epsilon < 50)
     assert kept.all() == (epsilon == 0)
@@ -434,7 +441,7 @@ def test_act_loss_is_l1_and_kl() -> None:
         context = policy.encoder(batch.observation)
         mean, log_variance = policy.style_of(batch.actions, batch.action_valid, context, None)
         normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
-        z = mean + normal.stddev * torch.randn(mean.shape, generator=_rng(1))
+        z = mean + normal.stddev * torch.randn(mean.shape, generator=_rng(1).generator)
         gap = (policy.actions(z, context, None) - batch.actions).abs()
     rows = torch.stack([gap[i][batch.action_valid[i]].mean() for i in range(5)])
     kl = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()

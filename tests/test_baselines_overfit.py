@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from prism.distributed.rows import Random
 from prism.methods import METHODS
 from prism.methods.context import ContextPolicy
 from prism.methods.diffusion import DiffusionPolicy
@@ -49,7 +50,7 @@ def tiny_dataset(copies: int = COPIES) -> tuple[Batch, Batch]:
 def error(policy: ContextPolicy) -> float:
     """Open-loop error of eight plans a context."""
     _, asked = tiny_dataset()
-    plans = policy.eval().sample(asked.observation, 8, torch.Generator().manual_seed(2))
+    plans = policy.eval().sample(asked.observation, 8, Random(2))
     policy.train()
     return float((plans - asked.actions.unsqueeze(1)).abs().mean())
 
@@ -58,7 +59,7 @@ def learn(policy: ContextPolicy, steps: int, copies: int = COPIES) -> ContextPol
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     training, _ = tiny_dataset(copies)
-    rng = torch.Generator().manual_seed(1)
+    rng = Random(1)
     for _ in range(steps):
         optimizer.zero_grad()
         policy.loss(training, rng).loss.backward()
@@ -188,6 +189,6 @@ def test_falcon_learns_by_heart_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(policy, "predict", counted)
     _, asked = tiny_dataset()
-    plans = policy.sample_near(asked.observation, 8, torch.Generator().manual_seed(2), asked.actions + 0.06)
+    plans = policy.sample_near(asked.observation, 8, Random(2), asked.actions + 0.06)
     assert calls == [20, 10, 0]  # no plan started anew
     assert float((plans - asked.actions.unsqueeze(1)).abs().mean()) < NEAR_ZERO

@@ -14,6 +14,7 @@ import torch
 from prism import cli
 from prism.cli import serve
 from prism.data.formats.store_writer import DatasetWriter
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.rollout.episodes import IncompleteError
 from prism.rollout.results import EvaluationResult, load_result, recording_path
@@ -177,7 +178,7 @@ def check_export_and_backends(run: Path) -> None:
         {"state": torch.from_numpy(np.stack([frames[0]["state"]] * horizon))[None]},
         {"state": torch.ones(1, horizon, dtype=torch.bool)},
     )
-    plans = [policy.sample(window, 2, torch.Generator().manual_seed(0)) for policy in policies]
+    plans = [policy.sample(window, 2, Random(0)) for policy in policies]
     assert torch.allclose(*plans, atol=30.0)  # of 512 pixels
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
 from prism.selection import SelectionConfig
@@ -24,7 +24,7 @@ from tests.evaluation_fakes import PointPolicy
 class IndexPolicy(PointPolicy):
     """Candidate k of the n-th call is n, n + .01, n + .02, ... shifted by k: easy to recognise."""
 
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         self.seen.append(observation)
         steps = torch.arange(self.spec.pred_horizon) * 0.01 + len(self.seen)
         return (steps[None, None, :, None] + torch.arange(candidates)[None, :, None, None]).expand(1, -1, -1, 2).clone()
@@ -56,7 +56,7 @@ def test_a_robot_that_waits_takes_a_draw_as_it_comes(kind: str, restless: int, m
     class Waiting(PointPolicy):
         """All candidates wait but the first."""
 
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Tensor:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> Tensor:
             plans = torch.zeros(1, candidates, self.spec.pred_horizon, 2)
             plans[0, 0] = 1.0
             return plans
@@ -98,12 +98,12 @@ def test_random_numbers_are_drawn_on_the_cpu_wherever_the_policy_is() -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.zeros(1, device="meta"))
 
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Tensor:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> Tensor:
             assert observation.streams["proprio"].device.type == "meta"
-            return draws.randn((1, candidates, self.spec.pred_horizon, 2), rng)
+            return rng.randn((1, candidates, self.spec.pred_horizon, 2))
 
     controller = Controller(Elsewhere(), ControllerConfig(exec_horizon=2, candidates=2))
-    assert controller.rng.device.type == "cpu"
+    assert controller.rng.generator.device.type == "cpu"
     assert np.isfinite(controller.act(see(0))).all()
 
 
@@ -180,7 +180,7 @@ def test_same_seed_same_actions() -> None:
 
 def test_records_switches_and_modes() -> None:
     class Flipping(PointPolicy):
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
             self.seen.append(observation)
             side = torch.tensor([1.0, -1.0]) * (-1) ** len(self.seen)  # the first candidate changes sides
             return side[None, :, None, None].expand(1, 2, self.spec.pred_horizon, 2).clone()
@@ -204,7 +204,7 @@ def test_smoothing_fades_from_the_old_plan_within_a_mode_only() -> None:
     class Stepping(PointPolicy):
         jump = 0.1
 
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
             self.seen.append(observation)
             return torch.full((1, candidates, self.spec.pred_horizon, 2), self.jump * len(self.seen))
 
@@ -251,7 +251,7 @@ def test_the_papers_rule_needs_a_pose_that_the_policy_has() -> None:
 
 def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
     class Broken(PointPolicy):
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
             return torch.full((1, candidates, self.spec.pred_horizon, 2), torch.nan)
 
     with pytest.raises(PrismError, match="not finite"):
@@ -335,7 +335,7 @@ def test_blended_rotations_keep_unit_norm_and_do_not_jump() -> None:
             self.normalizer = Normalizer.empty(self.spec.sensors, 4, (0,))
             self.sign = 1.0
 
-        def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> torch.Tensor:
+        def sample(self, observation: Observation, candidates: int, rng: Random) -> torch.Tensor:
             self.sign = -self.sign
             angle = torch.linspace(0.1, 0.2, 8)
             plan = torch.stack([0 * angle, 0 * angle, angle.sin(), angle.cos()], dim=1)

@@ -16,6 +16,7 @@ from prism_client import Executor, HoldError, PlanError, RefusedError, RemotePla
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
+from prism.distributed.rows import Random
 from prism.methods.prism import PrismPolicy
 from prism.selection import SelectionConfig
 from prism.serve.backends import Backend, BackendPolicy, EagerBackend
@@ -43,7 +44,7 @@ class Ramp(EagerBackend):
     def fuse(self, features: Tensor) -> Tensor:
         return features
 
-    def plan(self, steps: Tensor, candidates: int, rng: torch.Generator) -> Tensor:
+    def plan(self, steps: Tensor, candidates: int, rng: Random) -> Tensor:
         self.gate.wait(30.0)
         if self.failing:
             raise RuntimeError("out of memory")

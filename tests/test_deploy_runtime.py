@@ -16,7 +16,7 @@ from prism_client import Executor
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.distributed import draws
+from prism.distributed.rows import EachRandom, Random
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
@@ -69,8 +69,8 @@ def _window(frames: list[dict[str, np.ndarray]]) -> Observation:
     return Observation(streams, {s.name: torch.tensor([[p[1][s.name] for p in pairs]]) for s in SENSORS})
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 @pytest.mark.parametrize("anchor", [None, "proprio"])
@@ -150,7 +150,7 @@ class Broken(EagerBackend):
 
     fail = False
 
-    def plan(self, steps: Tensor, candidates: int, rng: torch.Generator) -> Tensor:
+    def plan(self, steps: Tensor, candidates: int, rng: Random) -> Tensor:
         if self.fail:
             raise RuntimeError("out of memory")
         return super().plan(steps, candidates, rng) + 0.5
@@ -301,7 +301,7 @@ def test_robots_in_one_batch_get_the_plans_that_each_would_get_alone() -> None:
     batch = [Tokens(backend) for _ in frames]
     for t in range(3):
         observe(backend, [(tokens, *_split(stream[t])) for tokens, stream in zip(batch, frames, strict=True)])
-    together = plan(backend, [tokens.window for tokens in batch], K, draws.each_row([_rng(i) for i in range(3)]))
+    together = plan(backend, [tokens.window for tokens in batch], K, EachRandom([_rng(i) for i in range(3)]))
     for i, stream in enumerate(frames):
         alone = Tokens(EagerBackend(policy))
         for frame in stream:

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from prism.distributed import draws, ranks
+from prism.distributed import ranks
 from prism.distributed.ranks import rows_of
+from prism.distributed.rows import quantile
 from prism.methods import METHODS
 from prism.methods.table import build_policy
-from prism.objective import RSIMLE, ObjectiveConfig, quantile, quantile_over_ranks
+from prism.objective import RSIMLE, ObjectiveConfig, quantile
 from prism.policy import Policy
-from prism.training.batches import split_batch
 from prism.training.config import TrainConfig
-from prism.training.learner import Learner
-from prism.training.optim import derive_seed
-from prism.types import Batch, Share
+from prism.training.step import Learner, derive_seed
+from prism.types import Batch, Observation
 from tests.baseline_fakes import small_method, with_teacher
 from tests.pins.cases import TOLERANCE, float64
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config
@@ -41,12 +40,10 @@ def make_policy(objective: ObjectiveConfig) -> Policy:
 
 
 def rows(batch: Batch, start: int, stop: int) -> Batch:
-    part = split_batch(batch, len(batch.actions))[start:stop]
-    streams = {name: torch.cat([p.observation.streams[name] for p in part]) for name in part[0].observation.streams}
-    present = {name: torch.cat([p.observation.present[name] for p in part]) for name in part[0].observation.present}
-    observation = dataclasses.replace(batch.observation, streams=streams, present=present)
-    share = Share(start, len(batch.actions))
-    return Batch(observation, batch.actions[start:stop], batch.action_valid[start:stop], share)
+    streams = {name: value[start:stop] for name, value in batch.observation.streams.items()}
+    present = {name: value[start:stop] for name, value in batch.observation.present.items()}
+    share = ranks.RankShare(start, len(batch.actions))
+    return Batch(Observation(streams, present), batch.actions[start:stop], batch.action_valid[start:stop], share)
 
 
 def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int = STEPS) -> dict[str, Any]:
@@ -58,21 +55,20 @@ def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int
     chosen: list[torch.Tensor] = []
     objective = policy.get_submodule("objective")
     assert isinstance(objective, RSIMLE)
-    decide = objective.decide
+    choose = objective.choose
 
-    def watch(distances: Any) -> Any:
-        choice = decide(distances)
-        rejected = (distances.near < objective.threshold).float()
-        chosen.append(torch.cat([rejected, choice.index.float()], dim=1))
+    def watch(own: torch.Tensor, rejected: torch.Tensor) -> Any:
+        choice = choose(own, rejected)
+        chosen.append(torch.cat([rejected.float(), choice.index.float()], dim=1))
         return choice
 
-    objective.decide = watch  # type: ignore[method-assign]
+    objective.choose = watch  # type: ignore[method-assign]
     found: dict[str, list[Any]] = {"loss": [], "gradient": [], "threshold": [], "chosen": [], "rejection_rate": []}
     for step in range(steps):
         batch = random_batch(size, small_config(), seed=step)
         if ranks.world_size() > 1:
             batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
-        output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
+        output = learner.gradient(batch, derive_seed(0, 1, step))
         # A parameter that no row used has no gradient, on any rank: AdamW must leave it alone, as one process does.
         gradients = [torch.full_like(p, 99.0) if p.grad is None else p.grad for p in policy.parameters()]
         learner.apply(1e-3, 0.5)
@@ -140,7 +136,7 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
             batch = random_batch(size, small_config(), seed=step)
             if ranks.world_size() > 1:
                 batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
-            output = learner.gradient(batch, torch.Generator().manual_seed(derive_seed(0, 1, step)))
+            output = learner.gradient(batch, derive_seed(0, 1, step))
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
             flat = torch.cat([g.flatten() for g in gradients]).numpy().copy()
             learner.apply(1e-3, 0.5)
@@ -172,31 +168,14 @@ def test_ranks_equal_one_process_for_every_baseline(world: int, size: int, steps
         assert_same_methods(alone, [method_steps(0, size, 4, steps)])  # nor does accumulation change a baseline
 
 
-def test_a_row_draws_the_same_numbers_wherever_it_is_computed() -> None:
-    batch = random_batch(7)
-    whole = torch.Generator().manual_seed(5)
-    expected = [draws.rand((2, 7), whole, dim=1), draws.randint(9, (2, 14), whole, 1), draws.randn((7, 3, 4), whole)]
-    for start, stop in ((0, 7), (0, 3), (3, 7), (6, 7)):
-        n = stop - start
-        rng = draws.for_rows(torch.Generator().manual_seed(5), rows(batch, start, stop))
-        found = [draws.rand((2, n), rng, dim=1), draws.randint(9, (2, 2 * n), rng, 1), draws.randn((n, 3, 4), rng)]
-        assert torch.equal(found[0], expected[0][:, start:stop])
-        assert torch.equal(found[1], expected[1][:, 2 * start : 2 * stop])
-        assert torch.equal(found[2], expected[2][start:stop])
-
-
-def test_a_draw_that_belongs_to_no_row_differs_between_ranks_and_leaves_the_others_alone() -> None:
-    batch = random_batch(8)
-    generators = [draws.for_rows(torch.Generator().manual_seed(5), rows(batch, s, s + 4)) for s in (0, 4)]
-    first, second = (draws.rand((2, 3), rng, dim=1) for rng in generators)  # one of four rows was left out
-    assert not torch.equal(first, second)
-    expected = torch.randn(8, 2, generator=torch.Generator().manual_seed(5))
-    assert torch.equal(torch.cat([draws.randn((4, 2), rng) for rng in generators]), expected)
-
-
 def quantiles(rank: int, values: torch.Tensor, qs: list[float]) -> list[float]:
     part = values[slice(*rows_of(len(values), rank, ranks.world_size()))]
-    return [float(quantile_over_ranks(part, q)) for q in qs]
+    found = []
+    for gathered in (1 << 20, 0):  # gathered, and counted by digits
+        ranks._GATHERED = gathered
+        found.append([float(ranks.quantile(part, q)) for q in qs])
+    assert np.array_equal(found[0], found[1], equal_nan=True)
+    return found[0]
 
 
 def exact_quantiles() -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -212,28 +191,34 @@ def half_precision(rank: int) -> list[Any]:
     objective = policy.get_submodule("objective")
     assert isinstance(objective, RSIMLE)
     kinds: list[str] = []
-    decide = objective.decide
+    distances = objective.distances
 
-    def watch(distances: Any) -> Any:
-        kinds.append(f"{distances.own.dtype} {distances.near.dtype}")
-        return decide(distances)
+    def watch(*values: Any) -> Any:
+        found = distances(*values)
+        kinds.append(f"{found.own.dtype} {found.near.dtype}")
+        return found
 
-    objective.decide = watch  # type: ignore[method-assign]
+    objective.distances = watch  # type: ignore[method-assign]
     batch = random_batch(12, small_config())
     if ranks.world_size() > 1:
         batch = rows(batch, *rows_of(12, rank, ranks.world_size()))
-    output = learner.gradient(batch, torch.Generator().manual_seed(1))
+    output = learner.gradient(batch, 1)
     return [output.loss, float(objective.threshold), *kinds]
 
 
-def with_camera(rank: int) -> tuple[float, np.ndarray]:
+def with_camera(rank: int, missing: bool = False, accumulate: int = 1) -> tuple[float, np.ndarray]:
     torch.set_num_threads(1)
     sensors = (*VECTORS, CAMERA)  # with random shifts
     policy = build_policy(small_config().spec(sensors, 3, 10.0), seed=0).train()
     batch = random_batch(7, small_config(), sensors)
+    present = batch.observation.present
+    if missing:  # rank 0 has no image at all, rank 1 lacks some
+        present[CAMERA.name][:3] = False
+        present[CAMERA.name][5, 0] = False
     if ranks.world_size() > 1:
         batch = rows(batch, *rows_of(7, rank, ranks.world_size()))
-    output = Learner(policy, CONFIG).gradient(batch, torch.Generator().manual_seed(1))
+    config = dataclasses.replace(CONFIG, accumulate=accumulate)
+    output = Learner(policy, config).gradient(batch, 1)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
     return output.loss, torch.cat([g.flatten() for g in gradients]).numpy()
 
@@ -241,7 +226,9 @@ def with_camera(rank: int) -> tuple[float, np.ndarray]:
 def test_quantiles_half_precision_and_shifted_images_over_ranks() -> None:
     qs, kinds = exact_quantiles()
     calls = {kind: (quantiles, values, qs) for kind, values in kinds.items()}
-    first, second = run_ranks(2, run_all, {**calls, "half": (half_precision,), "camera": (with_camera,)})
+    first, second = run_ranks(
+        2, run_all, {**calls, "half": (half_precision,), "camera": (with_camera,), "missing": (with_camera, True)}
+    )
     assert isinstance(first, dict), first
     for kind, values in kinds.items():
         expected = np.array([float(quantile(values, q)) for q in qs])
@@ -254,6 +241,11 @@ def test_quantiles_half_precision_and_shifted_images_over_ranks() -> None:
         assert found[:2] == pytest.approx(alone[:2], rel=2e-2)
 
     loss, gradient = with_camera(0)
-    for found in (first["camera"], second["camera"]):
+    others = {
+        "whole": (loss, gradient, [first["camera"], second["camera"], with_camera(0, accumulate=3)]),
+        "missing": (*with_camera(0, True), [first["missing"], second["missing"], with_camera(0, True, 7)]),
+    }
+    assert others["missing"][0] != loss
+    for loss, gradient, found in ((a, b, one) for a, b, many in others.values() for one in many):
         assert found[0] == pytest.approx(loss, rel=1e-5)
         np.testing.assert_allclose(found[1], gradient, rtol=0, atol=1e-5 * np.abs(gradient).max())

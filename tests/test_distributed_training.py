@@ -20,10 +20,11 @@ import torch
 from prism.cli.train import Train
 from prism.data.formats.store_writer import DatasetWriter
 from prism.distributed import ranks
+from prism.distributed.rows import Random
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.training import agreement, checkpoint, loop
+from prism.training import checkpoint, loop, start
 from prism.training.config import TrainConfig
 from prism.training.loop import train
 from prism.training.monitor import read_log
@@ -41,7 +42,7 @@ class EvenPolicy(FakePolicy):
 
     stop_at = 0
 
-    def loss(self, batch: Any, rng: torch.Generator) -> Any:
+    def loss(self, batch: Any, rng: Random) -> Any:
         if self.training and self.calls + 1 == self.stop_at:
             signal.raise_signal(signal.SIGTERM)
         before = self.threshold.clone()
@@ -61,19 +62,19 @@ def run(rank: int, folder: Path, resume: Any = False, changes: dict[str, Any] | 
     if oddity == f"weights {rank}":
         torch.nn.init.ones_(own.net[0].weight)
     if oddity == f"code {rank}":
-        agreement.source_fingerprint = lambda: "0123"  # type: ignore[assignment]
+        start.source_fingerprint = lambda: "0123"  # type: ignore[assignment]
     if oddity == f"settings {rank}":
         changes = {"seed": 5}
     if oddity == f"stop {rank}":
         own.stop_at = 3
     if oddity == f"late stop {rank}":
-        real = loop._validate
+        real = loop._Keeper._validate
 
         def interrupted(*arguments: Any) -> float | None:
             signal.raise_signal(signal.SIGTERM)
             return real(*arguments)
 
-        loop._validate = interrupted  # type: ignore[assignment]
+        loop._Keeper._validate = interrupted  # type: ignore[method-assign]
     result = train(own, windows, held_out, dataclasses.replace(CONFIG, **(changes or {})), folder, resume, quiet())
     weights = torch.cat([p.flatten() for p in result.policy.parameters()])
     return result.step, result.val_loss, result.stopped_by, weights.tolist(), str(result.checkpoint)
@@ -194,7 +195,7 @@ def ask(rank: int, folder: Path) -> str:
     return "not reached"
 
 
-def test_a_rank_that_finds_no_data_is_told_by_rank_0(tmp_path: Path) -> None:
+def test_rank_0_says_which_rank_found_no_data(tmp_path: Path) -> None:
     first, second = run_ranks(2, ask, tmp_path)
     assert first[0] == "PrismError"
     assert first[1].startswith("rank 1: ")
@@ -206,7 +207,7 @@ def test_a_read_only_run_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.
     def refuse(folder: Path) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(folder / ".lock"))
 
-    monkeypatch.setattr("prism.training.loop.exclusive", refuse)
+    monkeypatch.setattr("prism.training.start.exclusive", refuse)
     with pytest.raises(PrismError, match="run could not be written: the folder is read-only"):
         run(0, tmp_path / "run")
 
@@ -218,22 +219,21 @@ def test_too_many_ranks_are_refused(tmp_path: Path) -> None:
 
 
 def fail_on_one(rank: int) -> str:
-    with ranks.together():
+    with ranks.share_errors():
         if rank == 1:
             raise PrismError("the disk of this machine is full")
     return "not reached"
 
 
 def leave_early(rank: int) -> str:
-    with ranks.explain_loss():
-        ranks.max_over_ranks([0.0])  # both are connected: who dies before that is not found, not lost
-        if rank == 1:
-            os._exit(1)
-        ranks.max_over_ranks([1.0])
+    ranks.max_over_ranks([0.0])  # both are connected: who dies before that is not found, not lost
+    if rank == 1:
+        os._exit(1)
+    ranks.max_over_ranks([1.0])
     return "not reached"
 
 
-def test_an_error_of_another_rank_is_told_by_rank_0() -> None:
+def test_rank_0_raises_the_error_of_another_rank() -> None:
     first, second = run_ranks(2, fail_on_one)
     assert first == ("PrismError", "rank 1: the disk of this machine is full")
     assert second[0] == "ReportedError"
@@ -246,9 +246,23 @@ def test_a_rank_that_dies_is_noticed() -> None:
     assert "rank 0 lost another rank" in first[1]
 
 
+def own_bug(rank: int) -> str:
+    """A RuntimeError outside a collective call is this rank's own, even if it speaks of a connection."""
+    with ranks.share_errors():
+        if rank == 0:
+            raise RuntimeError("gloo connection timed out")
+    return "not reached"
+
+
+def test_only_a_collective_call_can_lose_a_rank() -> None:
+    first, second = run_ranks(2, own_bug)
+    assert first == ("RuntimeError", "gloo connection timed out")
+    assert second[0] == "ReportedError"
+
+
 def report(rank: int) -> tuple[list[str], bytes, list[float]]:
     text = ranks.gather_text("x" * rank)
-    return text, ranks.from_leader(b"abc" if rank == 0 else b""), ranks.max_over_ranks([rank, -rank])
+    return text, ranks.broadcast(b"abc" if rank == 0 else b""), ranks.max_over_ranks([rank, -rank])
 
 
 def test_messages() -> None:
@@ -260,8 +274,7 @@ def hang(rank: int) -> str:
     if rank == 1:
         time.sleep(8.0)
         return "late"
-    with ranks.explain_loss():
-        ranks.max_over_ranks([1.0])
+    ranks.max_over_ranks([1.0])
     return "not reached"
 
 

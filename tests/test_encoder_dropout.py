@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.prism import PrismConfig
 from prism.sensors import SensorSpec
@@ -16,8 +17,8 @@ from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy
 THREE = (*VECTORS, SensorSpec("force", "vector", (2,)))
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 def _with_dropout(dropout: float, **sensors: float) -> PrismConfig:

@@ -12,11 +12,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.encoders.audio import AudioConfig, LogMel
 from prism.encoders.kinds import RgbEncoder
 from prism.encoders.text import TextConfig
-from prism.encoders.vision import ResNet18, cut, prepare_depth, prepare_image
+from prism.encoders.vision import ResNet18, cut, draw_shift, prepare_depth, prepare_image
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods.table import build_policy, preset
@@ -45,8 +46,8 @@ KINDS = (
 )
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 def _stream(spec: SensorSpec, n: int, seed: int = 0) -> torch.Tensor:
@@ -127,12 +128,12 @@ def test_crop_is_the_middle_and_moves_in_training() -> None:
     spec = SensorSpec("c", "rgb", (10, 12, 3), crop=(6, 6), random_shift=2)
     image = torch.arange(120, dtype=torch.uint8).reshape(1, 10, 12, 1).expand(64, -1, -1, 3)
     assert cut(image, spec, None)[0, 0, 0, 0] == 2 * 12 + 3
-    moved = cut(image, spec, _rng())
+    moved = cut(image, spec, draw_shift(64, spec, _rng()))
     assert moved.shape == (64, 6, 6, 3)
     corners = {(int(c) // 12, int(c) % 12) for c in moved[:, 0, 0, 0]}
     assert corners <= {(r, c) for r in range(5) for c in range(1, 6)}
     assert len(corners) > 15
-    assert torch.equal(moved, cut(image, spec, _rng()))
+    assert torch.equal(moved, cut(image, spec, draw_shift(64, spec, _rng())))
     assert all(torch.equal(m[1:, 0, 0] - m[:-1, 0, 0], torch.full((5,), 12, dtype=torch.uint8)) for m in moved)
 
 
@@ -141,9 +142,9 @@ def test_shift_without_a_crop_repeats_the_border() -> None:
     image = torch.arange(16, dtype=torch.uint8).reshape(1, 4, 4, 1)
     padded = torch.nn.functional.pad(image.movedim(-1, 1).float(), (3, 3, 3, 3), mode="replicate")
     for seed in range(20):
-        offset = torch.randint(0, 7, (2, 1), generator=_rng(seed)).flatten().tolist()
+        offset = torch.randint(0, 7, (2, 1), generator=_rng(seed).generator).flatten().tolist()
         expected = padded[:, :, offset[0] : offset[0] + 4, offset[1] : offset[1] + 4] / 255
-        torch.testing.assert_close(prepare_image(image, spec, _rng(seed)), expected)
+        torch.testing.assert_close(prepare_image(image, spec, draw_shift(1, spec, _rng(seed))), expected)
 
 
 def test_resize_keeps_a_flat_picture_flat() -> None:
@@ -207,7 +208,7 @@ def _weights(norm: str) -> dict[str, torch.Tensor]:
     """As torchvision names them, BatchNorm and all."""
     source = ResNet18(8, "frozen_batch")
     rng = _rng(5)
-    tensors = {k: torch.rand(v.shape, generator=rng) * 0.1 + 0.5 for k, v in source.state_dict().items()}
+    tensors = {k: torch.rand(v.shape, generator=rng.generator) * 0.1 + 0.5 for k, v in source.state_dict().items()}
     tensors = {k: v for k, v in tensors.items() if not k.startswith("project")}
     return {**tensors, "fc.weight": torch.zeros(1000, 512), "bn1.num_batches_tracked": torch.zeros(1)}
 
@@ -239,10 +240,10 @@ def test_frozen_batch_norm_is_batch_norm_in_evaluation_and_has_nothing_to_train(
     ours, theirs = FrozenBatchNorm(4), torch.nn.BatchNorm2d(4).eval()
     rng = _rng(2)
     for name in ("weight", "bias", "running_mean", "running_var"):
-        value = torch.rand(4, generator=rng) + 0.5
+        value = torch.rand(4, generator=rng.generator) + 0.5
         getattr(ours, name).copy_(value)
         getattr(theirs, name).data.copy_(value)
-    x = torch.randn(3, 4, 5, 5, generator=rng)
+    x = torch.randn(3, 4, 5, 5, generator=rng.generator)
     torch.testing.assert_close(ours.train()(x), theirs(x))
     assert not list(ours.parameters())
 

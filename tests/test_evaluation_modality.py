@@ -18,6 +18,7 @@ from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
 from prism.data.formats.store_writer import DatasetWriter
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.report.charts import Bar, bar_chart
 from prism.rollout.episodes import DropSensors, run_episode
@@ -33,7 +34,7 @@ from tests.policy_fakes import small_config, small_policy
 class LostPolicy(PointPolicy):
     """Walks to the goal while it sees it, stands still otherwise; needs no proprioception at the start."""
 
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         plan = super().sample(observation, candidates, rng)
         return plan if bool(observation.present["goal"].all()) else torch.zeros_like(plan)
 

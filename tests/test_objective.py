@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism import objective as module
+from prism.distributed.rows import quantile
 from prism.errors import PrismError
-from prism.objective import RSIMLE, Crowd, ObjectiveConfig, choose_hard, quantile, soft_coverage
-from prism.types import Share
+from prism.objective import RSIMLE, Distances, ObjectiveConfig, Targets, choose_hard, soft_coverage
+from tests.policy_fakes import choose_among
 from tests.reference import rsimle
 
 B, K, T, A = 5, 7, 4, 3
@@ -41,7 +42,7 @@ def test_choice_over_three_steps_equals_the_reference(rule: str, scope: str) -> 
     threshold: float | None = None
     for seed in range(3):
         candidates, target, valid = _batch(seed)
-        choice = objective.choose(candidates, target, valid)
+        choice = choose_among(objective, candidates, target, valid)
         args = (candidates.double().numpy(), target.double().numpy(), valid.numpy(), weights, 1e-6)
         own, pairs = rsimle.own(*args), rsimle.all_pairs(*args)
         if rule == "paper":
@@ -70,13 +71,15 @@ def test_calibrated_rule_rejects_about_q_whatever_the_scale() -> None:
         rates = []
         for seed in range(60):
             candidates, target, valid = _batch(seed)
-            rates.append(float(objective.choose(candidates * scale, target * scale, valid).logs["rejection_rate"]))
+            rates.append(
+                float(choose_among(objective, candidates * scale, target * scale, valid).logs["rejection_rate"])
+            )
         assert np.mean(rates[20:]) == pytest.approx(0.25, abs=0.05)
 
 
 def test_paper_rule_sits_on_its_clamp_for_data_of_order_one() -> None:
     objective = RSIMLE(ObjectiveConfig(candidates=K, rule="paper"), A)
-    choice = objective.choose(*_batch(0))
+    choice = choose_among(objective, *_batch(0))
     assert float(choice.logs["threshold"]) == pytest.approx(0.2)
     assert float(choice.logs["threshold_clamped"]) == 1.0
 
@@ -91,9 +94,9 @@ def test_fallback_takes_the_nearest_of_all() -> None:
 
 def test_validation_does_not_move_the_threshold() -> None:
     objective = RSIMLE(ObjectiveConfig(candidates=K), A)
-    objective.choose(*_batch(0))
+    choose_among(objective, *_batch(0))
     before = objective.threshold.clone()
-    objective.choose(*_batch(1), update=False)
+    choose_among(objective, *_batch(1), update=False)
     assert torch.equal(before, objective.threshold)
 
 
@@ -104,7 +107,7 @@ def test_soft_term_equals_the_reference(scaled: bool) -> None:
         candidates=K, rule="none", soft_weight=1.0, soft_candidates=3, temperature=0.3, soft_scaled=scaled
     )
     objective = RSIMLE(config, A)
-    choice = objective.choose(candidates, target, valid)
+    choice = choose_among(objective, candidates, target, valid)
     chosen = candidates.gather(1, choice.index[:, :, None, None].expand(-1, -1, T, A))
     _, parts = objective.loss(chosen, choice, target, valid)
     args = (candidates.double().numpy(), target.double().numpy(), valid.numpy(), np.full(A, 1 / A), 1e-6)
@@ -125,7 +128,7 @@ def test_soft_candidates_respect_rejection_by_choice() -> None:
     for respects in (True, False):
         config = ObjectiveConfig(candidates=K, quantile=0.4, soft_weight=0.1, soft_respects_rejection=respects)
         objective = RSIMLE(config, A)
-        choice = objective.choose(candidates, target, valid)
+        choice = choose_among(objective, candidates, target, valid)
         args = (candidates.double().numpy(), target.double().numpy(), valid.numpy(), np.full(A, 1 / A), 1e-6)
         own = rsimle.own(*args)
         rejected = own < float(objective.threshold)
@@ -171,10 +174,14 @@ def _large(rows: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(rows, K, T, A, generator=rng), torch.randn(rows, T, A, generator=rng), valid
 
 
-def test_a_bounded_number_of_targets_keeps_the_own_one_and_never_rejects_more() -> None:
+def _distances(objective: RSIMLE) -> Distances:
     candidates, target, valid = _large()
-    exact = RSIMLE(ObjectiveConfig(candidates=K, scope="batch"), A).measure(candidates, target, valid)
-    bounded = RSIMLE(ObjectiveConfig(candidates=K, scope="batch", max_targets=8), A).measure(candidates, target, valid)
+    return objective.distances(candidates, target, valid, objective.targets(target, valid))
+
+
+def test_a_bounded_number_of_targets_keeps_the_own_one_and_never_rejects_more() -> None:
+    exact = _distances(RSIMLE(ObjectiveConfig(candidates=K, scope="batch"), A))
+    bounded = _distances(RSIMLE(ObjectiveConfig(candidates=K, scope="batch", max_targets=8), A))
     assert torch.equal(bounded.own, exact.own)
     assert bool((bounded.near >= exact.near - 1e-5).all())
     assert bool((bounded.near <= exact.own).all())
@@ -184,18 +191,17 @@ def test_a_bounded_number_of_targets_keeps_the_own_one_and_never_rejects_more() 
 def test_sampled_quantile_keeps_its_bound_and_does_not_depend_on_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates, target, valid = _large()
     objective = RSIMLE(ObjectiveConfig(candidates=K, rule="paper", quantile=0.3, clamp=(1e-4, 50.0)), A)
-    pairs = objective.measure(candidates, target, valid).pool.flatten()
+    pairs = _distances(objective).pool.flatten()
     monkeypatch.setattr(module, "EXACT_PAIRS", 100)
     monkeypatch.setattr(module, "SAMPLED_PAIRS", 5000)
     module._places.cache_clear()
-    sampled = objective.measure(candidates, target, valid)
+    sampled = _distances(objective)
     assert sampled.pool.shape == (5000,)
     bound = math.sqrt(math.log(2 / 0.05) / (2 * 5000))
     low, high = (float(quantile(pairs, 0.3 + sign * bound)) for sign in (-1, 1))
     assert low <= float(quantile(sampled.pool, 0.3)) <= high
-    crowd = Crowd(target, valid)
     parts = [
-        objective.measure(candidates[a:b], target[a:b], valid[a:b], crowd, Share(a, 40)).pool
+        objective.distances(candidates[a:b], target[a:b], valid[a:b], Targets(target, valid, a)).pool
         for a, b in ((0, 13), (13, 14), (14, 40))
     ]
     module._places.cache_clear()

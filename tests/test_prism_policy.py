@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 
+from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json
@@ -16,24 +17,24 @@ from prism.methods.table import PRESETS, build_policy, preset
 from prism.objective import ObjectiveConfig
 from prism.policy import PolicySpec
 from prism.types import Batch, Observation
-from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, random_batch, small_config, small_policy
+from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, choose_among, random_batch, small_config, small_policy
 
 
-def _rng(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def _rng(seed: int = 0) -> Random:
+    return Random(seed)
 
 
 def _gradients(policy: PrismPolicy) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
 
 
-def _back_propagate_all(policy: PrismPolicy, batch: Batch, rng: torch.Generator) -> torch.Tensor:
+def _back_propagate_all(policy: PrismPolicy, batch: Batch, rng: Random) -> torch.Tensor:
     """Alg. 1 as printed: every candidate is drawn with gradient, then the loss picks."""
     target = policy.normalizer.normalize_actions(batch.actions)
     prepared = policy.generator.prepare(policy.encoder(batch.observation, None))
     latent = policy.latents(target.shape[0], policy.config.objective.candidates, rng)
     candidates = policy._generate(prepared, latent, policy.anchor(batch.observation))
-    choice = policy.objective.choose(candidates.detach(), target, batch.action_valid)
+    choice = choose_among(policy.objective, candidates.detach(), target, batch.action_valid)
     index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
     return policy.objective.loss(candidates.gather(1, index), choice, target, batch.action_valid)[0]
 
@@ -71,7 +72,7 @@ def test_gradient_reaches_only_the_chosen_candidates() -> None:
     prepared = policy.generator.prepare(policy.encoder(batch.observation))
     latent = policy.latents(5, 6, _rng()).requires_grad_()
     candidates = policy._generate(prepared, latent, None)
-    choice = policy.objective.choose(candidates.detach(), target, batch.action_valid)
+    choice = choose_among(policy.objective, candidates.detach(), target, batch.action_valid)
     index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
     policy.objective.loss(candidates.gather(1, index), choice, target, batch.action_valid)[0].backward()
     assert latent.grad is not None

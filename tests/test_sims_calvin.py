@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("yaml")
 
 from prism.controller import Controller, ControllerConfig
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
@@ -140,10 +141,10 @@ class Puller(Policy):
         self.spec = PolicySpec("puller", {}, sensors, 7, 30.0, 2, 12)
         self.normalizer = Normalizer.empty(sensors, 7)
 
-    def loss(self, batch: object, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: object, rng: Random) -> LossOutput:
         raise NotImplementedError
 
-    def sample(self, observation: object, candidates: int, rng: torch.Generator) -> torch.Tensor:
+    def sample(self, observation: object, candidates: int, rng: Random) -> torch.Tensor:
         text = decode_text(observation.streams["text"][0, -1].numpy())  # type: ignore[attr-defined]
         plan = torch.zeros(1, candidates, 12, 7)
         if "drawer" in text and ("open" in text or "close" in text):

@@ -20,6 +20,7 @@ from prism.sims.pusht_features import mirror_state
 from research import lemmas, multimodality, threshold
 from research.report import Claim, Study, show_claims
 from research.threshold_claims import claims_on_rates
+from tests.policy_fakes import choose_among
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,7 @@ def test_a_relative_threshold_spares_the_row_that_is_all_near(relative: float, f
     scale[0] = 0.01
     candidates = scale * (1 + torch.rand(10, 8, 4, 2, generator=rng))
     objective = RSIMLE(ObjectiveConfig(candidates=8, quantile=0.2, relative=relative), 2)
-    logs = objective.choose(candidates, target, torch.ones(10, 4, dtype=torch.bool)).logs
+    logs = choose_among(objective, candidates, target, torch.ones(10, 4, dtype=torch.bool)).logs
     assert float(logs["rejection_rate"]) == pytest.approx(0.2, abs=0.03)
     assert (float(logs["fallback_rate"]) > 0) is fallback
 

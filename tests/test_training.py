@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
+import re
 import signal
 import subprocess
 import sys
@@ -18,14 +20,16 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from prism.data.loader import BatchOrder
+from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.io.atomic import exclusive
 from prism.policy import LossOutput
 from prism.training import checkpoint, loop
 from prism.training.config import TrainConfig
-from prism.training.loop import TrainResult, _validate, train
+from prism.training.loop import TrainResult, train
 from prism.training.monitor import read_log
-from prism.training.optim import derive_seed, ema_decay, learning_rate, parameter_groups
-from prism.training.signals import exclusive
+from prism.training.step import derive_seed, ema_decay, learning_rate, parameter_groups
 from prism.types import Batch
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
@@ -40,7 +44,7 @@ class StoppingPolicy(FakePolicy):
     stop_at = 0
     number = signal.SIGTERM
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         output = super().loss(batch, rng)
         if self.training and self.calls == self.stop_at:
             signal.raise_signal(self.number)
@@ -120,7 +124,7 @@ def test_average_follows_its_definition(tmp_path: Path) -> None:
     history: list[torch.Tensor] = []
 
     class Watched(FakePolicy):
-        def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+        def loss(self, batch: Batch, rng: Random) -> LossOutput:
             if self.training:
                 history.append(self.net[0].weight.detach().double().clone())
             return super().loss(batch, rng)
@@ -213,9 +217,9 @@ def test_ctrl_c_saves_too(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # as before
 
 
-@pytest.mark.parametrize("where", ["_validate", "checkpoint.save_checkpoint"])
+@pytest.mark.parametrize("where", ["_Keeper._validate", "checkpoint.save_checkpoint"])
 def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    real = _validate if where == "_validate" else checkpoint.save_checkpoint
+    real = loop._Keeper._validate if where == "_Keeper._validate" else checkpoint.save_checkpoint
 
     def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
@@ -246,7 +250,7 @@ def test_a_signal_to_a_finished_run_is_not_lost(tmp_path: Path, monkeypatch: pyt
 
 def test_one_bad_step_is_skipped_and_leaves_no_trace(tmp_path: Path) -> None:
     class OnceBad(FakePolicy):
-        def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+        def loss(self, batch: Batch, rng: Random) -> LossOutput:
             self.nan_from = 3 if self.calls == 3 else None
             return super().loss(batch, rng)
 
@@ -266,7 +270,7 @@ def test_ten_bad_steps_in_a_row_stop_the_run_and_dump_the_batch(tmp_path: Path) 
     assert "\n" not in str(error.value)
     assert all(bool(value.isfinite().all()) for value in policy.state_dict().values())
     dump = safetensors.torch.load_file(tmp_path / "bad-batch-step-00000003.safetensors")
-    order = loop.BatchOrder(len(make_windows()[0]), 16, 0)
+    order = BatchOrder(len(make_windows()[0]), 16, 0)
     expected = make_windows()[0].batch(order.indices(3))
     assert torch.equal(dump["actions"], expected.actions)
     assert torch.equal(dump["streams.proprio"], expected.observation.streams["proprio"])
@@ -376,6 +380,44 @@ def test_schedule_warms_up_and_ends_at_zero() -> None:
     assert rates[100] == 0.0
     assert ema_decay(config, 0) == 0.0  # the average starts at the first weights, not at the initial ones
     assert ema_decay(config, 10**9) == config.ema_max_decay
+
+
+def test_warm_up_is_at_most_a_tenth_of_the_budget() -> None:
+    short = TrainConfig(steps=200, learning_rate=1.0)  # 100 steps of warm-up by default
+    rates = [learning_rate(short, step, 0.0 if step == 0 else step / 200) for step in range(200)]
+    cosine = [0.5 * (1 + math.cos(math.pi * step / 200)) for step in range(200)]
+    assert rates[0] == pytest.approx(0.01)
+    assert rates[10] == pytest.approx(0.5 * cosine[10])
+    assert rates[20:] == pytest.approx(cosine[20:])
+    timed = TrainConfig(minutes=1.0, learning_rate=1.0)  # slow steps: only 30 of them in the minute
+    assert learning_rate(timed, 3, timed.fraction(3, 6.0)) == pytest.approx(0.5 * (1 + math.cos(0.1 * math.pi)))
+    for steps in (1000, 5000):  # longer budgets: as many steps as the setting says
+        config = TrainConfig(steps=steps, learning_rate=1.0)
+        for step in range(100):
+            warmup = learning_rate(config, step, step / steps) / (0.5 * (1 + math.cos(math.pi * step / steps)))
+            assert warmup == pytest.approx((step + 1) / 100)
+
+
+def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path) -> None:
+    windows, _ = make_windows()
+    console = quiet()
+    train(make_policy(), windows, None, CONFIG, tmp_path / "steps", console=console)
+    assert "this budget gives 10 steps" in text_of(console)
+    assert "try --steps 500" in text_of(console)
+
+    class SlowPolicy(FakePolicy):
+        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+            time.sleep(0.1)
+            return super().loss(batch, rng)
+
+    plain = make_policy()
+    console = quiet()
+    config = dataclasses.replace(CONFIG, steps=0, minutes=0.05)
+    train(SlowPolicy(plain.spec, plain.normalizer), windows, None, config, tmp_path / "minutes", console=console)
+    assert re.search(r"gives about \d+ steps; fewer than 500 .* try --minutes \d+", text_of(console))
+    console = quiet()
+    train(make_policy(), windows, None, dataclasses.replace(CONFIG, steps=500), tmp_path / "long", console=console)
+    assert "this budget" not in text_of(console)
 
 
 def test_decay_is_for_maps_only() -> None:

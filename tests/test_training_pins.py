@@ -13,7 +13,7 @@ from torch.nn import functional
 from prism import attention, distance, objective
 from prism.methods import diffusion
 from prism.methods.flow_matching import FlowMatchingPolicy
-from prism.training.learner import Learner
+from prism.training.step import Learner
 from tests.pins import cases
 from tests.pins.cases import CASES, FOLDER, TOLERANCE, compute, deviation
 
@@ -36,7 +36,7 @@ def test_losses_gradients_and_actions_are_the_pinned_ones(name: str) -> None:
 
 CHANGES: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     "Charbonnier eps 1e-5": ("prism", distance, "_charbonnier", lambda f: lambda gap, _: f(gap, 1e-5)),
-    "threshold at another quantile": ("prism", objective, "quantile", lambda f: lambda values, q: f(values, q + 1e-4)),
+    "threshold at another quantile": ("prism", rows, "quantile", lambda f: lambda values, q: f(values, q + 1e-4)),
     "soft term of 0.1 % more weight": ("prism-batch-soft", objective, "soft_coverage", lambda f: (
         lambda *args, **settings: 1.001 * f(*args, **settings)
     )),

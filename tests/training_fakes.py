@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prism.data.episodes import Episode
 from prism.data.windows import Windows
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import LossOutput, Policy, PolicySpec
@@ -75,10 +75,10 @@ class FakePolicy(Policy):
         actions: Tensor = self.net(window).unflatten(1, (8, 3))
         return actions
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         self.calls += self.training
         target = self.normalizer.normalize_actions(batch.actions)
-        noise = draws.randn(target.shape, draws.for_rows(rng, batch))
+        noise = rng.randn(target.shape)
         error = (self._predict(batch.observation) + 0.1 * noise - target).abs().mean()
         if self.training:
             self.threshold.lerp_(error.detach(), 0.1)
@@ -87,7 +87,7 @@ class FakePolicy(Policy):
                 self.threshold.fill_(torch.nan)
         return LossOutput(error, {"threshold": self.threshold.clone(), "rejection_rate": noise.mean()})
 
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Tensor:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Tensor:
         actions = self.normalizer.unnormalize_actions(self._predict(observation))
         return actions.unsqueeze(1).expand(-1, candidates, -1, -1)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.health import SensorMonitor
 from prism.io.jsonconfig import ADDED_LATER
@@ -91,7 +92,7 @@ class WarmStart(Protocol):
     """A policy that can begin where the last plan left off; the old plan itself is kept here, not there."""
 
     def sample_near(
-        self, observation: Observation, candidates: int, rng: torch.Generator, previous: torch.Tensor
+        self, observation: Observation, candidates: int, rng: Random, previous: torch.Tensor
     ) -> torch.Tensor:
         """Like `sample`, near `previous` (B, R, Da), the unexecuted remainder of the old plan in robot units."""
         ...
@@ -143,7 +144,7 @@ class Controller:
         self.scale: FloatArray = action_scale(policy) if scale is None else np.asarray(scale, dtype=np.float64)
         parameter = next(policy.parameters(), None)
         self._device = torch.device("cpu") if parameter is None else parameter.device
-        self.rng = torch.Generator()  # on the CPU, as all draws are: a seed means the same on every device
+        self.rng = Random()
         self.health = SensorMonitor(spec.sensors, spec.fps)
         self.replans: list[Replan] = []
         self.last_plan: Plan | None = None

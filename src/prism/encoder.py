@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.encoders.audio import AudioConfig
 from prism.encoders.kinds import (
     AudioEncoder,
@@ -170,7 +170,7 @@ class Encoder(nn.Module):
         self.position = nn.Parameter(torch.zeros(self.tokens, width))
         self.norm = nn.LayerNorm(width)
 
-    def drop(self, observation: Observation, rng: torch.Generator) -> Observation:
+    def drop(self, observation: Observation, rng: Random) -> Observation:
         """Whole-modality dropout, for training: each sensor is absent from a sample's whole window with its chance.
 
         Never all of them: a sample that would be left without any sensor keeps the one with the luckiest draw. A
@@ -180,7 +180,7 @@ class Encoder(nn.Module):
             return observation
         names = [spec.name for spec in self.sensors]
         present = torch.stack([observation.present[name] for name in names])  # (M, B, To)
-        draw = draws.rand(present.shape[:2], rng, dim=1)  # on the CPU: a seed means the same on every device
+        draw = rng.rand(present.shape[:2], dim=1)  # on the CPU: a seed means the same on every device
         keep = draw >= torch.tensor(self.dropout)[:, None]
         there = present.any(-1).cpu()
         lost = ~(keep & there).any(0)  # (B,)
@@ -189,7 +189,7 @@ class Encoder(nn.Module):
         kept = present & keep.unsqueeze(-1).to(present.device)
         return Observation(observation.streams, {**observation.present, **dict(zip(names, kept, strict=True))})
 
-    def steps(self, observation: Observation, rng: torch.Generator | None = None) -> Float[Tensor, "B To F"]:
+    def steps(self, observation: Observation, rng: Random | None = None) -> Float[Tensor, "B To F"]:
         """Eq. 2: fuse each time step by itself."""
         parts = []
         shape: tuple[int, int] | None = None
@@ -209,5 +209,5 @@ class Encoder(nn.Module):
         context: Tensor = self.norm(tokens + self.position)
         return context
 
-    def forward(self, observation: Observation, rng: torch.Generator | None = None) -> Float[Tensor, "B S D"]:
+    def forward(self, observation: Observation, rng: Random | None = None) -> Float[Tensor, "B S D"]:
         return self.mix(self.steps(observation, rng))

@@ -2,8 +2,8 @@
 
 For each item K candidates are drawn; those closer to a target than a threshold are rejected; the nearest of the rest
 is pulled towards the item's own target (hard term; all candidates count where every one was rejected: the fallback).
-A small soft term pulls the K' nearest. Only the chosen candidates receive a gradient, so `choose` works on
-candidates drawn without gradient, and `loss` on the chosen ones drawn again with it.
+A small soft term pulls the K' nearest. Only the chosen candidates receive a gradient, so they are
+chosen among candidates drawn without gradient, and `loss` is of the chosen ones drawn again with it.
 
 Two threshold rules (docs/deviations.md has the measurements):
   paper       EMA of the q-quantile of *all pairs*, clipped to [1e-4, 0.2], against min_j D_{i,k->j}; distances are
@@ -14,10 +14,8 @@ Two threshold rules (docs/deviations.md has the measurements):
               policy knows well loses all its candidates (the fallback), at 1 no row ever does; the presets
               have 0.5.
 
-"Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and distances are gathered from
-all ranks and from all parts of an accumulated batch, candidates never are. So `choose` has three parts: `measure`
-rows, `calibrate` the threshold once all rows are measured, `decide` rows. Two bounds keep a large G affordable; below
-them everything is exact:
+"Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and the quantile are asked of
+`Batch.share`, candidates stay where they are. Two bounds keep a large G affordable; below them everything is exact:
   max_targets  G > max_targets: a candidate is compared with its own target and with this many others, evenly spread
                over the batch. One that has n targets nearer than the threshold is missed with chance
                (1 - max_targets / G)^n at most.
@@ -29,7 +27,6 @@ them everything is exact:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, get_args
@@ -39,10 +36,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
-from prism.distributed import ranks
+from prism.distributed.rows import WHOLE, Share
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
-from prism.types import Share
 
 Rule = Literal["calibrated", "paper", "none"]
 Scope = Literal["own", "batch"]
@@ -100,17 +96,16 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """The targets of the global batch, in its order."""
+class Targets:
+    """The targets of the global batch, in its order; `start` is the place of the first row at hand."""
 
-    target: Float[Tensor, "G Tp Da"]
+    actions: Float[Tensor, "G Tp Da"]
     valid: Bool[Tensor, "G Tp"]
+    start: int = 0
 
 
 @dataclass(frozen=True)
 class Distances:
-    """What `decide` and `calibrate` need of some rows: no candidate, only how far they are."""
-
     own: Float[Tensor, "B K"]  # to the row's own target
     near: Float[Tensor, "B K"]  # what is compared with the threshold
     pool: Float[Tensor, "..."]  # the values whose quantile the threshold follows
@@ -128,32 +123,10 @@ class Choice:
     logs: dict[str, Tensor]
 
 
-def quantile(values: Tensor, q: float) -> Tensor:
-    """The q-quantile of all entries, linearly interpolated; torch.quantile refuses more than 16 M of them."""
-    flat = values.flatten()
-    position = q * (flat.numel() - 1)
-    low = math.floor(position)
-    lower = flat.kthvalue(low + 1).values
-    if low + 1 >= flat.numel():
-        return lower
-    return torch.lerp(lower, flat.kthvalue(low + 2).values, position - low)
-
-
 @lru_cache(maxsize=1)
 def _places(pairs: int) -> Int[Tensor, " N"]:
-    """SAMPLED_PAIRS of so many pairs, each drawn independently of the others."""
+    """SAMPLED_PAIRS of `pairs` pairs, each drawn independently of the others."""
     return torch.randint(0, pairs, (SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0))
-
-
-def quantile_over_ranks(values: Tensor, q: float) -> Tensor:
-    """`quantile` of the values (>= 0) of all ranks, exactly, by counting: nothing is gathered."""
-    count = int(ranks.sum_over_ranks(torch.tensor([values.numel()], dtype=torch.int64, device=values.device)))
-    position = q * (count - 1)
-    low = math.floor(position)
-    lower = ranks.order_statistic(values, torch.tensor(low))
-    if low + 1 >= count:
-        return lower
-    return torch.lerp(lower, ranks.order_statistic(values, torch.tensor(low + 1)), position - low)
 
 
 def choose_hard(
@@ -200,69 +173,46 @@ class RSIMLE(nn.Module):
             weights = weights / weights.sum().clamp(min=1e-9)
         self.weights.copy_(weights)
 
-    @property
-    def needs_crowd(self) -> bool:
-        """Whether a row is compared with the targets of other rows."""
-        return self.config.rule == "paper" or (self.config.rule == "calibrated" and self.config.scope == "batch")
-
-    def choose(
-        self,
-        candidates: Float[Tensor, "B K Tp Da"],
-        target: Float[Tensor, "B Tp Da"],
-        valid: Bool[Tensor, "B Tp"],
-        update: bool = True,
-        share: Share | None = None,
-    ) -> Choice:
-        """Alg. 1, lines 7-13, on candidates without gradient. `update` moves the threshold (training only).
-
-        With a `share` these are all the rows of this rank, and every rank has to call.
-        """
-        crowd = None if share is None else self.gather(target, valid, share)
-        distances = self.measure(candidates, target, valid, crowd, share)
-        if update:
-            self.calibrate([distances], share)
-        return self.decide(distances)
-
-    def gather(self, target: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"], share: Share) -> Crowd | None:
-        """The targets of all ranks; None where rows are not compared with each other's."""
-        if not self.needs_crowd:
+    def targets(
+        self, target: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"], share: Share = WHOLE
+    ) -> Targets | None:
+        """The targets that candidates are compared with beside their own; None where there are none."""
+        rule, scope = self.config.rule, self.config.scope
+        if rule == "none" or (rule == "calibrated" and scope == "own"):
             return None
         steps = target.shape[1]
-        together = torch.cat([target.float().flatten(1), valid.float()], dim=1)  # one message, not two
-        rows = ranks.gather_rows(together, share.total)
-        return Crowd(rows[:, :-steps].reshape(-1, *target.shape[1:]), rows[:, -steps:] > 0.5)
+        rows = share.gather(torch.cat([target.float().flatten(1), valid.float()], dim=1))  # one message, not two
+        return Targets(rows[:, :-steps].reshape(-1, *target.shape[1:]), rows[:, -steps:] > 0.5, share.start)
 
     @torch.no_grad()
-    def measure(
+    def distances(
         self,
         candidates: Float[Tensor, "B K Tp Da"],
         target: Float[Tensor, "B Tp Da"],
         valid: Bool[Tensor, "B Tp"],
-        crowd: Crowd | None = None,
-        share: Share | None = None,
+        targets: Targets | None,
     ) -> Distances:
-        """Alg. 1, lines 7-9, for some rows of the global batch; without `crowd` they are all of it."""
+        """Alg. 1, lines 8-9: to the own target, and to the targets of the batch."""
         config = self.config
         own = own_distance(candidates, target, valid, self.weights, config.eps)  # (B, K)
-        if not self.needs_crowd:
+        if targets is None:
             near = self._relative(own)
             return Distances(own, near, near)
-        crowd = crowd or Crowd(target, valid)
-        total, count = crowd.target.shape[0], candidates.shape[1]
+        total, count = len(targets.actions), candidates.shape[1]
         exact = total * count * total <= EXACT_PAIRS
         if config.rule == "paper" and exact and total <= config.max_targets:
-            pairs = batch_distance(candidates, crowd.target, crowd.valid, self.weights, config.eps)  # (B, K, G)
+            pairs = batch_distance(candidates, targets.actions, targets.valid, self.weights, config.eps)  # (B, K, G)
             return Distances(own, pairs.amin(2), pairs)
         if total <= config.max_targets:
-            near = nearest_distance(candidates, crowd.target, crowd.valid, self.weights, config.eps)
+            near = nearest_distance(candidates, targets.actions, targets.valid, self.weights, config.eps)
         else:
             spread = torch.arange(config.max_targets, device=own.device) * total // config.max_targets
-            others = (crowd.target[spread], crowd.valid[spread])
+            others = (targets.actions[spread], targets.valid[spread])
             near = torch.minimum(own, nearest_distance(candidates, *others, self.weights, config.eps))
         if config.rule == "calibrated":
             near = self._relative(near)
             return Distances(own, near, near)
-        return Distances(own, near, self._sample_pairs(candidates, crowd, share.start if share else 0))
+        return Distances(own, near, self._sample_pairs(candidates, targets))
 
     def _relative(self, near: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
         """Distances against how far the row's candidates are on average, as far as `relative` says."""
@@ -270,58 +220,54 @@ class RSIMLE(nn.Module):
             return near
         return near / near.mean(1, keepdim=True).clamp(min=self.config.eps) ** self.config.relative
 
-    def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], crowd: Crowd, start: int) -> Float[Tensor, " N"]:
-        """Distances of those of SAMPLED_PAIRS random pairs (i, k, j) of the global batch whose row i is here.
+    def _sample_pairs(self, candidates: Float[Tensor, "B K Tp Da"], targets: Targets) -> Float[Tensor, " N"]:
+        """Distances of those of SAMPLED_PAIRS random pairs (i, k, j) of the global batch whose row i is at hand.
 
         The places are the same at every step and on every rank; the windows in them are shuffled.
         """
         rows, count = candidates.shape[:2]
-        total = crowd.target.shape[0]
+        total = len(targets.actions)
         flat = _places(total * count * total)
-        row = flat // (count * total) - start
+        row = flat // (count * total) - targets.start
         here = flat[(row >= 0) & (row < rows)].to(candidates.device)
-        row, k, j = here // (count * total) - start, here // total % count, here % total
+        row, k, j = here // (count * total) - targets.start, here // total % count, here % total
         parts = []
         for at in range(0, len(here), _PAIR_CHUNK):
             piece = slice(at, at + _PAIR_CHUNK)
-            targets = (crowd.target[j[piece]], crowd.valid[j[piece]])
-            parts.append(pair_distance(candidates[row[piece], k[piece]], *targets, self.weights, self.config.eps))
+            others = (targets.actions[j[piece]], targets.valid[j[piece]])
+            parts.append(pair_distance(candidates[row[piece], k[piece]], *others, self.weights, self.config.eps))
         return torch.cat(parts) if parts else candidates.new_zeros(0)
 
     @torch.no_grad()
-    def calibrate(self, measured: Sequence[Distances], share: Share | None = None) -> None:
-        """Alg. 1, line 10, Eq. 7: move the threshold, once for the whole global batch; the same on every rank."""
+    def calibrate(self, pool: Float[Tensor, "..."], share: Share = WHOLE) -> None:
+        """Alg. 1, line 10, Eq. 7: the threshold follows the quantile over the global batch."""
         config = self.config
         if config.rule == "none":
             return
-        pool = torch.cat([distances.pool for distances in measured])
-        if share is None or ranks.world_size() == 1:
-            value = quantile(pool, config.quantile)
-        elif config.rule == "paper":
-            value = quantile_over_ranks(pool, config.quantile)
-        else:
-            value = quantile(ranks.gather_rows(pool, share.total), config.quantile)
-        self._update(value)
+        value = share.quantile(pool, config.quantile)
+        momentum = torch.where(self.calibrated, config.momentum, 0.0)  # the first batch sets it outright
+        self.threshold.copy_(torch.lerp(value, self.threshold, momentum))
+        self.calibrated.fill_(True)
         if config.rule == "paper":
             self.threshold.clamp_(*config.clamp)
 
     @torch.no_grad()
-    def decide(self, distances: Distances) -> Choice:
-        """Alg. 1, lines 11-13: reject, and choose the candidates to train."""
-        config, own = self.config, distances.own
-        clamped = own.new_zeros(())
-        rejected = distances.near < self.threshold
-        if config.rule == "none":
-            rejected = torch.zeros_like(rejected)
-        if config.rule == "paper":
-            low, high = config.clamp
-            clamped = ((self.threshold <= low * 1.0001) | (self.threshold >= high * 0.9999)).float()
+    def reject(self, near: Float[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+        """Alg. 1, line 11."""
+        return torch.zeros_like(near, dtype=torch.bool) if self.config.rule == "none" else near < self.threshold
+
+    @torch.no_grad()
+    def choose(self, own: Float[Tensor, "B K"], rejected: Bool[Tensor, "B K"]) -> Choice:
+        """Alg. 1, lines 12-14: the candidates to train, and what to log."""
+        config = self.config
         hard, fallback = choose_hard(own, rejected)
+        low, high = config.clamp
+        clamped = (self.threshold <= low * 1.0001) | (self.threshold >= high * 0.9999)
         logs = {
             "rejection_rate": rejected.float().mean(),
             "fallback_rate": fallback.float().mean(),
             "threshold": self.threshold.clone(),
-            "threshold_clamped": clamped,
+            "threshold_clamped": clamped.float() if config.rule == "paper" else own.new_zeros(()),
             "own_distance": own.mean(),
         }
         index, soft_valid = hard.unsqueeze(1), None
@@ -332,11 +278,6 @@ class RSIMLE(nn.Module):
             shared = config.soft_respects_rejection
             index = nearest.indices if shared else torch.cat([index, nearest.indices], dim=1)
         return Choice(index, soft_valid, logs)
-
-    def _update(self, value: Tensor) -> None:
-        momentum = torch.where(self.calibrated, self.config.momentum, 0.0)  # the first batch sets it outright
-        self.threshold.copy_(torch.lerp(value, self.threshold, momentum))
-        self.calibrated.fill_(True)
 
     def loss(
         self,
@@ -349,7 +290,8 @@ class RSIMLE(nn.Module):
         distance = own_distance(chosen, target, valid, self.weights, self.config.eps)  # (B, C)
         hard = distance[:, 0].mean()
         if choice.soft_valid is None:
-            return hard, {"hard": hard.detach()}
+            return hard, {"hard": hard.detach(), **choice.logs}
         soft_distance = distance[:, -choice.soft_valid.shape[1] :]
         soft = soft_coverage(soft_distance, choice.soft_valid, self.config.temperature, self.config.soft_scaled)
-        return hard + self.config.soft_weight * soft, {"hard": hard.detach(), "soft": soft.detach()}
+        logs = {"hard": hard.detach(), "soft": soft.detach(), **choice.logs}
+        return hard + self.config.soft_weight * soft, logs

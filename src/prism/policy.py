@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
 from prism.sensors import ActionSpec, SensorSpec
@@ -60,19 +59,9 @@ class Policy(nn.Module, ABC):
     normalizer: Normalizer
 
     @abstractmethod
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput: ...
-
-    def losses(self, parts: Sequence[Batch], rng: torch.Generator) -> Iterator[LossOutput]:
-        """The loss of each part of one batch, to be back-propagated before the next is asked for.
-
-        A method that looks at the batch as a whole looks at all parts first. Every part draws from the same
-        generator state and takes its own rows (`Batch.share`), so that the parts do not change the numbers.
-        """
-        begin = rng.get_state()
-        for part in parts:
-            rng.set_state(begin)
-            yield self.loss(part, rng)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        """The mean over the rows of `batch`. What concerns the other rows of the global batch: batch.share."""
 
     @abstractmethod
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """K action sequences a context, in robot units, in one pass, without gradient."""

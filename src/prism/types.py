@@ -30,6 +30,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from prism.distributed.rows import WHOLE, Share
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -55,21 +57,13 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Share:
-    """Rows start .. start + B of a global batch of `total` rows: the others are on other ranks, or come later."""
-
-    start: int
-    total: int  # G
-
-
-@dataclass(frozen=True)
 class Batch:
     """A training batch: actions in robot units, `action_valid` False where padded past the episode's end."""
 
     observation: Observation
     actions: Float[Tensor, "B Tp Da"]
     action_valid: Bool[Tensor, "B Tp"]
-    share: Share | None = None  # None: these rows are the whole batch
+    share: Share = WHOLE  # which rows of the global batch these are
 
     def to(self, device: torch.device) -> Batch:
         return Batch(

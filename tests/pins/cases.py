@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from prism.attention import AttentionConfig
+from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
 from prism.methods import METHODS
@@ -30,8 +31,7 @@ from prism.objective import ObjectiveConfig
 from prism.policy import Policy
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig
-from prism.training.learner import Learner
-from prism.training.optim import derive_seed, ema_decay
+from prism.training.step import Learner, derive_seed, ema_decay
 from prism.types import Batch, Observation
 from tests.baseline_fakes import with_teacher
 
@@ -131,12 +131,11 @@ def compute(name: str) -> dict[str, Tensor]:
     """Losses of a few training steps, the gradient of the first, logs of the last, actions of the average."""
     policy = CASES[name]()
     learner = Learner(policy, TrainConfig(steps=STEPS, learning_rate=1e-2))
-    rng = torch.Generator()
     losses: list[float] = []
     pinned: dict[str, Tensor] = {}
     policy.train()
     for step in range(STEPS):
-        output = learner.gradient(make_batch(step), rng.manual_seed(derive_seed(0, 1, step)))
+        output = learner.gradient(make_batch(step), derive_seed(0, 1, step))
         losses += [output.loss, output.gradient_norm]
         if step == 0:
             for key, parameter in policy.named_parameters():
@@ -146,7 +145,7 @@ def compute(name: str) -> dict[str, Tensor]:
     learner.synchronise_buffers()
     pinned["losses_and_norms"] = torch.tensor(losses)
     pinned |= {f"logs.{key}": value.detach().double().reshape(1) for key, value in output.logs.items()}
-    actions = learner.average.sample(make_batch(9).observation, 3, rng.manual_seed(5))
+    actions = learner.average.sample(make_batch(9).observation, 3, Random(5))
     pinned["actions"] = actions[:4].clone(memory_format=torch.contiguous_format)
     return pinned
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods import table
 from prism.methods.context import ContextConfig, ContextPolicy
@@ -97,7 +98,7 @@ class Bench:
     def planner(self, way: Way, candidates: int) -> Callable[[], Tensor]:
         """From the encoded context to plans in robot units."""
         policy, config = self._configured(way)
-        rng = torch.Generator().manual_seed(0)
+        rng = Random(0)
 
         def call() -> Tensor:
             policy.config = config
@@ -109,7 +110,7 @@ class Bench:
     def sampler(self, way: Way, candidates: int) -> Callable[[], Tensor]:
         """From sensor readings to plans: the encoders included."""
         policy, config = self._configured(way)
-        rng = torch.Generator().manual_seed(0)
+        rng = Random(0)
 
         def call() -> Tensor:
             policy.config = config

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from prism.bench.timing import interleave, paired_ratio
+from prism.distributed.rows import Random
 from prism.serve.backends import Backend, BackendPolicy, EagerBackend, Frame
 from prism.serve.tokens import Tokens
 from prism.types import Observation
@@ -39,18 +40,18 @@ def token_cache(backend: Backend, candidates: int, seed: int, seconds: float = 1
         for frame in frames:
             kept.observe(frame, present)
         if name == "eager":
-            ours = kept.plan(candidates, torch.Generator().manual_seed(seed))
-            anew = policy.sample(_window(frames), candidates, torch.Generator().manual_seed(seed))[0].numpy()
+            ours = kept.plan(candidates, Random(seed))
+            anew = policy.sample(_window(frames), candidates, Random(seed))[0].numpy()
             difference = float((np.abs(ours - anew) / policy.normalizer.action_scale.abs().numpy()).max())
 
         arriving = itertools.cycle(frames)  # never the same frame twice in a row: that would not be encoded again
 
         def cached(kept: Tokens = kept, arriving: Iterator[Frame] = arriving) -> None:
             kept.observe(next(arriving), present)
-            kept.plan(candidates, torch.Generator().manual_seed(seed))
+            kept.plan(candidates, Random(seed))
 
         def window(whole: BackendPolicy = whole) -> None:
-            whole.sample(_window(frames), candidates, torch.Generator().manual_seed(seed))
+            whole.sample(_window(frames), candidates, Random(seed))
 
         calls |= {f"{name}_cached": cached, f"{name}_window": window}
     times = interleave(calls, np.random.default_rng(seed), seconds, min_rounds=7, max_rounds=40)

@@ -95,7 +95,7 @@ class Train:
     def run(self) -> None:
         from prism.distributed import ranks
 
-        with ranks.session(), ranks.explain_loss():
+        with ranks.session():
             try:
                 self._train()
             except ranks.ReportedError:

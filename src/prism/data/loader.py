@@ -19,9 +19,10 @@ import numpy as np
 
 from prism.data.episodes import IntArray
 from prism.data.windows import Blocks, LazyStreams, Windows
+from prism.distributed.ranks import RankShare
 from prism.errors import PrismError
 from prism.io.processes import end_with_parent, leave_signals_to_parent
-from prism.types import Batch, Share
+from prism.types import Batch
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ class BatchOrder:
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch
 
-    def share(self) -> Share:
+    def share(self) -> RankShare:
         """Which rows of the global batch this rank has; a dataset smaller than a batch is one batch."""
         size = min(self.batch_size, self.num_windows)
-        return Share(self.rank * size // self.world_size, size)
+        return RankShare(self.rank * size // self.world_size, size)
 
     def indices(self, step: int) -> IntArray:
         """The windows of training step `step` (from 0) for this rank."""
@@ -79,9 +80,9 @@ class BatchOrder:
         return None if ends is None else ends[self._rows(step)]
 
     def _rows(self, step: int) -> slice:
-        share = self.share()
+        size = min(self.batch_size, self.num_windows)
         first = step % self.steps_per_epoch * self.batch_size
-        return slice(first + share.start, first + (self.rank + 1) * share.total // self.world_size)
+        return slice(*(first + at * size // self.world_size for at in (self.rank, self.rank + 1)))
 
     def _order(self, epoch: int) -> tuple[IntArray, IntArray | None]:
         order = self._last.get(epoch)

@@ -1,16 +1,18 @@
-"""What ranks tell each other: thin wrappers over torch.distributed that do nothing in one process.
+"""Broadcast, gather and reduce over ranks: thin wrappers over torch.distributed that do nothing in one process.
 
-Every rank must come to every call, in the same order. `together` makes an error of one rank the error of all, so that
-nobody waits for a rank that has given up; a rank that died or hangs ends the wait of the others after `TIMEOUT`.
+Every rank must come to every call, in the same order. `share_errors` makes an error of one rank the error of all, so
+that nobody waits for a rank that has given up; a rank that died or hangs ends the wait of the others after `TIMEOUT`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from uuid import uuid4
 
@@ -20,16 +22,33 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from prism.distributed import rows
 from prism.errors import PrismError
 
 TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 _DEFAULT_TIMEOUT = 600.0
 _LEFT: list[object] = []  # process groups of this process, kept to its end
-_SIGNS_OF_LOSS = ("gloo", "nccl", "connection", "timed out", "timeout", "peer", "socket")
+_GATHERED = 1 << 20  # values of which a quantile is taken by gathering them; more are counted
 
 
 class ReportedError(PrismError):
     """An error that rank 0 shows: the other ranks only have to end."""
+
+
+@contextmanager
+def collective() -> Iterator[None]:
+    """Around a call to the other ranks: a RuntimeError from there means that one of them is gone or stuck."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # ours, in a backward pass
+        raise
+    except RuntimeError as error:  # gloo has no type of its own for it; DistBackendError, ... are RuntimeErrors
+        if world_size() == 1:
+            raise
+        raise PrismError(
+            f"rank {rank()} lost another rank ({_one_line(error)[:160]}): the checkpoints are intact; "
+            "see what ended that rank, then go on with --resume"
+        ) from error
 
 
 def world_size() -> int:
@@ -134,49 +153,53 @@ def rows_of(total: int, at: int, size: int) -> tuple[int, int]:
     return at * total // size, (at + 1) * total // size
 
 
-def gather_rows(rows: Tensor, total: int) -> Tensor:
+def gather_rows(own: Tensor, total: int) -> Tensor:
     """The `total` rows of all ranks in global order; each has its `rows_of`. Without gradient."""
     size = world_size()
     if size == 1:
-        return rows
+        return own
     counts = [stop - start for start, stop in (rows_of(total, r, size) for r in range(size))]
-    if rows.shape[0] != counts[rank()]:
-        raise PrismError(f"rank {rank()} has {rows.shape[0]} of {total} rows, not its share of {counts[rank()]}")
-    padded = rows.new_zeros(max(counts), *rows.shape[1:])
-    padded[: rows.shape[0]] = rows.detach()
+    if own.shape[0] != counts[rank()]:
+        raise PrismError(f"rank {rank()} has {own.shape[0]} of {total} rows, not its share of {counts[rank()]}")
+    padded = own.new_zeros(max(counts), *own.shape[1:])
+    padded[: own.shape[0]] = own.detach()
     everything = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(everything, padded)
+    _all_gather(everything, padded)
     return torch.cat([part[:count] for part, count in zip(everything, counts, strict=True)])
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
     """Elementwise, in place."""
     if world_size() > 1:
-        dist.all_reduce(values, op=dist.ReduceOp.SUM)
+        with collective():
+            dist.all_reduce(values, op=dist.ReduceOp.SUM)
     return values
 
 
 def max_over_ranks(values: Sequence[float]) -> list[float]:
-    """Elementwise. A value that only rank 0 has set (others 0) is thereby told to all."""
+    """Elementwise. A value that only rank 0 has set (others 0) is thereby broadcast."""
     if world_size() == 1:
         return list(values)
     tensor = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    with collective():
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     result: list[float] = tensor.tolist()
     return result
 
 
-def from_leader(data: bytes) -> bytes:
+def broadcast(data: bytes) -> bytes:
     """Rank 0's bytes, on every rank."""
     if world_size() == 1:
         return data
     length = torch.tensor([len(data)], dtype=torch.int64)
-    dist.broadcast(length, src=0)
+    with collective():
+        dist.broadcast(length, src=0)
     buffer = torch.empty(int(length), dtype=torch.uint8)
     if is_leader() and data:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if len(buffer):
-        dist.broadcast(buffer, src=0)
+        with collective():
+            dist.broadcast(buffer, src=0)
     return data if is_leader() else buffer.numpy().tobytes()
 
 
@@ -185,17 +208,26 @@ def gather_text(text: str) -> list[str]:
     if world_size() == 1:
         return [text]
     data = text.encode()
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    dist.all_gather(lengths, torch.tensor([len(data)], dtype=torch.int64))
-    longest = max(1, *(int(length) for length in lengths))
-    padded = torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8)
+    lengths = _gather_counts(len(data))
+    padded = torch.frombuffer(bytearray(data.ljust(max(1, *lengths), b"\0")), dtype=torch.uint8)
     everything = [torch.empty_like(padded) for _ in range(world_size())]
-    dist.all_gather(everything, padded)
-    return [part.numpy().tobytes()[: int(n)].decode() for part, n in zip(everything, lengths, strict=True)]
+    _all_gather(everything, padded)
+    return [part.numpy().tobytes()[:n].decode() for part, n in zip(everything, lengths, strict=True)]
+
+
+def _gather_counts(count: int) -> list[int]:
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
+    _all_gather(counts, torch.tensor([count], dtype=torch.int64))
+    return [int(n) for n in counts]
+
+
+def _all_gather(everything: list[Tensor], own: Tensor) -> None:
+    with collective():
+        dist.all_gather(everything, own)
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def share_errors() -> Iterator[None]:
     """What fails on one rank fails on all: rank 0 raises the error and says whose it is, the others a ReportedError."""
     if world_size() == 1:
         yield
@@ -219,19 +251,34 @@ def together() -> Iterator[None]:
     raise ReportedError(f"rank {failed[0]}: {messages[failed[0]]}") from own
 
 
-@contextmanager
-def explain_loss() -> Iterator[None]:
-    """A collective that fails, because another rank is gone or stuck, is no bug of ours: say so in one line."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).lower()
-        if world_size() == 1 or not any(sign in text for sign in _SIGNS_OF_LOSS):
-            raise
-        raise PrismError(
-            f"rank {rank()} lost another rank ({_one_line(error)[:160]}): the checkpoints are intact; "
-            "see what ended that rank, then go on with --resume"
-        ) from error
+@dataclass(frozen=True)
+class RankShare(rows.Share):
+    """The rows of this rank. Every rank must ask the same."""
+
+    def gather(self, own: Tensor) -> Tensor:
+        return own if self.total is None else gather_rows(own, self.total)
+
+    def quantile(self, values: Tensor, q: float) -> Tensor:
+        return quantile(values, q)
+
+
+def quantile(values: Tensor, q: float) -> Tensor:
+    """The q-quantile of the values (>= 0) of all ranks, exactly; many of them are counted, not gathered."""
+    if world_size() == 1:
+        return rows.quantile(values, q)
+    counts = _gather_counts(values.numel())
+    if sum(counts) <= _GATHERED:
+        padded = values.new_zeros(max(counts))
+        padded[: values.numel()] = values.detach().flatten()
+        everything = [torch.empty_like(padded) for _ in counts]
+        _all_gather(everything, padded)
+        return rows.quantile(torch.cat([part[:n] for part, n in zip(everything, counts, strict=True)]), q)
+    position = q * (sum(counts) - 1)
+    low = math.floor(position)
+    lower = order_statistic(values, torch.tensor(low))
+    if low + 1 >= sum(counts):
+        return lower
+    return torch.lerp(lower, order_statistic(values, torch.tensor(low + 1)), position - low)
 
 
 def order_statistic(values: Tensor, k: Tensor) -> Tensor:

@@ -9,9 +9,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from prism.distributed.rows import Random
 from prism.encoders.audio import AudioConfig, AudioNet
 from prism.encoders.text import ByteText, ClipText, TextConfig
-from prism.encoders.vision import NormKind, PooledCNN, ResNet18, SmallCNN, prepare_depth, prepare_image
+from prism.encoders.vision import (
+    NormKind,
+    PooledCNN,
+    ResNet18,
+    Shift,
+    SmallCNN,
+    draw_shift,
+    prepare_depth,
+    prepare_image,
+)
 from prism.normalize import Normalizer
 from prism.sensors import SensorSpec
 
@@ -26,18 +36,20 @@ class SensorEncoder(nn.Module, ABC):
         self.absent = nn.Parameter(torch.randn(features, generator=torch.Generator().manual_seed(0)) * 0.02)
 
     @abstractmethod
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Float[Tensor, "N F"]:
-        """`rng` is given in training only, and drives augmentation."""
+    def encode(self, stream: Tensor, shift: Shift) -> Float[Tensor, "N F"]:
+        """`shift` is given in training only, to sensors with a random_shift."""
 
     def forward(
-        self, stream: Tensor, present: Bool[Tensor, " N"], rng: torch.Generator | None
+        self, stream: Tensor, present: Bool[Tensor, " N"], rng: Random | None
     ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, " N"]]:
+        shift = draw_shift(len(stream), self.spec, rng)  # for all: what one image gets does not depend on the others
         if bool(present.all()):
-            return self.encode(stream, rng), present
+            return self.encode(stream, shift), present
         features = self.absent.expand(present.shape[0], -1)
         if bool(present.any()):  # what is absent may hold anything, NaN included: never let it in
             rows = present.nonzero().squeeze(1)
-            features = features.index_copy(0, rows, self.encode(stream[rows], rng).to(features.dtype))
+            moved = None if shift is None else shift[:, rows.cpu()]
+            features = features.index_copy(0, rows, self.encode(stream[rows], moved).to(features.dtype))
         return features, present
 
 
@@ -56,7 +68,7 @@ class VectorEncoder(SensorEncoder):
         self.normalizer = [normalizer]  # in a list: shared, not a submodule twice
         self.mlp = mlp(spec.shape[0], hidden, features)
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
         x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()))
         return x
 
@@ -85,8 +97,8 @@ class RgbEncoder(SensorEncoder):
         if self.weights is not None and isinstance(self.backbone, ResNet18):
             self.backbone.load_pretrained(Path(self.weights))
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
-        x: Tensor = self.backbone(prepare_image(stream, self.spec, rng))
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
+        x: Tensor = self.backbone(prepare_image(stream, self.spec, shift))
         return x
 
 
@@ -97,8 +109,8 @@ class DepthEncoder(SensorEncoder):
         super().__init__(spec, features)
         self.backbone = PooledCNN(1, widths, features)
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
-        x: Tensor = self.backbone(prepare_depth(stream, self.spec, rng))
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
+        x: Tensor = self.backbone(prepare_depth(stream, self.spec, shift))
         return x
 
 
@@ -109,8 +121,8 @@ class TactileEncoder(SensorEncoder):
         super().__init__(spec, features)
         self.backbone = PooledCNN(spec.shape[2], widths, features)
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
-        x: Tensor = self.backbone(prepare_image(stream, self.spec, rng))
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
+        x: Tensor = self.backbone(prepare_image(stream, self.spec, shift))
         return x
 
 
@@ -119,7 +131,7 @@ class AudioEncoder(SensorEncoder):
         super().__init__(spec, config.features)
         self.backbone = AudioNet(config, spec.shape[0], spec.sample_rate)
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
         x: Tensor = self.backbone(stream)
         return x
 
@@ -129,6 +141,6 @@ class TextEncoder(SensorEncoder):
         super().__init__(spec, config.features)
         self.backbone = ByteText(config, spec.shape[0]) if config.kind == "learned" else ClipText(config)
 
-    def encode(self, stream: Tensor, rng: torch.Generator | None) -> Tensor:
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
         x: Tensor = self.backbone(stream)
         return x

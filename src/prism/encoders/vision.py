@@ -10,32 +10,33 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
+Shift = Int[Tensor, "2 N"] | None  # pixels down and to the right, an image
 NormKind = Literal["group", "frozen_batch"]
 # What torchvision's weights were trained with: mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def prepare_image(pixels: Tensor, spec: SensorSpec, rng: torch.Generator | None) -> Float[Tensor, "N C H W"]:
-    """uint8 (N, H, W, C) -> float in [0, 1], cut and resized as the spec says; moved at random when `rng` is given."""
-    image = cut(pixels, spec, rng).permute(0, 3, 1, 2).float() / 255.0
+def prepare_image(pixels: Tensor, spec: SensorSpec, shift: Shift = None) -> Float[Tensor, "N C H W"]:
+    """uint8 (N, H, W, C) -> float in [0, 1], cut and resized as the spec says; moved by `shift`."""
+    image = cut(pixels, spec, shift).permute(0, 3, 1, 2).float() / 255.0
     if tuple(image.shape[-2:]) != spec.picture_size:
         image = _shrink(image, spec.picture_size)
     return image.contiguous(memory_format=torch.channels_last)
 
 
-def prepare_depth(metres: Tensor, spec: SensorSpec, rng: torch.Generator | None) -> Float[Tensor, "N 1 H W"]:
+def prepare_depth(metres: Tensor, spec: SensorSpec, shift: Shift = None) -> Float[Tensor, "N 1 H W"]:
     """float32 (N, H, W) -> metres, clipped as the spec says; 0 where nothing was measured, NaN included.
 
     Resized by the nearest pixel: between the hand and the wall behind it there is nothing to interpolate.
     """
-    depth = cut(metres.unsqueeze(-1), spec, rng).permute(0, 3, 1, 2).float()
+    depth = cut(metres.unsqueeze(-1), spec, shift).permute(0, 3, 1, 2).float()
     if tuple(depth.shape[-2:]) != spec.picture_size:
         depth = _nearest(depth, spec.picture_size)
     measured = depth.isfinite() & (depth > 0)
@@ -44,19 +45,25 @@ def prepare_depth(metres: Tensor, spec: SensorSpec, rng: torch.Generator | None)
     return torch.where(measured, depth, torch.zeros_like(depth))
 
 
-def cut(image: Tensor, spec: SensorSpec, rng: torch.Generator | None) -> Tensor:
+def draw_shift(count: int, spec: SensorSpec, rng: Random | None) -> Shift:
+    """Up to `spec.random_shift` pixels each way, one shift an image; None: no `rng`, or a sensor that is not moved."""
+    if rng is None or not spec.random_shift:
+        return None
+    return rng.randint(2 * spec.random_shift + 1, (2, count), dim=1) - spec.random_shift
+
+
+def cut(image: Tensor, spec: SensorSpec, shift: Shift = None) -> Tensor:
     """(N, H, W, C) -> (N, h, w, C): the middle, as large as the spec's crop.
 
-    With `rng` moved by up to `spec.random_shift` pixels each way, one shift an image. What lies beyond the border
-    repeats it. A crop with a margin of that many pixels is Diffusion Policy's random crop; no crop is DrQ's shift.
+    Moved by `shift` (rows, columns). What lies beyond the border repeats it. A crop with a margin of that many pixels
+    is Diffusion Policy's random crop; no crop is DrQ's shift.
     """
     n, height, width, _ = image.shape
     rows, columns = spec.crop or (height, width)
     top, left = (height - rows) // 2, (width - columns) // 2
-    if rng is None or not spec.random_shift:
+    if shift is None:
         return image[:, top : top + rows, left : left + columns]
-    shift = spec.random_shift
-    offset = draws.randint(2 * shift + 1, (2, n), rng, dim=1).to(image.device) - shift
+    offset = shift.to(image.device)
     row = (top + offset[0, :, None] + torch.arange(rows, device=image.device)).clamp(0, height - 1)  # (N, h)
     column = (left + offset[1, :, None] + torch.arange(columns, device=image.device)).clamp(0, width - 1)  # (N, w)
     batch = torch.arange(n, device=image.device)[:, None, None]

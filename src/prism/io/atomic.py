@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,3 +87,29 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def exclusive(folder: Path, name: str = ".lock", patience: float = 0.0) -> Iterator[None]:
+    """Hold the folder's lock; it goes with the process, however that ends, so a killed run leaves none behind.
+
+    `patience`: seconds to wait for a process that is still saving.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: no advisory locks; the user sees to it
+        yield
+        return
+    deadline = time.monotonic() + patience
+    with open(folder / name, "w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise PrismError(
+                        f"{folder} is in use by another prism process: wait for it, or stop it first"
+                    ) from None
+                time.sleep(0.5)
+        yield

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prism.attention import Attention, AttentionConfig
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
@@ -78,7 +78,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(config.width) for _ in range(3 if cross else 2))
 
     def forward(
-        self, x: Tensor, rng: torch.Generator | None, memory: Tensor | None = None, mask: Tensor | None = None
+        self, x: Tensor, rng: Random | None, memory: Tensor | None = None, mask: Tensor | None = None
     ) -> Tensor:
         x = self.norms[0](x + self._drop(self.self_attention(x, None, mask), rng))
         if self.cross_attention is not None:
@@ -87,10 +87,10 @@ class Layer(nn.Module):
         y: Tensor = self.norms[-1](x + self._drop(self.mlp(x), rng))
         return y
 
-    def _drop(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
+    def _drop(self, x: Tensor, rng: Random | None) -> Tensor:
         if rng is None or self.dropout == 0:
             return x
-        keep = draws.rand(x.shape, rng).to(x.device) >= self.dropout
+        keep = rng.rand(x.shape).to(x.device) >= self.dropout
         return x * keep / (1.0 - self.dropout)
 
 
@@ -119,7 +119,7 @@ class ActPolicy(BaselinePolicy):
         data: Float[Tensor, "B Tp Da"],
         valid: Bool[Tensor, "B Tp"],
         context: Float[Tensor, "B S D"],
-        rng: torch.Generator | None,
+        rng: Random | None,
     ) -> tuple[Float[Tensor, "B Z"], Float[Tensor, "B Z"]]:
         """Mean and log-variance of z given the demonstration; padded actions are not looked at."""
         summary = context.mean(1, keepdim=True)
@@ -132,7 +132,7 @@ class ActPolicy(BaselinePolicy):
         return mean, log_variance
 
     def actions(
-        self, latent: Float[Tensor, "B Z"], context: Float[Tensor, "B S D"], rng: torch.Generator | None
+        self, latent: Float[Tensor, "B Z"], context: Float[Tensor, "B S D"], rng: Random | None
     ) -> Float[Tensor, "B Tp Da"]:
         memory = torch.cat([self.latent(latent).unsqueeze(1), context], dim=1) + self.position
         for layer in self.encode:
@@ -143,21 +143,18 @@ class ActPolicy(BaselinePolicy):
         plan: Tensor = self.head(x)
         return plan.float()
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
         data, dropout = self.data(example), rng if self.training else None
         mean, log_variance = self.style_of(data, batch.action_valid, example.context, dropout)
-        latent = mean + (0.5 * log_variance).exp() * draws.randn(mean.shape, rng).to(mean.device)
+        latent = mean + (0.5 * log_variance).exp() * rng.randn(mean.shape).to(mean.device)
         plan = self.actions(latent, example.context, dropout)
         error = self.row_mean(F.l1_loss(plan, data, reduction="none"), batch.action_valid).mean()
         kl = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
         logs = {"l1": error.detach(), "kl": kl.detach()}
         return LossOutput(error + self.config.kl_weight * kl, logs)
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         plan = self.actions(context.new_zeros(len(context), self.config.latent), context, None)
         return self.config.offset_scale * plan.unsqueeze(1).expand(-1, candidates, -1, -1)
 

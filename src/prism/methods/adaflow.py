@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.context import Method, seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
@@ -68,12 +68,11 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         value: Tensor = self.uncertainty(torch.cat([repeated, x.flatten(2), clock], dim=2)).float()
         return value[..., 0].clamp(*_LOG_VARIANCE)
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
         data = self.data(example)
-        time = draws.rand((len(data),), rng).to(data.device)
-        noise = draws.randn(data.shape, rng).to(data.device)
+        time = rng.rand((len(data),)).to(data.device)
+        noise = rng.randn(data.shape).to(data.device)
         condition = self.project(example.context.flatten(1))
         films = self.unet.condition_films(condition)
         error = self.row_mean(self.path_error(data, noise, time, films), batch.action_valid)  # (B,)
@@ -82,9 +81,7 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         likelihood = 0.5 * (error.detach() * (-log_variance).exp() + log_variance)
         return LossOutput(error.mean() + likelihood.mean(), {"velocity_error": error.mean().detach()})
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         condition = self.project(context.flatten(1))
         x = self.noise(context.shape[0], candidates, rng)
         return self.config.offset_scale * self.adapt(x, condition)[0]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
@@ -89,12 +89,11 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
         """The same within +-clip: in use, and what is learned from."""
         return self.end_of(x, films, step).clamp(-self.config.clip, self.config.clip)
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
         data, films = self.data(example), self.films(example.context)
-        place = draws.randint(self.config.grid, (len(data),), rng)
-        noise = draws.randn(data.shape, rng).to(data.device)
+        place = rng.randint(self.config.grid, (len(data),))
+        noise = rng.randn(data.shape).to(data.device)
         times = torch.tensor([*self.grid, -1])
         step, into = times[place].to(data.device), times[place + 1].to(data.device)
         x = self.schedule.add_noise(data, noise, step).unsqueeze(1)
@@ -113,13 +112,11 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
         logs = {"consistency": consistency.detach(), "denoising": denoising.detach()}
         return LossOutput(consistency + self.config.denoising_weight * denoising, logs)
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         films = self.films(context)
         return self.config.offset_scale * self.jump(self.noise(len(context), candidates, rng), films, rng)
 
-    def jump(self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def jump(self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """One evaluation from noise; each further one from new noise on the last answer, at an earlier time."""
         for i in range(self.config.evaluations):
             step = torch.tensor([self.grid[i * self.config.grid // self.config.evaluations]], device=x.device)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.context import Method
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
@@ -47,12 +47,11 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
     config_type: ClassVar[type[FlowMatchingConfig]] = ConsistencyFmConfig
     config: ConsistencyFmConfig
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
         data, films = self.data(example), self.films(example.context)
-        time = draws.rand((len(data),), rng).to(data.device)
-        noise = draws.randn(data.shape, rng).to(data.device)
+        time = rng.rand((len(data),)).to(data.device)
+        noise = rng.randn(data.shape).to(data.device)
         end = ((time * self.config.segments).floor() + 1.0) / self.config.segments
         later = torch.minimum(time + self.config.delta, end)
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, to_json
@@ -111,13 +111,11 @@ class ContextPolicy(Policy):
                 )
 
     @abstractmethod
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """K plans a context, normalised, before the anchor is added."""
 
     @torch.inference_mode()
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         return self.finish(self.plan(self.encoder(observation), candidates, rng), self.anchor(observation))
 
     def finish(self, plans: Float[Tensor, "B K Tp Da"], anchor: Tensor | None) -> Float[Tensor, "B K Tp Da"]:
@@ -140,8 +138,8 @@ class ContextPolicy(Policy):
         known = present.any(1, keepdim=True)
         return torch.where(known, normalised, torch.zeros_like(normalised))[:, None, None, :]
 
-    def example(self, batch: Batch, rng: torch.Generator) -> Example:
-        """Normalise, disturb (in training) and encode. `rng` belongs to the rows already (draws.for_rows)."""
+    def example(self, batch: Batch, rng: Random) -> Example:
+        """Normalise, disturb (in training) and encode."""
         target = self.normalizer.normalize_actions(batch.actions)
         observation = self.encoder.drop(batch.observation, rng) if self.training else batch.observation
         anchor = self.anchor(observation)
@@ -149,13 +147,13 @@ class ContextPolicy(Policy):
             observation = self._disturb(observation, rng)
         return Example(target, self.encoder(observation, rng if self.training else None), anchor)
 
-    def _disturb(self, observation: Observation, rng: torch.Generator) -> Observation:
+    def _disturb(self, observation: Observation, rng: Random) -> Observation:
         """Noise on every vector, in units of its standard deviation: a small dataset is soon known by heart."""
         streams = dict(observation.streams)
         for spec in self.spec.sensors:
             if spec.kind == "vector":
                 clean = streams[spec.name].float()
-                noise = draws.randn(clean.shape, rng).to(clean.device)
+                noise = rng.randn(clean.shape).to(clean.device)
                 streams[spec.name] = clean + self.config.observation_noise * self.normalizer.scale(spec.name) * noise
         return Observation(streams, observation.present)
 
@@ -195,10 +193,10 @@ class BaselinePolicy(ContextPolicy):
         target = example.target if example.anchor is None else example.target - example.anchor[:, 0]
         return target / self.config.offset_scale
 
-    def noise(self, rows: int, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def noise(self, rows: int, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """Drawn on the CPU, so that a seed means the same on every device."""
         shape = (rows, candidates, self.config.pred_horizon, self.spec.action_dim)
-        return draws.randn(shape, rng).to(self.normalizer.action_center.device)
+        return rng.randn(shape).to(self.normalizer.action_center.device)
 
     def row_mean(self, error: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"]) -> Float[Tensor, " B"]:
         """Mean over the valid steps of each row and the action dimensions that move: the mean of these over ranks is

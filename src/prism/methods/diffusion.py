@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER, from_json
 from prism.methods.context import Method
@@ -96,28 +96,25 @@ class DiffusionPolicy(UNetPolicy):
         output: Tensor = self.unet(noisy, films, self.unet.step_films(step.float()))
         return output.float()
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         """E |eps - eps_theta(sqrt(ab_t) a + sqrt(1 - ab_t) eps, t, context)|^2 over the steps that exist."""
-        rng = draws.for_rows(rng, batch)
         example = self.example(batch, rng)
         data = self.data(example)
-        step = draws.randint(self.config.train_steps, (len(data),), rng).to(data.device)
-        noise = draws.randn(data.shape, rng).to(data.device)
+        step = rng.randint(self.config.train_steps, (len(data),)).to(data.device)
+        noise = rng.randn(data.shape).to(data.device)
         noisy = self.schedule.add_noise(data, noise, step)
         output = self.predict(noisy.unsqueeze(1), self.films(example.context), step)[:, 0]
         goal = noise if self.config.prediction == "epsilon" else data
         return LossOutput(self.row_mean((output - goal).square(), batch.action_valid).mean(), {})
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         films = self.films(context)
         x = self.noise(context.shape[0], candidates, rng)
         return self.config.offset_scale * self.denoise(x, films, rng)
 
     @torch.inference_mode()
     def sample_near(
-        self, observation: Observation, candidates: int, rng: torch.Generator, previous: Float[Tensor, "B R Da"]
+        self, observation: Observation, candidates: int, rng: Random, previous: Float[Tensor, "B R Da"]
     ) -> Float[Tensor, "B K Tp Da"]:
         """Falcon: noise the old plan's remainder (its last action held) to where few evaluations are left, and go on.
 
@@ -147,7 +144,7 @@ class DiffusionPolicy(UNetPolicy):
         return self.finish(config.offset_scale * plans, anchor)
 
     def denoise(
-        self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: torch.Generator, visited: list[int] | None = None
+        self, x: Float[Tensor, "B K Tp Da"], films: Films, rng: Random, visited: list[int] | None = None
     ) -> Float[Tensor, "B K Tp Da"]:
         """From noise, or from the first of the steps `visited`, to plans in the method's own space."""
         visited = self.config.visited() if visited is None else visited
@@ -156,7 +153,7 @@ class DiffusionPolicy(UNetPolicy):
             x = self._step(x, output, step, into, rng)
         return x
 
-    def _step(self, x: Tensor, output: Tensor, step: int, into: int, rng: torch.Generator) -> Tensor:
+    def _step(self, x: Tensor, output: Tensor, step: int, into: int, rng: Random) -> Tensor:
         """What the network said at `step` takes x to the earlier step `into`."""
         config, schedule = self.config, self.schedule
         data, noise = schedule.split(x, output, step, config.prediction, config.clip)

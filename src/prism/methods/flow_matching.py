@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
@@ -64,12 +64,11 @@ class FlowMatchingPolicy(UNetPolicy):
         output: Tensor = self.unet(x, films, self.unet.step_films(TIME_SCALE * time))
         return output.float()
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
         data = self.data(example)
-        time = draws.rand((len(data),), rng).to(data.device)
-        noise = draws.randn(data.shape, rng).to(data.device)
+        time = rng.rand((len(data),)).to(data.device)
+        noise = rng.randn(data.shape).to(data.device)
         error = self.path_error(data, noise, time, self.films(example.context))
         return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
 
@@ -85,9 +84,7 @@ class FlowMatchingPolicy(UNetPolicy):
         output = self.velocity(x.unsqueeze(1), films, time)[:, 0]
         return (output - (data - noise)).square()
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         films = self.films(context)
         return self.config.offset_scale * self.integrate(self.noise(context.shape[0], candidates, rng), films)
 
@@ -133,11 +130,10 @@ class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):
             )
         super().learn_from(teacher)
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        rng = draws.for_rows(rng, batch)
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         example = self.example(batch, rng)
-        time = draws.rand((len(example.target),), rng).to(example.target.device)
-        noise = draws.randn(example.target.shape, rng).to(example.target.device)
+        time = rng.rand((len(example.target),)).to(example.target.device)
+        noise = rng.randn(example.target.shape).to(example.target.device)
         with torch.no_grad():
             asked = self.teacher.integrate(
                 noise.unsqueeze(1), self.teachers_films(batch), self.config.teacher_evaluations

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.distributed import draws
+from prism.distributed.rows import Random
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig
@@ -57,14 +56,12 @@ class RegressorPolicy(BaselinePolicy):
         plan: Tensor = self.generator(self.generator.prepare(context), latent)
         return plan.float()
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
-        example = self.example(batch, draws.for_rows(rng, batch))
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        example = self.example(batch, rng)
         error = self._plan(example.context)[:, 0] - self.data(example)
         return LossOutput(self.row_mean(error.square(), batch.action_valid).mean(), {})
 
-    def plan(
-        self, context: Float[Tensor, "B S D"], candidates: int, rng: torch.Generator
-    ) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         return self.config.offset_scale * self._plan(context).expand(-1, candidates, -1, -1)
 
 

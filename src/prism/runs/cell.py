@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.io.atomic import exclusive
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
 from prism.rollout.episodes import TEST_SEED, RecordConfig, evaluate
 from prism.rollout.results import (
@@ -44,7 +45,6 @@ from prism.runs.workflow import train_experiment
 from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
-from prism.training.signals import exclusive
 
 CURVE = "curve.json"
 TRAINED_BY = "trained_by.json"  # commit and date of a training that was taken from another comparison

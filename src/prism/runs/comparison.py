@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.io.atomic import exclusive
 from prism.io.jsonconfig import to_json, with_settings
 from prism.methods import METHODS
 from prism.methods.table import student_config
@@ -33,7 +34,6 @@ from prism.runs.recipes import Experiment, recipe, with_budget, with_method, wit
 from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock
-from prism.training.signals import exclusive
 
 JSON, PAGE = "comparison.json", "comparison.html"
 _OWN_OPTION = {  # settings that an option of the comparison decides

@@ -49,7 +49,7 @@ def train(
     run, unless `resume`. "auto" continues a run that is there and starts one that is not.
     """
     console = Console(stderr=True, quiet=not progress)
-    with ranks.session(), ranks.explain_loss():
+    with ranks.session():
         return Run(train_recipe(recipe, out, resume, console, **options)[0])
 
 
@@ -88,7 +88,7 @@ def train_recipe(
 
     A run that is continued keeps the options that it was started with; those that are given here replace them.
     """
-    with ranks.together():  # what one rank does not find, all learn
+    with ranks.share_errors():  # what one rank does not find, all learn
         experiment = name if isinstance(name, Experiment) else recipe(str(name))
         method = options.get("method") or experiment.method
         other = "" if method == experiment.method else f"-{method}"
@@ -96,7 +96,7 @@ def train_recipe(
         there = ranks.is_leader() and ((resume is True and folder.is_dir()) or (resume == "auto" and is_run(folder)))
         stored = Experiment.load(folder) if there else None
     stored = tell_experiment(stored)
-    with ranks.together():
+    with ranks.share_errors():
         experiment = customized(stored or experiment, **options)
     return folder, experiment, train_experiment(experiment, folder, resume, console, title=experiment.name)
 
@@ -118,14 +118,14 @@ def train_experiment(
     leader = ranks.is_leader()
     console = (console or Console(stderr=True)) if leader else Console(quiet=True)
     opened, begun, asked = None, False, resume
-    with ranks.together():
+    with ranks.share_errors():
         if leader:
             resume = check_resume(run, resume)
             begun = resume and bool(list_checkpoints(run))
             opened = open_demonstrations(experiment.demonstrations, experiment.task, console)
     told = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
     resume, begun = (value > 0 for value in told)
-    with ranks.together():
+    with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console)
         demonstrations, source, copies = opened
         experiment = replace(experiment, demonstrations=demonstrations)
@@ -165,7 +165,7 @@ def train_experiment(
         highlight=False,
         soft_wrap=True,
     )
-    with ranks.together():
+    with ranks.share_errors():
         if leader:
             run.mkdir(parents=True, exist_ok=True)
             if asked is False or not is_run(run):
@@ -180,7 +180,7 @@ def tell_experiment(experiment: Experiment | None) -> Experiment | None:
     if ranks.world_size() == 1:
         return experiment
     text = "" if experiment is None else json.dumps([experiment.method, to_json(experiment)])
-    told = ranks.from_leader(text.encode() if ranks.is_leader() else b"")
+    told = ranks.broadcast(text.encode() if ranks.is_leader() else b"")
     if ranks.is_leader() or not told:
         return experiment
     method, data = json.loads(told)

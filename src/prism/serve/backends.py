@@ -25,6 +25,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prism.distributed.rows import Random
 from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
@@ -65,7 +66,7 @@ class Backend(ABC):
         fused: Tensor = self.policy.encoder.fusion(features)
         return fused
 
-    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """Normalised plans of K candidates a window of fused steps."""
         return self.policy.plan(self.policy.encoder.mix(steps), candidates, rng)
 
@@ -103,7 +104,7 @@ class CompiledBackend(Backend):
     def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
         return self._sensors[sensor](stream)
 
-    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         if self._plan is None or not isinstance(self.policy, PrismPolicy):
             return super().plan(steps, candidates, rng)
         plans: Tensor = self._plan(steps, self.policy.latents(len(steps), candidates, rng))
@@ -142,8 +143,8 @@ class Agreement:
 
 
 def compare(backend: Backend, observation: Observation, candidates: int = 8, seed: int = 0) -> Agreement:
-    eager = backend.policy.sample(observation, candidates, torch.Generator().manual_seed(seed))
-    other = BackendPolicy(backend).sample(observation, candidates, torch.Generator().manual_seed(seed))
+    eager = backend.policy.sample(observation, candidates, Random(seed))
+    other = BackendPolicy(backend).sample(observation, candidates, Random(seed))
     difference = (eager - other).abs()
     scaled = difference / backend.policy.normalizer.action_scale.abs()
     return Agreement(
@@ -193,11 +194,11 @@ class BackendPolicy(Policy):
     def backend(self) -> Backend:
         return self._backend[0]
 
-    def loss(self, batch: Batch, rng: torch.Generator) -> LossOutput:
+    def loss(self, batch: Batch, rng: Random) -> LossOutput:
         raise PrismError(f"a policy behind the back end '{self._backend[0].name}' cannot be trained; train it in eager")
 
     @torch.inference_mode()
-    def sample(self, observation: Observation, candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         backend = self._backend[0]
         parts = []
         for index, encoder in enumerate(backend.encoders):

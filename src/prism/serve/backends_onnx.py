@@ -11,6 +11,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
@@ -66,7 +67,7 @@ class OnnxBackend(Backend):
         own = self._sessions.get("fusion.onnx")
         return super().fuse(features) if own is None else _run(own, {"features": features})
 
-    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: torch.Generator) -> Float[Tensor, "B K Tp Da"]:
+    def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         own = self._sessions.get("plan.onnx")
         if own is None or not isinstance(self.policy, PrismPolicy):
             return super().plan(steps, candidates, rng)

@@ -2,7 +2,7 @@
 
 While a batch is computed, the next requests gather; so the batch grows with the load, and a single robot never waits
 for company. Every observation is encoded once (tokens.py); a plan needs only the kept tokens. Each row has the random
-numbers of its own controller (`draws.each_row`): a robot gets the plan that it would have got alone, up to the rounding
+numbers of its own controller (`EachRandom`): a robot gets the plan that it would have got alone, up to the rounding
 of a larger matrix product.
 """
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from prism_client import wire
 
 from prism.controller import observations
-from prism.distributed import draws
+from prism.distributed.rows import EachRandom
 from prism.errors import PrismError
 from prism.policy import Policy
 from prism.serve import tokens
@@ -143,7 +143,7 @@ class Batcher:
     def _sample(self, jobs: Sequence[Job]) -> None:
         controllers = [job.session.controller for job in jobs]
         candidates = controllers[0].config.candidates  # all sessions have one config
-        rng = draws.each_row([controller.rng for controller in controllers])
+        rng = EachRandom([controller.rng for controller in controllers])
         if self._backend is not None:
             windows = [job.session.tokens.window for job in jobs if job.session.tokens is not None]
             sample = tokens.plan(self._backend, windows, candidates, rng)

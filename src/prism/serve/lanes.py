@@ -30,12 +30,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from prism_client import PlanError, RefusedError, Reply, Step
 from torch import Tensor
 
 from prism.controller import Controller
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.serve.backends import Backend
 from prism.serve.sessions import about_plan, about_policy
@@ -114,7 +114,7 @@ class _Request:
     at: float
     window: tuple[_Pending, ...]
     candidates: int
-    rng: torch.Generator
+    rng: Random
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Lanes:
         for index in sorted(images, key=lambda i: -self._cost[i]):
             self._put(pending.number, -self._cost[index], lambda i=index: self._encode(pending, i, epoch))  # type: ignore[misc]
 
-    def request(self, candidates: int, rng: torch.Generator) -> int:
+    def request(self, candidates: int, rng: Random) -> int:
         """Ask for a plan from the window as it is now; the number that its result will carry."""
         with self._lock:
             if not self._window:

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.serve.backends import Backend
 from prism.types import Observation
@@ -103,9 +104,7 @@ def fuse(backend: Backend, features: Sequence[Sequence[Tensor]], arrivals: Seque
 
 
 @torch.inference_mode()
-def plan(
-    backend: Backend, windows: Sequence[Sequence[Token]], candidates: int, rng: torch.Generator
-) -> NDArray[np.float32]:
+def plan(backend: Backend, windows: Sequence[Sequence[Token]], candidates: int, rng: Random) -> NDArray[np.float32]:
     """(B, K, Tp, Da) in robot units, from To tokens a robot."""
     if not all(windows):
         raise PrismError("there is no observation to plan from: call observe first")
@@ -138,7 +137,7 @@ class Tokens:
     def observe(self, streams: Mapping[str, Array], present: Mapping[str, bool]) -> None:
         observe(self.backend, [(self, streams, present)])
 
-    def plan(self, candidates: int, rng: torch.Generator) -> NDArray[np.float32]:
+    def plan(self, candidates: int, rng: Random) -> NDArray[np.float32]:
         """(K, Tp, Da) in robot units, for the window as it is."""
         found: NDArray[np.float32] = plan(self.backend, [self.window], candidates, rng)[0]
         return found
@@ -159,4 +158,4 @@ def warm_up(backend: Backend, candidates: int) -> None:
         tokens = Tokens(backend)
         zeros: dict[str, Array] = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
         tokens.observe(zeros, {spec.name: True for spec in specs})
-        tokens.plan(candidates, torch.Generator().manual_seed(0))
+        tokens.plan(candidates, Random(0))

@@ -8,38 +8,40 @@ and a resumed run goes on bit for bit as if it had never stopped, on the same ma
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn
+from types import FrameType
+from typing import Any, Literal, NoReturn
 
+import numpy as np
+import safetensors.torch
 import torch
 from rich.console import Console
-from torch import Tensor
 
-from prism.data.loader import BatchOrder, Loader
+from prism.data.episodes import IntArray
+from prism.data.loader import Loader
 from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.errors import PrismError
-from prism.policy import Policy, PolicySpec
-from prism.training import checkpoint, files
-from prism.training.agreement import check_same_start, tell_state
-from prism.training.batches import dump_batch, fingerprint, non_finite_names, validation_indices
+from prism.policy import Policy
+from prism.training import checkpoint, files, start
 from prism.training.checkpoint import TrainingState
-from prism.training.config import FREE_ON_RESUME, TrainConfig
-from prism.training.learner import Learner
+from prism.training.config import TrainConfig
 from prism.training.monitor import Monitor, Silent
-from prism.training.optim import derive_seed, ema_decay, learning_rate
-from prism.training.signals import StopRequest, exclusive
+from prism.training.step import Learner, StepOutput, derive_seed, ema_decay, learning_rate
 from prism.types import Batch
 
 _TRAINING, _VALIDATION = 1, 2  # streams of random numbers
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+_FEW_STEPS = 500  # a budget of less is worth a warning
+_TRIAL_STEPS = 20  # after which a time budget is converted into steps
 
 
 @dataclass(frozen=True)
@@ -70,198 +72,242 @@ def train(
 
     `run_dir` must not hold a run yet, unless `resume`: then its newest intact checkpoint is continued, and policy,
     data and config have to be those it was started with (config.FREE_ON_RESUME may differ). "auto" continues a run
-    that is there and starts one that is not. SIGTERM and Ctrl-C finish the step, save and return. What is deployed is
-    the average: result.policy, or load_policy(run_dir).
-
-    `until` < 1 stops at that fraction of the budget, saved; a resume goes on as if it had not: to look at a run on
-    its way, off its clock.
+    that is there and starts one that is not. SIGTERM and Ctrl-C finish the step, save and return. `until` < 1 stops
+    at that fraction of the budget, saved; a resume goes on as if it had not.
 
     Inside ranks.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
     """
-    leader = ranks.is_leader()
     with ExitStack() as stack:
-        with ranks.together():
-            if len(windows_train) == 0:
-                raise PrismError("there is nothing to train on: the dataset has no training window")
-            if leader:
-                resume = checkpoint.check_resume(run_dir, resume)
-                with files.explain_write_errors(run_dir, "Nothing was trained"):
-                    run_dir.mkdir(parents=True, exist_ok=True)
-                with files.explain_write_errors(run_dir, "Its checkpoints are as they were"):
-                    stack.enter_context(exclusive(run_dir))
-                    files.remove_leftovers(run_dir)
-            order = BatchOrder(
-                len(windows_train),
-                config.batch_size,
-                config.seed,
-                ranks.rank(),
-                ranks.world_size(),
-                windows_train.blocks,
-            )
-            data = fingerprint(windows_train)
-        check_same_start(policy, config, data)
+        order, data, resume = stack.enter_context(start.open_run(policy, windows_train, config, run_dir, resume))
         stop = stack.enter_context(StopRequest())
         stack.enter_context(_threads(config.threads))
-
         learner = Learner(policy, config)
-        step, seconds, skipped, skipped_total = 0, 0.0, 0, 0
-        loss: float | None = None
-        val_loss: float | None = None
-        best_val_loss: float | None = None
-        saved: Path | None = None
-        notes: list[str] = []
-
-        with ranks.together():
-            found = _find_state(run_dir, policy, config, data, notes) if leader and resume else None
-        if (told := tell_state(found)) is not None:
-            state, model = told
-            saved = checkpoint.folder_of(run_dir, state.step)
-            with ranks.together():
-                learner.restore(saved, model, state.weights, state.optimizer, state.scaler)
-            step, seconds, skipped, skipped_total = state.step, state.seconds, state.skipped, state.skipped_total
-            best_val_loss = state.best_val_loss
-
-        rng = torch.Generator()  # on the CPU, whatever the device: a seed means the same everywhere
-        share = order.share() if ranks.world_size() > 1 else None
-        suspect: tuple[int, Batch] | None = None  # the first of a row of batches that gave no finite gradient
-        with ranks.together():
-            monitor: Monitor | Silent = Monitor(run_dir, config, step, console, title) if leader else Silent()
-            stack.enter_context(monitor)
-        loader = stack.enter_context(Loader(windows_train, order, step, config.workers))
-        for note in notes:
-            monitor.say(note)
+        keeper = _Keeper(learner, windows_val, run_dir, data, stop, until)
+        notes = keeper.resume(resume)
+        monitor = stack.enter_context(keeper.open_monitor(console, title, notes))
+        loader = stack.enter_context(Loader(windows_train, order, keeper.step, config.workers))
         policy.train()
-        clock = _CLOCKS[config.clock]
-        started = clock() - seconds
-        last_save = time.perf_counter()
-        stopped_by = ""
-
-        while (fraction := config.fraction(step, seconds)) < until and not stopped_by:
-            batch = dataclasses.replace(next(loader), share=share).to(learner.device)
-            rng.manual_seed(derive_seed(config.seed, _TRAINING, step))
-            rate = learning_rate(config, step, fraction)
-
-            with ranks.explain_loss():
-                output = learner.gradient(batch, rng)
+        while not keeper.over:
+            step = keeper.step
+            batch = dataclasses.replace(next(loader), share=order.share()).to(learner.device)
+            output = learner.gradient(batch, derive_seed(config.seed, _TRAINING, step))
+            rate = learning_rate(config, step, keeper.fraction)
             if output.finite:
                 learner.apply(rate, ema_decay(config, step))
                 monitor.record(output)
-                loss, skipped, suspect = output.loss, 0, None
             else:
                 learner.undo()
-                suspect = suspect or (step, batch)
-                skipped, skipped_total = skipped + 1, skipped_total + 1
-                if skipped >= config.max_skipped_steps:
-                    with ranks.together():
-                        _give_up(run_dir, skipped, suspect, config)
-            step += 1
-            now = time.perf_counter()
-            clock_save = leader and 0 < 60 * config.checkpoint_minutes <= now - last_save
-            with ranks.explain_loss():  # one clock, rank 0's, and one decision to stop
-                seconds, clock_due, signalled = ranks.max_over_ranks(
-                    [clock() - started if leader else 0.0, float(clock_save), float(stop.number)]
-                )
-            stopped_by = signal.Signals(int(signalled)).name if signalled else ""
-
-            done = config.fraction(step, seconds) >= until
-            save_due = done or _every(config.checkpoint_every, step) or clock_due > 0
-            measured = None
-            if windows_val is not None and (save_due or _every(config.val_every, step)):
-                with ranks.explain_loss():
-                    measured = _validate(learner, windows_val, config)
-                val_loss = measured if measured is not None else val_loss
-                best_val_loss = min((x for x in (measured, best_val_loss) if x is not None), default=None)
-            with ranks.together() if save_due or stopped_by else nullcontext():
-                if done or stopped_by or measured is not None or step % config.log_every == 0:
-                    monitor.write(step, seconds, rate, measured, skipped_total)
-                if leader and (save_due or stopped_by):
-                    state = TrainingState(
-                        step=step,
-                        seconds=seconds,
-                        train_config=config.to_json(),
-                        data=data,
-                        val_loss=measured,
-                        best_val_loss=best_val_loss,
-                        skipped=skipped,
-                        skipped_total=skipped_total,
-                        scaler=learner.scaler.state_dict(),
-                        weights=learner.weight_tensors(),
-                        optimizer=learner.optimizer_tensors(),
-                    )
-                    checkpoint.save_checkpoint(run_dir, policy.spec, learner.model_tensors(), state, config.keep_last)
-            if save_due or stopped_by:
-                saved, last_save = checkpoint.folder_of(run_dir, step), time.perf_counter()
-            monitor.show(step, seconds, last=done)
-
-        assert saved is not None  # the last step is always saved
+            keeper.after_step(output, batch, rate)
         learner.synchronise_buffers()
-    with ranks.explain_loss():  # also a signal that came after the last step, in the validation or the save
-        (signalled,) = ranks.max_over_ranks([float(stop.number)])
-    if signalled:
-        stopped_by = signal.Signals(int(signalled)).name
-        monitor.say(f"stopped by {stopped_by} at step {step}, all saved in {saved}; continue with --resume")
-    return TrainResult(
-        policy=learner.average,
-        checkpoint=saved,
-        step=step,
-        seconds=seconds,
-        loss=loss,
-        val_loss=val_loss,
-        best_val_loss=best_val_loss,
-        skipped_steps=skipped_total,
-        stopped_by=stopped_by,
-    )
+    return keeper.result()
 
 
-def _validate(learner: Learner, windows: Windows, config: TrainConfig) -> float | None:
-    """The same held-out windows and the same random numbers every time; training does not notice it."""
-    indices = validation_indices(len(windows), config.batch_size, config.val_batches)
-    seeds = [derive_seed(config.seed, _VALIDATION, index) for index in range(len(indices))]
-    return learner.validation_loss([partial(windows.batch, chosen) for chosen in indices], seeds)
+class _Keeper:
+    """What goes on around the steps, alike on all ranks: counts, clock, signals, validation, log, checkpoints."""
+
+    def __init__(
+        self, learner: Learner, windows_val: Windows | None, run_dir: Path, data: str, stop: StopRequest, until: float
+    ) -> None:
+        self.learner, self.config, self.windows_val = learner, learner.config, windows_val
+        self.run_dir, self.data, self.stop, self.until = run_dir, data, stop, until
+        self.step, self.seconds = 0, 0.0
+        self.skipped, self.skipped_total = 0, 0  # in a row, and of the run
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.best_val_loss: float | None = None
+        self.saved: Path | None = None
+        self.stopped_by = ""
+        self._suspect: tuple[int, Batch] | None = None  # the first of a row of batches without a finite gradient
+        self._warned = False
+
+    def resume(self, wanted: bool) -> list[str]:
+        """Take over the newest checkpoint, if there is one; what to say about it. Rank 0 decides and reads."""
+        notes: list[str] = []
+        found, policy = None, self.learner.policy
+        with ranks.share_errors():
+            if wanted and ranks.is_leader():
+                found = start.find_state(self.run_dir, policy, self.config, self.data, notes)
+        if (resumed := start.broadcast_state(found)) is None:
+            return notes
+        state, model = resumed
+        self.saved = checkpoint.folder_of(self.run_dir, state.step)
+        with ranks.share_errors():
+            self.learner.restore(self.saved, model, state.weights, state.optimizer, state.scaler)
+        self.step, self.seconds, self.best_val_loss = state.step, state.seconds, state.best_val_loss
+        self.skipped, self.skipped_total = state.skipped, state.skipped_total
+        return notes
+
+    def open_monitor(self, console: Console | None, title: str, notes: list[str]) -> Monitor | Silent:
+        """Start to log, and the clocks."""
+        with ranks.share_errors():
+            leader = ranks.is_leader()
+            self.monitor = Monitor(self.run_dir, self.config, self.step, console, title) if leader else Silent()
+        for note in notes:
+            self.monitor.say(note)
+        self._clock = _CLOCKS[self.config.clock]
+        self._started = self._clock() - self.seconds
+        self._last_save = time.perf_counter()
+        return self.monitor
+
+    @property
+    def fraction(self) -> float:
+        return self.config.fraction(self.step, self.seconds)
+
+    @property
+    def over(self) -> bool:
+        return self.fraction >= self.until or bool(self.stopped_by)
+
+    def after_step(self, output: StepOutput, batch: Batch, rate: float) -> None:
+        """Count the step; validate, log and save what is due."""
+        config = self.config
+        self._count(output, batch)
+        by_clock = self._agree()
+        due = self.fraction >= self.until or _every(config.checkpoint_every, self.step) or by_clock
+        measured = None
+        if self.windows_val is not None and (due or _every(config.val_every, self.step)):
+            measured = self._validate(self.windows_val)
+        save = due or bool(self.stopped_by)
+        with ranks.share_errors() if save else nullcontext():
+            if self.over or measured is not None or self.step % config.log_every == 0:
+                self.monitor.write(self.step, self.seconds, rate, measured, self.skipped_total)
+            if save and ranks.is_leader():
+                self._save(measured)
+        if save:
+            self.saved, self._last_save = checkpoint.folder_of(self.run_dir, self.step), time.perf_counter()
+        self.monitor.show(self.step, self.seconds, last=self.fraction >= self.until)
+        self._warn_of_few_steps()
+
+    def result(self) -> TrainResult:
+        assert self.saved is not None  # the last step is always saved
+        (signalled,) = ranks.max_over_ranks([float(self.stop.number)])  # also one that came after the last step
+        if signalled:
+            self.stopped_by = signal.Signals(int(signalled)).name
+            self.monitor.say(
+                f"stopped by {self.stopped_by} at step {self.step}, all saved in {self.saved}; continue with --resume"
+            )
+        return TrainResult(
+            policy=self.learner.average,
+            checkpoint=self.saved,
+            step=self.step,
+            seconds=self.seconds,
+            loss=self.loss,
+            val_loss=self.val_loss,
+            best_val_loss=self.best_val_loss,
+            skipped_steps=self.skipped_total,
+            stopped_by=self.stopped_by,
+        )
+
+    def _count(self, output: StepOutput, batch: Batch) -> None:
+        if output.finite:
+            self.loss, self.skipped, self._suspect = output.loss, 0, None
+        else:
+            self._suspect = self._suspect or (self.step, batch)
+            self.skipped, self.skipped_total = self.skipped + 1, self.skipped_total + 1
+            if self.skipped >= self.config.max_skipped_steps:
+                with ranks.share_errors():
+                    _give_up(self.run_dir, self.skipped, self._suspect, self.config)
+        self.step += 1
+
+    def _agree(self) -> bool:
+        """One clock, rank 0's, and one decision to stop; whether it is time to save."""
+        leader = ranks.is_leader()
+        by_clock = leader and 0 < 60 * self.config.checkpoint_minutes <= time.perf_counter() - self._last_save
+        seconds = self._clock() - self._started if leader else 0.0
+        self.seconds, save, signalled = ranks.max_over_ranks([seconds, float(by_clock), float(self.stop.number)])
+        self.stopped_by = signal.Signals(int(signalled)).name if signalled else ""
+        return save > 0
+
+    def _validate(self, windows: Windows) -> float | None:
+        """The same held-out windows and the same random numbers every time; training does not notice it."""
+        config = self.config
+        indices = validation_indices(len(windows), config.batch_size, config.val_batches)
+        seeds = [derive_seed(config.seed, _VALIDATION, index) for index in range(len(indices))]
+        measured = self.learner.validation_loss([partial(windows.batch, chosen) for chosen in indices], seeds)
+        self.val_loss = measured if measured is not None else self.val_loss
+        self.best_val_loss = min((x for x in (measured, self.best_val_loss) if x is not None), default=None)
+        return measured
+
+    def _save(self, measured: float | None) -> None:
+        learner = self.learner
+        state = TrainingState(
+            step=self.step,
+            seconds=self.seconds,
+            train_config=self.config.to_json(),
+            data=self.data,
+            val_loss=measured,
+            best_val_loss=self.best_val_loss,
+            skipped=self.skipped,
+            skipped_total=self.skipped_total,
+            scaler=learner.scaler.state_dict(),
+            weights=learner.weight_tensors(),
+            optimizer=learner.optimizer_tensors(),
+        )
+        spec, model = learner.policy.spec, learner.model_tensors()
+        checkpoint.save_checkpoint(self.run_dir, spec, model, state, self.config.keep_last)
+
+    def _warn_of_few_steps(self) -> None:
+        """Once, when the number of steps that the budget gives is known."""
+        known = self.config.minutes == 0 or self.step >= _TRIAL_STEPS or self.fraction >= 1
+        if self._warned or not known or self.fraction == 0:
+            return
+        self._warned = True
+        steps = self.config.steps if self.config.minutes == 0 else round(self.step / self.fraction)
+        if steps < _FEW_STEPS:
+            self.monitor.say(few_steps_warning(steps, self.config))
+
+
+def few_steps_warning(steps: int, config: TrainConfig) -> str:
+    """One line, with the one option that would help."""
+    option = f"--steps {_FEW_STEPS}"
+    if config.minutes:
+        minutes = math.ceil(config.minutes * _FEW_STEPS / max(steps, 1))
+        option = f"--minutes {minutes}" if minutes <= 120 else "--preset tiny"
+    about = "" if config.minutes == 0 else "about "
+    return f"warning: this budget gives {about}{steps} steps; fewer than {_FEW_STEPS} seldom learn a task: try {option}"
+
+
+class StopRequest:
+    """Inside `with`, the first SIGTERM or SIGINT sets `.number`; a second Ctrl-C interrupts at once, as usual."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _every(period: int, step: int) -> bool:
     return period > 0 and step % period == 0
 
 
-def _find_state(
-    run_dir: Path, policy: Policy, config: TrainConfig, data: str, notes: list[str]
-) -> tuple[TrainingState, dict[str, Tensor]] | None:
-    """The newest intact checkpoint of the run, or None where there is none yet; `notes` say which."""
-    folder = checkpoint.latest_checkpoint(run_dir, notes.append)
-    notes.append(f"resuming {folder}" if folder else f"{run_dir} has no checkpoint yet: starting at step 0")
-    if folder is None:
-        return None
-    state = checkpoint.load_training_state(folder)
-    _check_same_run(folder, policy, config, data, state)
-    model = checkpoint.load_model_tensors(folder)
-    checkpoint.set_aside_newer(folder)
-    return state, model
-
-
-def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
-    """A resumed run is the same run: same policy, same data, same mathematics."""
-    if _plain(checkpoint.read_spec(folder)) != _plain(policy.spec):
-        remedy = "resume with the options the run was started with, or start a new run"
-        raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")
-    stored, asked = state.train_config, config.to_json()
-    different = sorted(
-        key for key in stored.keys() | asked.keys() if key not in FREE_ON_RESUME and stored.get(key) != asked.get(key)
-    )
-    if different:
-        changes = ", ".join(f"{key} = {stored.get(key)} there, {asked.get(key)} now" for key in different)
-        raise PrismError(
-            f"{folder / 'training.json'}: the run was started with other settings ({changes}): "
-            "resume with the stored ones, or start a new run"
-        )
-    if data != state.data:
-        raise PrismError(
-            f"{folder / 'training.json'}: the run was started with other data: resume with the same --data"
-        )
-
-
-def _plain(spec: PolicySpec) -> str:
-    return json.dumps(spec.to_json(), sort_keys=True)  # tuples and lists are the same there
+def validation_indices(count: int, batch_size: int, batch_count: int) -> list[IntArray]:
+    """At most batch_count batches spread evenly over `count` windows; always the same."""
+    chosen = np.linspace(0, count - 1, min(count, batch_size * batch_count)).astype(np.int64)
+    return [chosen[start : start + batch_size] for start in range(0, len(chosen), batch_size)]
 
 
 def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
@@ -278,12 +324,21 @@ def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: Tr
     )
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def dump_batch(path: Path, batch: Batch, notes: dict[str, str]) -> None:
+    """Keep the batch that broke the training, for the person who looks into it."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in start.batch_tensors(batch).items()}
+    with files.explain_write_errors(path, "The checkpoints are intact"):
+        files.replace_file(path, safetensors.torch.save(tensors, notes))
+
+
+def non_finite_names(batch: Batch) -> list[str]:
+    """The inputs that hold a NaN or an infinity where a sensor was present."""
+    names = []
+    for name, value in start.batch_tensors(batch).items():
+        if not value.is_floating_point():
+            continue
+        present = batch.observation.present.get(name.removeprefix("streams."))
+        relevant = value[present] if present is not None and name.startswith("streams.") else value
+        if not bool(relevant.isfinite().all()):
+            names.append(name)
+    return names

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from prism.training import files
 from prism.training.config import TrainConfig
-from prism.training.learner import StepOutput
+from prism.training.step import StepOutput
 
 _BAR_SECONDS = 0.5  # between updates of the bar
 _LINE_SECONDS = 15.0  # between lines where there is no terminal

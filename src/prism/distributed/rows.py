@@ -1,0 +1,108 @@
+"""Rows of the global batch, wherever they are computed: their random numbers, and what a loss may ask about the others.
+
+One process holds the whole batch. A rank, or one part of an accumulated batch, holds some of its rows. `Random` draws
+for the whole global batch and keeps the rows at hand, so that a row gets the same numbers in every split. `Share`
+answers for the whole batch what a loss cannot see in its own rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+Draw = Callable[..., Tensor]  # (shape, generator=...)
+
+
+class Random:
+    """Random numbers for the rows of a batch; every draw is on the CPU, so a seed means the same on every device.
+
+    Dimension `dim` of a shape runs over the rows (or over the same number of entries a row).
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def manual_seed(self, seed: int) -> Self:
+        self.generator.manual_seed(seed)
+        return self
+
+    def randn(self, shape: Sequence[int], dim: int = 0) -> Tensor:
+        return self.draw(torch.randn, shape, dim)
+
+    def rand(self, shape: Sequence[int], dim: int = 0) -> Tensor:
+        return self.draw(torch.rand, shape, dim)
+
+    def randint(self, high: int, shape: Sequence[int], dim: int = 0) -> Tensor:
+        return self.draw(partial(torch.randint, 0, high), shape, dim)
+
+    def draw(self, draw: Draw, shape: Sequence[int], dim: int) -> Tensor:
+        return draw(tuple(shape), generator=self.generator)
+
+
+class PartRandom(Random):
+    """The numbers of rows start .. start + rows of a global batch of `total` rows."""
+
+    def __init__(self, seed: int, start: int, rows: int, total: int) -> None:
+        super().__init__(seed)
+        self.start, self.rows, self.total = start, rows, total
+
+    def draw(self, draw: Draw, shape: Sequence[int], dim: int) -> Tensor:
+        entries, rest = divmod(shape[dim], self.rows)
+        if rest:
+            raise ValueError(f"dimension {dim} of {tuple(shape)} is no multiple of the {self.rows} rows at hand")
+        whole = [*shape]
+        whole[dim] = entries * self.total
+        return super().draw(draw, whole, dim).narrow(dim, entries * self.start, shape[dim])
+
+
+class EachRandom(Random):
+    """A source for every row: row i draws from sources[i], as if it were alone. For contexts of several robots."""
+
+    def __init__(self, sources: Sequence[Random]) -> None:
+        super().__init__()
+        self.sources = sources
+
+    def draw(self, draw: Draw, shape: Sequence[int], dim: int) -> Tensor:
+        single = [*shape]
+        single[dim] = shape[dim] // len(self.sources)
+        return torch.cat([source.draw(draw, single, dim) for source in self.sources], dim)
+
+
+def quantile(values: Tensor, q: float) -> Tensor:
+    """The q-quantile of all entries, linearly interpolated; torch.quantile refuses more than 16 M of them."""
+    flat = values.flatten()
+    position = q * (flat.numel() - 1)
+    low = math.floor(position)
+    lower = flat.kthvalue(low + 1).values
+    if low + 1 >= flat.numel():
+        return lower
+    return torch.lerp(lower, flat.kthvalue(low + 2).values, position - low)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Rows start .. start + B of a global batch of `total`, and what a loss may ask about the whole batch.
+
+    Here the rows at hand are all there are. ranks.RankShare answers over ranks, training.step.PartShare over the parts
+    of an accumulated batch.
+    """
+
+    start: int = 0
+    total: int | None = None  # G; None: the rows at hand are all
+
+    def gather(self, own: Tensor) -> Tensor:
+        """(B, ...) -> (G, ...), in global order, without gradient."""
+        return own
+
+    def quantile(self, values: Tensor, q: float) -> Tensor:
+        """The q-quantile of the values (>= 0) of the whole batch."""
+        return quantile(values, q)
+
+
+WHOLE = Share()
