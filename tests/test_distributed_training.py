@@ -134,7 +134,7 @@ def test_an_error_of_rank_0_ends_every_rank(tmp_path: Path) -> None:
     first, second = run_ranks(2, run, tmp_path / "run")
     assert first == (
         "PrismError",
-        f"{tmp_path / 'run'} holds a run already: continue it with --resume, or choose another folder",
+        f"{tmp_path / 'run'} holds a run already: continue it with --resume, or choose another --out",
     )
     assert second[0] == "ReportedError"
     newest = checkpoint.folder_of(tmp_path / "run", 8) / "training.safetensors"
