@@ -14,7 +14,7 @@ from prism.distributed.ranks import rows_of
 from prism.distributed.rows import quantile
 from prism.methods import METHODS
 from prism.methods.table import build_policy
-from prism.objective import RSIMLE, ObjectiveConfig, quantile
+from prism.objective import RSIMLE, ObjectiveConfig
 from prism.policy import Policy
 from prism.training.config import TrainConfig
 from prism.training.step import Learner, derive_seed

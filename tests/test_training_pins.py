@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from prism import attention, distance, objective
+from prism.distributed import rows
 from prism.methods import diffusion
 from prism.methods.flow_matching import FlowMatchingPolicy
 from prism.training.step import Learner
