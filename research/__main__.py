@@ -1,37 +1,49 @@
-"""The benches and studies behind the figures, run from a checkout."""
+"""python -m research NAME: the benches and studies behind the figures, run from a checkout.
+
+Each name is a module of this folder with its own options (research/report.py says what a module has). RESULTS.md says
+for each file in results/ which command made it, and what it does not show.
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from prism.cli import Command, guard, parse, unknown
-from research import commands_bench as bench
-from research import commands_study as study
-from research.benchmark import BenchmarkConfig
-from research.sensor_dropping import SensorDroppingConfig
+from prism.cli import guard, parse, unknown
 
-NAMES: dict[str, type[Command]] = {
-    "attention": bench.Attention,
-    "train-step": bench.TrainStep,
-    "global-batch": bench.GlobalBatch,
-    "data": bench.Data,
-    "modality": SensorDroppingConfig,
-    "benchmark": BenchmarkConfig,
-    "modality-dropout": bench.ModalityDropout,
-    "modality-claims": study.ModalityStudy,
-    "scaling": bench.Scaling,
-    "sims": bench.Sims,
-    "size": bench.Size,
-    "lemmas": study.Lemmas,
-    "threshold": study.Threshold,
-    "multimodality": study.Multimodality,
-    "ablations": study.Ablations,
-    "demonstrations": study.DemonstrationCount,
-    "selection": study.SelectionRules,
-    "failures": study.Failures,
-    "trends": study.Trends,
+MODULES = {
+    "attention": "attention",
+    "train-step": "train_step",
+    "global-batch": "global_batch",
+    "data": "data",
+    "scaling": "scaling",
+    "sims": "sims",
+    "size": "size",
+    "benchmark": "benchmark",
+    "modality": "modality",
+    "modality-dropout": "modality_dropout",
+    "lemmas": "lemmas",
+    "threshold": "threshold",
+    "multimodality": "multimodality",
+    "ablations": "ablations",
+    "demonstrations": "demonstrations",
+    "selection": "selection",
+    "failures": "failures",
+    "trends": "trends",
 }
+
+HELP = """usage: python -m research NAME [OPTIONS]
+
+What a reviewer runs: measurements and studies behind the figures of the documentation.
+RESULTS.md in this folder says which command made which file, and what it does not show.
+
+{names}
+
+Every name explains itself and the keys of its JSON: python -m research attention --help"""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -40,13 +52,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "--list"):
-        for name, command in NAMES.items():
-            print(f"{name:<17} {(command.__doc__ or '').splitlines()[0]}")
+        width = max(map(len, MODULES))
+        print(HELP.format(names="\n".join(f"  {name:<{width}}  {_first_line(name)}" for name in MODULES)))
         return 0
-    if words[0] not in NAMES:
-        raise unknown(words[0], NAMES, "python -m research")
-    parse(NAMES[words[0]], f"python -m research {words[0]}", words[1:]).run()
+    name, rest = words[0], words[1:]
+    if name not in MODULES:
+        raise unknown(name, MODULES, "python -m research")
+    from research.report import carry_out
+
+    module: Any = importlib.import_module(f"research.{MODULES[name]}")
+    carry_out(module, parse(module.Config, f"python -m research {name}", rest, module.__doc__))
     return 0
+
+
+def _first_line(name: str) -> str:
+    """Of a module's docstring, without importing it: the list answers at once."""
+    source = Path(__file__).with_name(f"{MODULES[name]}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What each choice of the architecture and of the objective is worth (App. B.2, Fig. 6, 7).
+"""What each choice is worth: heads, features, depth, K, soft term, threshold rule, scope, To (App. B.2, Fig. 6, 7).
+
+Try:
+    python -m research ablations --factors rule scope --steps 2500 --json ablations.json
+    python -m research ablations --recipe metaworld-pick-place --factors candidates --seeds 0
 
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
 episodes; cells, intervals and the paired test are those of `prism compare`.
@@ -10,15 +14,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import Difference
 from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, difference
-from research.report import Claim, Study, Verdict, show_rows
-from research.selection_rules import TUNING_SEED
+from research.report import Claim, Drawn, Study, Verdict, show_rows
+from research.selection import TUNING_SEED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,23 +68,32 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
 PAIRS = (("favor-512", "favor-16"), ("heads-16", "heads-8"), ("K-32", "K-16"))
 
 
-@dataclass(frozen=True)
-class AblationsConfig:
-    work: Path = Path("runs/study-ablations")
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     recipe: str = "pusht"
-    factors: tuple[str, ...] = tuple(FACTORS)
-    steps: int | None = 2500
-    minutes: float | None = None  # of CPU time; one of the two
-    seeds: tuple[int, ...] = (0, 1, 2)
+    """A recipe or task, as for prism train."""
+    factors: Annotated[tuple[str, ...], option("FACTOR ...")] = tuple(FACTORS)
+    """rule, scope, candidates, soft, heads, features, depth, obs_horizon; default: all of them."""
+    steps: int = 2500
+    """Training steps of every variant."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Minutes of CPU time of every variant, in place of the steps."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
     episodes: int = 50
-    first_seed: int = TUNING_SEED  # what is chosen by an ablation is not chosen on the test's episodes
+    """Episodes of each evaluation."""
+    first_seed: int = TUNING_SEED
+    """Seed of the first of them: what is chosen by an ablation is not chosen on the test's episodes."""
     jobs: int = 1
+    """Runs at the same time, one thread each."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-ablations")
+    """Where the runs and finished parts are kept; default: runs/study-ablations."""
 
     def __post_init__(self) -> None:
         if unknown := [factor for factor in self.factors if factor not in FACTORS]:
-            raise PrismError(f"study ablations: unknown factor '{unknown[0]}'; use {', '.join(FACTORS)}")
+            raise PrismError(f"ablations: unknown factor '{unknown[0]}'; use {', '.join(FACTORS)}")
         if not self.factors or not self.seeds:
-            raise PrismError("study ablations: name at least one factor and one seed")
+            raise PrismError("ablations: name at least one factor and one seed")
 
     def grid(self) -> CompareConfig:
         variants = [(name, settings) for factor in self.factors for name, settings in FACTORS[factor].items()]
@@ -95,9 +109,9 @@ class AblationsConfig:
         )
 
 
-def run(config: AblationsConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     """One comparison of all variants, seed by seed."""
-    comparison = compare(config.work, config.grid(), config.jobs, console or Console(stderr=True))
+    comparison = compare(config.work, config.grid(), config.jobs, console)
     rows = {row.contestant: row for row in comparison.rows}
     missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]
     return summarise(config, rows, pairs_of(comparison), missing)
@@ -109,7 +123,7 @@ def pairs_of(comparison: Comparison) -> Pairs:
     return {pair: value for pair, value in found.items() if value is not None}
 
 
-def summarise(config: AblationsConfig, rows: dict[str, Row], pairs: Pairs, missing: list[str]) -> Study:
+def summarise(config: Config, rows: dict[str, Row], pairs: Pairs, missing: list[str]) -> Study:
     figures = {
         "table": [{**asdict(row), "n": len(row.seeds)} for row in rows.values()],
         "factors": {

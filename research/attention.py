@@ -1,4 +1,7 @@
-"""Is FAVOR+ right, what does it cost, and does `auto` pick the faster kernel? (Eq. 3, Alg. 3)
+"""Exact softmax against FAVOR+: error by number of features, time by length, and the rule behind `auto`.
+
+Try:
+    python -m research attention --json attention.json --plot attention.png
 
 Error: relative error in the Frobenius norm against exact softmax, median over random inputs and features, for the
 correct FAVOR+ and for the paper's literal form, by number of features. Inputs are Gaussian; their scale sets how
@@ -15,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -35,10 +37,11 @@ from prism.attention import (
     orthogonal_features,
     softmax_attention,
 )
-from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.results import run_info
+from research.report import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,23 +49,32 @@ if TYPE_CHECKING:
 KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto")
 
 
-@dataclass(frozen=True)
-class AttentionBenchConfig:
-    json: Path | None = None  # write the figures to this file
-    plot: Path | None = None  # and a picture of them to this one (.svg, .png, .pdf)
-    overwrite: bool = False
-    lengths: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-    heads: int = 8  # paper preset
-    head_dim: int = 64  # paper preset: 512 / 8
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
+    lengths: Annotated[tuple[int, ...], option("T ...")] = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    """Numbers of queries and keys to time."""
+    heads: int = 8
+    """Heads; 8 in the preset `paper`."""
+    head_dim: int = 64
+    """Width of a head; 512 / 8 in the preset `paper`."""
     features: int = 256
-    error_features: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384, 65536)
+    """Random features when timing."""
+    error_features: Annotated[tuple[int, ...], option("M ...")] = (16, 64, 256, 1024, 4096, 16384, 65536)
+    """Random features when measuring the error."""
     error_seeds: int = 9
-    error_head_dim: int = 16  # tiny preset: 64 / 4
-    error_scale: float = 0.5  # of the entries of queries and keys
-    backward: bool = True  # time forward plus backward too
-    seconds: float = 3.0  # of CPU time a length; the longest takes what its least number of rounds takes
+    """Random inputs of each."""
+    error_head_dim: int = 16
+    """Width of a head when measuring the error; 64 / 4 in the preset `tiny`."""
+    error_scale: float = 0.5
+    """Scale of the entries of queries and keys."""
+    backward: bool = True
+    """Time forward plus backward too."""
+    seconds: float = 3.0
+    """CPU time of each length; the longest takes what its least number of rounds takes."""
     threads: int = 1
+    """Threads of PyTorch."""
     seed: int = 0
+    """Of inputs and features."""
 
     def __post_init__(self) -> None:
         if not self.lengths or min(self.lengths) < 1:
@@ -76,9 +88,7 @@ class AttentionBenchConfig:
             raise PrismError("seconds must be at least 0 and error-scale above 0")
 
 
-def measure_errors(
-    config: AttentionBenchConfig, scale: float, advance: Callable[[], None]
-) -> dict[str, dict[str, float]]:
+def measure_errors(config: Config, scale: float, advance: Callable[[], None]) -> dict[str, dict[str, float]]:
     """{"favor": {"16": error, ...}, "favor_paper": {...}}: 2 heads, 64 queries, 64 keys."""
     head_dim = config.error_head_dim
     errors: dict[str, dict[str, float]] = {"favor": {}, "favor_paper": {}}
@@ -101,7 +111,7 @@ def measure_errors(
     return errors
 
 
-def measure_times(config: AttentionBenchConfig, length: int, backward: bool) -> dict[str, Times]:
+def measure_times(config: Config, length: int, backward: bool) -> dict[str, Times]:
     rng = torch.Generator().manual_seed(config.seed)
     shape = (1, length, config.heads, config.head_dim)  # as the projections leave it
     q, k, v = (0.5 * torch.randn(shape, generator=rng).transpose(1, 2) for _ in range(3))
@@ -135,7 +145,7 @@ def compare_auto(times: dict[str, Times], resolved: str, rng: np.random.Generato
     }
 
 
-def run(config: AttentionBenchConfig) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     """All figures as JSON values; see the module's docstring for what they mean."""
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
@@ -146,7 +156,7 @@ def run(config: AttentionBenchConfig) -> dict[str, Any]:
     time_ms: dict[str, dict[str, dict[str, dict[str, float]]]] = {mode: {kind: {} for kind in KINDS} for mode in modes}
     auto: dict[str, dict[str, dict[str, Any]]] = {mode: {} for mode in modes}
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("error against exact softmax", total=steps)
             error, peaked = (measure_errors(config, scale, lambda: progress.advance(bar)) for scale in scales)
             bar = progress.add_task("time", total=len(modes) * len(config.lengths))
@@ -223,7 +233,3 @@ def draw(result: dict[str, Any]) -> Figure:
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def main(config: AttentionBenchConfig) -> None:
-    Output(config.json, config.plot, config.overwrite).carry_out(lambda _: run(config), show, draw)

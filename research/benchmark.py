@@ -1,4 +1,8 @@
-"""The benchmarks' own protocols for policies that are trained: python -m research benchmark metaworld RUN ...
+"""The protocol of metaworld, robomimic, pusht, calvin or tabletop, played by trained policies (docs/benchmarks.md).
+
+Try:
+    python -m research benchmark metaworld runs --json metaworld.json
+    python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
 
 Everything that can be wrong is looked for before the first episode: the benchmark's name, the runs, the tasks, the
 sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid (prism.runs.grid):
@@ -28,13 +32,11 @@ from prism.io.jsonconfig import to_json
 from prism.policy import PolicySpec
 from prism.report.charts import interval_bar
 from prism.report.run import Log, write_report
-from prism.rollout.episodes import TEST_SEED, IncompleteError, RecordConfig, check_spec_fits, make_env_of
+from prism.rollout.episodes import IncompleteError, RecordConfig, check_spec_fits, make_env_of
 from prism.rollout.results import (
     EvaluationResult,
     load_result,
     recording_path,
-    refuse_existing,
-    run_info,
     save_result,
     write_json,
 )
@@ -44,56 +46,42 @@ from prism.runs.run import EvalOptions, Run, is_run
 from prism.training.checkpoint import list_checkpoints
 from prism.training.monitor import read_log
 from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
+from research.report import Written
 
 ALL = "all"
 
 
-@dataclass(frozen=True)
-class BenchmarkConfig:
-    """Play the protocol of metaworld, robomimic, pusht, calvin or tabletop, and print its table (docs/benchmarks.md).
-
-    Examples:
-        python -m research benchmark metaworld runs --json metaworld.json
-        python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
-    """
-
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
     name: Annotated[str, Positional, arg(metavar="NAME")]
     """metaworld, robomimic, pusht, calvin or tabletop."""
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
     """Run folders, checkpoints in them, or a folder of runs."""
     work: Path | None = None
-    """Where the cells and the page go. Default: benchmark-NAME beside the runs."""
+    """Where the cells and the page go; default: benchmark-NAME beside the runs."""
     task: str | None = None
-    """The task that the runs play, or "all". Default: the one that each was trained for."""
+    """The task that the runs play, or "all"; default: the one that each was trained for."""
     episodes: int | None = None
-    """Episodes a task. Default: the protocol's number."""
+    """Episodes a task; default: the protocol's number."""
     candidates: int | None = None
-    """Candidates a plan. Default: the run's own, or the benchmark's."""
+    """Candidates a plan; default: the run's own, or the benchmark's."""
     selection: str | None = None
-    """Selection rule. Default: the run's own."""
+    """Selection rule; default: the run's own."""
     set: tuple[str, ...] = ()
     """Settings of the controller: KEY=VALUE."""
     expert: Path | None = None
     """Show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
     workers: int | None = None
-    """Processes that roll out in parallel. Default: one a core."""
+    """Processes that roll out in parallel; default: one a core."""
     backend: str = "eager"
     """What computes the policy: eager, compile, onnx, onnx-int8."""
     ray: bool = False
     """Roll out on a Ray cluster."""
     videos: bool = True
     """Record a few episodes of each task for the page."""
-    json: Path | None = None
-    """Write the figures to this file too."""
-    overwrite: bool = False
-    """Replace that file if it exists."""
-
-    def run(self) -> None:
-        main(self)
 
 
-def main(config: BenchmarkConfig, console: Console | None = None) -> BenchmarkResult:
-    refuse_existing(config.json, overwrite=config.overwrite)
+def run(config: Config, console: Console) -> BenchmarkResult:
     options = EvalOptions(
         task=config.task,
         candidates=config.candidates,
@@ -109,13 +97,14 @@ def main(config: BenchmarkConfig, console: Console | None = None) -> BenchmarkRe
         print(f"not for {config.name}: {line}", file=sys.stderr)
     work = config.work or _beside(config.runs) / f"benchmark-{config.name}"
     table = run_plan(plan, Grid(work, console), lambda table: write_files(work, table, plan))
-    if config.json is not None:
-        write_json(config.json, {**table.to_json(), **run_info(TEST_SEED)}, config.overwrite)
-    print_table(table)
-    print(f"page: {work / 'benchmark.html'}")
-    if table.failed or any(r.lost for several in table.results.values() for r in several):
-        raise PrismError(f"{config.name}: {table.departures()[0]}; the table says what there is")
+    console.print(f"page: {work / 'benchmark.html'}", highlight=False, soft_wrap=True)
     return table
+
+
+def check(table: BenchmarkResult) -> None:
+    """After the figures are written: a table with holes is an error."""
+    if table.failed or any(r.lost for several in table.results.values() for r in several):
+        raise PrismError(f"{table.benchmark.name}: {table.departures()[0]}; the table says what there is")
 
 
 def _beside(paths: Sequence[Path]) -> Path:
@@ -126,7 +115,7 @@ def _beside(paths: Sequence[Path]) -> Path:
 
 def write_files(work: Path, table: BenchmarkResult, plan: Plan) -> None:
     """After each task: what is there now."""
-    write_json(work / "benchmark.json", {**table.to_json(), **run_info(TEST_SEED)}, overwrite=True)
+    write_json(work / "benchmark.json", table.to_json(), overwrite=True)
     write_benchmark(work / "benchmark.html", table, {c.task: read_log(Run(c.path).folder) for c in plan.cells})
 
 
@@ -378,9 +367,8 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f}".removesuffix(".0") + " %"
 
 
-def print_table(table: BenchmarkResult) -> None:
+def show(table: BenchmarkResult, console: Console) -> None:
     """One row a task, means below their group; the paper's numbers are marked as such, what is missing is named."""
-    console = Console()
 
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -20,7 +20,8 @@ from typing import Any
 
 from prism.errors import PrismError
 from prism.rollout import metrics
-from prism.rollout.results import EvaluationResult
+from prism.rollout.episodes import TEST_SEED
+from prism.rollout.results import EvaluationResult, run_info
 from prism.sims import metaworld, robosuite
 from prism.sims.tasks import task_names
 
@@ -261,7 +262,7 @@ class BenchmarkResult:
         data |= {f"paper.{label}": value for label, value in PAPER.get(bench.name, {}).items()}
         data["published"] = OTHERS.get(bench.name, "")
         data["runs"] = {task: [_origin(result) for result in results] for task, results in self.results.items()}
-        return data
+        return {**data, **run_info(TEST_SEED)}
 
 
 def _origin(result: EvaluationResult) -> dict[str, Any]:

@@ -1,6 +1,10 @@
-"""Windows a second from every format, and memory as the dataset grows ten times.
+"""Reading datasets: windows a second from every format, and memory as the data grow ten times.
 
-Each dataset is generated with the shapes that people have (research.data_files) and read in a process of its own:
+Try:
+    python -m research data --json data.json
+    python -m research data --formats prism lerobot_v3
+
+Each dataset is generated with the shapes that people have (WRITERS) and read in a process of its own:
 opened, its vectors cached, then batches in the order of training (prism.data.windows). windows_per_s is on the dataset
 of ten times the size, by CPU time of the one thread that reads, which other programs do not disturb, without the first
 batches, which fill the memory for blocks; windows_per_s_wall is beside it, and windows_per_s_alone: the same where
@@ -20,31 +24,38 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.output import Output
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.results import run_info
 from research.data_files import WRITERS
+from research.report import Written
 
 
-@dataclass(frozen=True)
-class DataBenchConfig:
-    json: Path | None = None  # write the figures to this file
-    overwrite: bool = False
-    formats: tuple[str, ...] = ()  # all of them unless told
-    seconds: float = 3.0  # of reading, for each dataset
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    formats: Annotated[tuple[str, ...], option("FORMAT ...")] = ()
+    """prism, zarr, zarr_zip, robomimic, lerobot_v21, lerobot_v3, calvin; default: all of them."""
+    seconds: float = 3.0
+    """Of reading, for each dataset."""
     batch: int = 32
+    """Windows of a batch."""
     obs_horizon: int = 2
+    """To."""
     pred_horizon: int = 16
+    """Tp."""
     growth: int = 10
-    scale: float = 1.0  # of the number of steps; smaller is quicker, and caches then hold everything
+    """How many times larger the second dataset is."""
+    scale: float = 1.0
+    """Of the number of steps; smaller is quicker, and caches then hold everything."""
     seed: int = 0
+    """Of the order of the windows."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.formats if name not in WRITERS]:
@@ -108,7 +119,7 @@ def _rates(read: Callable[[int], object], batch: int, seconds: float) -> tuple[f
     return batch * count / (time.process_time() - cpu), batch * count / (time.perf_counter() - wall)
 
 
-def measure(config: DataBenchConfig, path: Path) -> dict[str, float]:
+def measure(config: Config, path: Path) -> dict[str, float]:
     settings = {name: getattr(config, name) for name in ("seconds", "batch", "obs_horizon", "pred_horizon", "seed")}
     command = [sys.executable, "-m", "research.data", json.dumps({**settings, "path": str(path)})]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -119,11 +130,11 @@ def measure(config: DataBenchConfig, path: Path) -> dict[str, float]:
     return result
 
 
-def run(config: DataBenchConfig) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     names = config.formats or tuple(WRITERS)
     once: dict[str, dict[str, float]] = {}
     grown: dict[str, dict[str, float]] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("formats", total=2 * len(names))
         for name in names:
             file, write, steps = WRITERS[name]
@@ -162,10 +173,6 @@ def show(result: dict[str, Any], console: Console) -> None:
         memory = f"{grown['peak_bytes'] / 1e6:.0f}"
         table.add_row(name, f"{grown['steps']:,}", f"{speed:,.0f}", alone, mixed, memory, ratio)
     console.print(table)
-
-
-def main(config: DataBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """Success against the number of demonstrations (Sec. 5, real world; Fig. 4).
 
+Try:
+    python -m research demonstrations --task metaworld-pick-place --counts 2 5 10 20 --json demonstrations.json
+
 A task with a scripted expert; N demonstrations each of their own folder, equal training steps, the same test episodes.
     success.METHOD.N, success_ci.METHOD.N, score.METHOD.N
     gain.METHOD = {mean, low, high, p, seeds, episodes}: success with the most demonstrations minus with the fewest
@@ -11,34 +14,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import paired
 from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
 from prism.runs.recipes import recipe
-from research.report import Claim, Study, decided, show_rows
+from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class DemonstrationsConfig:
-    work: Path = Path("runs/study-demonstrations")
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     task: str = "metaworld-pick-place"
-    counts: tuple[int, ...] = (2, 5, 10, 20)
-    methods: tuple[str, ...] = ("prism",)
+    """A task with a scripted expert."""
+    counts: Annotated[tuple[int, ...], option("N ...")] = (2, 5, 10, 20)
+    """Numbers of demonstrations, growing."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism",)
+    """Methods to train."""
     steps: int = 1500
-    seeds: tuple[int, ...] = (0, 1, 2)
+    """Training steps, whatever the number of demonstrations."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
     episodes: int = 20
+    """Episodes of each evaluation."""
     jobs: int = 1
+    """Runs at the same time, one thread each."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-demonstrations")
+    """Where the runs and finished parts are kept; default: runs/study-demonstrations."""
 
     def __post_init__(self) -> None:
         if len(self.counts) < 2 or min(self.counts) < 1 or list(self.counts) != sorted(set(self.counts)):
-            raise PrismError(f"study demonstrations: counts {self.counts}: give at least two, growing")
+            raise PrismError(f"demonstrations: counts {self.counts}: give at least two, growing")
 
     def grid(self, count: int) -> CompareConfig:
         folder = self.work / "data" / f"{self.task}-{count}"
@@ -52,10 +64,10 @@ class DemonstrationsConfig:
         )
 
 
-def run(config: DemonstrationsConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     if recipe(config.task).demonstrations.kind != "expert":
-        raise PrismError(f"study demonstrations: {config.task} has no expert to record from; use a metaworld task")
-    console = console or Console(stderr=True)
+        raise PrismError(f"demonstrations: {config.task} has no expert to record from; use a metaworld task")
+    console = console
     figures: dict[str, dict[str, dict[str, Any]]] = {
         key: {method: {} for method in config.methods} for key in ("success", "success_ci", "score", "seeds_done")
     }
@@ -83,9 +95,7 @@ def run(config: DemonstrationsConfig, console: Console | None = None) -> Study:
     return Study("demonstrations", found, tuple(claims(found, config)), settings, config.seeds, tuple(missing))
 
 
-def gain(
-    config: DemonstrationsConfig, few: Mapping[CellId, Cell], many: Mapping[CellId, Cell]
-) -> dict[str, dict[str, Any]]:
+def gain(config: Config, few: Mapping[CellId, Cell], many: Mapping[CellId, Cell]) -> dict[str, dict[str, Any]]:
     """Success with many minus with few, on the training seeds that both have, episode by episode."""
     found = {}
     for method in config.methods:
@@ -95,7 +105,7 @@ def gain(
     return found
 
 
-def record(config: DemonstrationsConfig, count: int, console: Console) -> None:
+def record(config: Config, count: int, console: Console) -> None:
     """In one process: a study is to leave the machine usable."""
     from prism.sims.collect import collect
 
@@ -104,7 +114,7 @@ def record(config: DemonstrationsConfig, count: int, console: Console) -> None:
         collect(config.task, count, folder, console=console, workers=1)
 
 
-def claims(figures: dict[str, Any], config: DemonstrationsConfig) -> list[Claim]:
+def claims(figures: dict[str, Any], config: Config) -> list[Claim]:
     found = []
     for method, difference in figures["gain"].items():
         success, ci = figures["success"][method], figures["success_ci"][method]

@@ -1,4 +1,8 @@
-"""Why did the failed episodes fail? Sorted by measured signals (App. E.5).
+"""Why failed episodes failed, sorted into the paper's classes by measured signals (App. E.5).
+
+Try:
+    python -m research failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
+    python -m research failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
 
 The paper's classes, and what we measure for each (definitions of jerk and switches: docs/metrics.md):
     invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
@@ -11,7 +15,7 @@ An episode belongs to the first class that fits, in this order; `signals` counts
 
     success, failures, classes.NAME, signals.NAME, usual_jerk, jerk_above_half   over all policies and episodes
     per_episode = [{policy, seed, success, score, jerk, invalid, absent, flicker, switches}]
-Rolled out PART episodes at a time, each part a file (evaluation/cells.py): killed, the same command goes on.
+Rolled out PART episodes at a time, each part a file (prism.runs.cells): killed, the same command goes on.
 """
 
 from __future__ import annotations
@@ -20,13 +24,15 @@ import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
+from tyro.conf import Positional, arg
 
+from prism.cli.style import option
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
@@ -36,9 +42,8 @@ from prism.rollout.episodes import TEST_SEED, check_fits, load_policy_at, make_e
 from prism.rollout.results import EpisodeResult
 from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
-from research.report import Claim, Study, Verdict, show_rows
-from research.selection_rules import subjects
-from research.trainings import settings_of
+from research.report import Claim, Drawn, Study, Verdict, settings_of, show_rows
+from research.selection import subjects
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,18 +58,24 @@ FEW = 30  # failures, below which a share says little
 PAPER = {"flicker": (0.10, 0.15), "jerk": (0.05, 0.10), "occlusion": (0.08, 0.12)}
 
 
-@dataclass(frozen=True)
-class FailuresConfig:
-    runs: tuple[Path, ...]
-    work: Path = Path("runs/study-failures")
-    task: str | None = None
-    episodes: int = 100  # of each policy
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
+    """Run folders, or checkpoints in them; one a training seed, for example."""
+    task: Annotated[str | None, option("TASK")] = None
+    """The task to roll out in; default: the one the policy was trained for."""
+    episodes: int = 100
+    """How many of each policy."""
     first_seed: int = TEST_SEED
-    rule: str | None = None  # of selection; the run's own unless told
+    """Seed of the first of them."""
+    rule: Annotated[str | None, option("RULE")] = None
+    """Selection rule (proxy_score is the paper's); default: the run's own."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-failures")
+    """Where the runs and finished parts are kept; default: runs/study-failures."""
 
     def __post_init__(self) -> None:
         if not self.runs or self.episodes < 1:
-            raise PrismError(f"study failures: name a run, and at least one episode ({self.episodes} asked)")
+            raise PrismError(f"failures: name a run, and at least one episode ({self.episodes} asked)")
 
     def controller(self, experiment: Experiment) -> ControllerConfig:
         if self.rule is None:
@@ -169,7 +180,7 @@ def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, c
     return {"rows": rows}
 
 
-def run(config: FailuresConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs, config.task)
     cells = Grid(config.work, console)
     rows: list[tuple[int, Signals]] = []
@@ -184,7 +195,7 @@ def run(config: FailuresConfig, console: Console | None = None) -> Study:
             compute = functools.partial(measure, policy.path, task, controller, seeds, cells.console)
             rows += [(at, Signals(**row)) for row in (cells.get(name, settings, compute) or {"rows": []})["rows"]]
     if not rows:
-        raise PrismError(f"study failures: no episode could be rolled out: {cells.missing[0]}")
+        raise PrismError(f"failures: no episode could be rolled out: {cells.missing[0]}")
     figures = sort_failures([row for _, row in rows])
     settings = {
         "task": task,

@@ -1,4 +1,7 @@
-"""What "batch-global" costs as the global batch grows (docs/distributed.md).
+"""What "batch-global" rejection costs as the global batch grows to 4096 (docs/distributed.md).
+
+Try:
+    python -m research global-batch --json global-batch.json --plot global-batch.png
 
 One rank's step: `rows` rows of a global batch of G. Its candidates are compared with the targets of all G rows and the
 threshold follows the distances of all of them, so this part grows with G while the rest of the step does not:
@@ -19,8 +22,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -28,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from prism.bench.output import Output
 from prism.bench.timing import Times, interleave, paired_ratio
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import PRESETS, preset
@@ -37,8 +39,9 @@ from prism.normalize import Normalizer
 from prism.objective import RSIMLE, ObjectiveConfig, Targets
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
-from research.memory import peak_bytes
-from research.train_step import TrainStepBenchConfig, chosen_loss, make_batch
+from research import train_step
+from research.report import Drawn
+from research.train_step import chosen_loss, make_batch, peak_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,20 +49,26 @@ if TYPE_CHECKING:
 _MIB = 1024.0 * 1024.0
 
 
-@dataclass(frozen=True)
-class GlobalBatchBenchConfig:
-    json: Path | None = None  # write the figures to this file
-    plot: Path | None = None  # draw them into this one
-    overwrite: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     preset: str = "base"
-    candidates: int = 16  # K
-    rows: int = 16  # of this rank
-    sizes: tuple[int, ...] = (64, 256, 1024, 4096)  # G
+    """tiny, base or paper."""
+    candidates: int = 16
+    """K."""
+    rows: int = 16
+    """Rows of this rank."""
+    sizes: Annotated[tuple[int, ...], option("G ...")] = (64, 256, 1024, 4096)
+    """Global batches."""
     state_dim: int = 16
+    """Width of the one sensor."""
     action_dim: int = 7
-    padded: float = 0.1  # share of targets that run past the end of their episode
-    seconds: float = 10.0  # for each G
+    """Width of an action."""
+    padded: float = 0.1
+    """Share of targets that run past the end of their episode."""
+    seconds: float = 10.0
+    """CPU time of each G."""
     seed: int = 0
+    """Of weights, targets and candidates."""
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -68,10 +77,9 @@ class GlobalBatchBenchConfig:
             raise PrismError("candidates, rows, state-dim and action-dim must be at least 1, padded in [0, 1]")
         if not self.sizes or min(self.sizes) < self.rows or self.seconds < 0:
             raise PrismError(f"sizes must be at least the {self.rows} rows of a rank, seconds at least 0")
-        Output(plot=self.plot)  # refuses what it cannot draw
 
 
-def make_objectives(config: GlobalBatchBenchConfig) -> dict[str, RSIMLE]:
+def make_objectives(config: Config) -> dict[str, RSIMLE]:
     base = ObjectiveConfig(candidates=config.candidates)
     kinds = {
         "own": base,
@@ -82,14 +90,14 @@ def make_objectives(config: GlobalBatchBenchConfig) -> dict[str, RSIMLE]:
     return {name: RSIMLE(kind, config.action_dim) for name, kind in kinds.items()}
 
 
-def make_step(config: GlobalBatchBenchConfig) -> tuple[PrismPolicy, Callable[[], None]]:
+def make_step(config: Config) -> tuple[PrismPolicy, Callable[[], None]]:
     """The policy, and a step of this rank's rows in which nothing is rejected."""
     base = preset(config.preset)
     objective = ObjectiveConfig(candidates=config.candidates, rule="none")
     sensors = (SensorSpec("state", "vector", (config.state_dim,)),)
     spec = dataclasses.replace(base, objective=objective).spec(sensors, config.action_dim, fps=10.0)
     policy = PrismPolicy(spec, Normalizer.empty(sensors, config.action_dim), config.seed)
-    sizes = TrainStepBenchConfig(batch=config.rows, state_dim=config.state_dim, action_dim=config.action_dim)
+    sizes = train_step.Config(batch=config.rows, state_dim=config.state_dim, action_dim=config.action_dim)
     batch = make_batch(sizes, policy)
     return policy, lambda: torch.autograd.backward(chosen_loss(policy, batch, config.seed))
 
@@ -107,7 +115,7 @@ def choose(objective: RSIMLE, candidates: Tensor, everybody: Targets) -> None:
     objective.choose(distances.own, objective.reject(distances.near))
 
 
-def measure(config: GlobalBatchBenchConfig, total: int) -> dict[str, Any]:
+def measure(config: Config, total: int) -> dict[str, Any]:
     """One G: milliseconds, share of the step and memory of each kind of choice."""
     policy, step = make_step(config)
     rng = torch.Generator().manual_seed(config.seed)
@@ -134,24 +142,21 @@ def _entry(times: Times, rest: Times, call: Callable[[], None], existing: list[T
     }
 
 
-def run(config: GlobalBatchBenchConfig) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        sizes = {str(total): measure(config, total) for total in config.sizes}
+        with console.status("one global batch after another"):
+            sizes = {str(total): measure(config, total) for total in config.sizes}
     finally:
         torch.set_num_threads(threads)
     largest = sizes[str(max(config.sizes))]["kinds"]
-    settings = {
-        name: getattr(config, name)
-        for name in ("preset", "candidates", "rows", "state_dim", "action_dim", "padded", "seconds")
-    }
     return {
         "share_of_step": max(largest[name]["share_of_step"] for name in ("own", "batch", "paper")),
         "share_of_step_without_bound": largest["batch_exact"]["share_of_step"],
         "largest_batch": max(config.sizes),
         "sizes": sizes,
-        "settings": {**settings, "threads": 1},
+        "settings": {**config.settings("seed", "sizes"), "threads": 1},
         **run_info(config.seed),
     }
 
@@ -193,7 +198,3 @@ def draw(result: dict[str, Any]) -> Figure:
         axes.legend(frameon=False, ncols=2, loc="upper left")
         axes.spines[["top", "right"]].set_visible(False)
     return figure
-
-
-def main(config: GlobalBatchBenchConfig) -> None:
-    Output(config.json, config.plot, config.overwrite).carry_out(lambda _: run(config), show, draw)

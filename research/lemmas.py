@@ -1,4 +1,7 @@
-"""The paper's theory as checks (App. E). Pure mathematics, no training, seconds.
+"""The paper's theory as checks: quantile variance, FAVOR+ error, likelihood bound, soft term's limit. Seconds.
+
+Try:
+    python -m research lemmas --json lemmas.json --plot lemmas.png
 
 quantile     Lemma E.2: Var(Q_N(q)) = q(1-q) / (N f^2); N independent draws of an exponential, whose f is known
 rejection    what the literal threshold (a quantile of all pairs) rejects, when candidates are as good as the data
@@ -12,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -21,36 +24,47 @@ from rich.progress import Progress
 from torch import Tensor
 
 from prism.attention import favor_attention, orthogonal_features, softmax_attention
+from prism.cli.style import option
 from prism.distance import batch_distance
 from prism.distributed.rows import quantile
 from prism.errors import PrismError
 from prism.objective import soft_coverage
-from research.attention import AttentionBenchConfig, measure_errors
-from research.report import Claim, Study, confirmed, show_rows
+from research import attention
+from research.report import Claim, Drawn, Study, confirmed, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class LemmasConfig:
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     quantile: float = 0.2
-    sample_sizes: tuple[int, ...] = (16, 64, 256, 1024, 4096)
-    repeats: int = 2000  # samples of each size
-    batch_sizes: tuple[int, ...] = (8, 32, 128, 512)
+    """q."""
+    sample_sizes: Annotated[tuple[int, ...], option("N ...")] = (16, 64, 256, 1024, 4096)
+    """Numbers of independent distances."""
+    repeats: int = 2000
+    """Samples of each size."""
+    batch_sizes: Annotated[tuple[int, ...], option("B ...")] = (8, 32, 128, 512)
+    """Batches of the literal rule."""
     candidates: int = 16
-    features: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
-    bias_features: tuple[int, ...] = (16, 64, 256)
+    """K."""
+    features: Annotated[tuple[int, ...], option("M ...")] = (16, 64, 256, 1024, 4096, 16384)
+    """Random features when measuring the error."""
+    bias_features: Annotated[tuple[int, ...], option("M ...")] = (16, 64, 256)
+    """Random features when measuring the bias."""
     bias_draws: int = 2000
-    temperatures: tuple[float, ...] = (1.0, 0.1, 0.01, 0.001)
+    """Draws of the features for the bias."""
+    temperatures: Annotated[tuple[float, ...], option("TAU ...")] = (1.0, 0.1, 0.01, 0.001)
+    """Of the soft term."""
     seed: int = 0
+    """Of every draw."""
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
-            raise PrismError(f"study lemmas: quantile is {self.quantile}; it must lie between 0 and 1")
+            raise PrismError(f"lemmas: quantile is {self.quantile}; it must lie between 0 and 1")
         sizes = (*self.sample_sizes, *self.batch_sizes, *self.features, *self.bias_features, self.candidates)
         if min(sizes) < 1 or self.repeats < 2 or self.bias_draws < 2 or min(self.temperatures) <= 0:
-            raise PrismError("study lemmas: sizes must be at least 1, repeats and draws 2, temperatures above 0")
+            raise PrismError("lemmas: sizes must be at least 1, repeats and draws 2, temperatures above 0")
 
 
 def slope(x: list[float], y: list[float]) -> float:
@@ -58,7 +72,7 @@ def slope(x: list[float], y: list[float]) -> float:
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def quantile_variance(config: LemmasConfig) -> dict[str, Any]:
+def quantile_variance(config: Config) -> dict[str, Any]:
     """{N: [measured variance, Lemma E.2's]}: exponential with mean 1, where f(F^-1(q)) = 1 - q."""
     rng = np.random.default_rng(config.seed)
     q = config.quantile
@@ -71,7 +85,7 @@ def quantile_variance(config: LemmasConfig) -> dict[str, Any]:
     return {"variance": found, "exponent": exponent, "ratio_at_largest": largest[0] / largest[1]}
 
 
-def literal_rejection(config: LemmasConfig) -> dict[str, float]:
+def literal_rejection(config: Config) -> dict[str, float]:
     """{B: share of candidates with min_j D < the q-quantile of all D}; candidates and targets from one distribution."""
     rng = torch.Generator().manual_seed(config.seed)
     mixing = torch.randn(4, 16 * 2, generator=rng) / 2.0  # smooth sequences: 4 degrees of freedom, Tp = 16, Da = 2
@@ -88,10 +102,10 @@ def literal_rejection(config: LemmasConfig) -> dict[str, float]:
     return found
 
 
-def favor_error(config: LemmasConfig, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def favor_error(config: Config, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Median relative error by m, correct and literal; then the bias: mean estimate over many draws against exact."""
-    bench = AttentionBenchConfig(error_features=config.features, error_seeds=5, seed=config.seed)
-    errors = measure_errors(bench, bench.error_scale, advance)
+    bench = attention.Config(error_features=config.features, error_seeds=5, seed=config.seed)
+    errors = attention.measure_errors(bench, bench.error_scale, advance)
     exponents = {
         name: slope([float(m) for m in by_m], list(by_m.values())) for name, by_m in errors.items() if len(by_m) > 1
     }
@@ -125,7 +139,7 @@ def _relative_bias(draws: list[Tensor], exact: Tensor) -> list[float]:
     return [float(error), float(chance)]
 
 
-def likelihood_bound(config: LemmasConfig) -> dict[str, Any]:
+def likelihood_bound(config: Config) -> dict[str, Any]:
     """Prop. E.1 on random samples in 32 dimensions, float64: slack = log p - bound, which must lie in [0, log K]."""
     rng = np.random.default_rng(config.seed)
     lowest, highest, limit = math.inf, 0.0, {}
@@ -144,7 +158,7 @@ def likelihood_bound(config: LemmasConfig) -> dict[str, Any]:
     return {"slack_min": lowest, "slack_max_in_log_k": highest, "distance_error_by_sigma": limit}
 
 
-def soft_limit(config: LemmasConfig) -> dict[str, Any]:
+def soft_limit(config: Config) -> dict[str, Any]:
     """Lemma E.3 with prism.objective.soft_coverage itself: as tau -> 0; the entropy identity; an orphan target."""
     rng = torch.Generator().manual_seed(config.seed)
     distance = 0.05 + torch.rand(64, config.candidates, generator=rng, dtype=torch.float64)
@@ -166,8 +180,8 @@ def soft_limit(config: LemmasConfig) -> dict[str, Any]:
     return {"min_distance": least, "by_temperature": values, "entropy_identity_error": identity, "orphan": orphan}
 
 
-def run(config: LemmasConfig, console: Console | None = None) -> Study:
-    with Progress(console=console or Console(stderr=True), transient=True) as progress:
+def run(config: Config, console: Console) -> Study:
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("quantiles", total=None)
         figures = {"quantile": quantile_variance(config), "rejection": literal_rejection(config)}
         progress.update(bar, description="random features")
@@ -178,7 +192,7 @@ def run(config: LemmasConfig, console: Console | None = None) -> Study:
     return Study("lemmas", figures, tuple(claims(figures, config)), settings, (config.seed,))
 
 
-def claims(figures: dict[str, Any], config: LemmasConfig) -> list[Claim]:
+def claims(figures: dict[str, Any], config: Config) -> list[Claim]:
     found = figures["quantile"]
     ratio, exponent = found["ratio_at_largest"], found["exponent"]
     rejected = figures["rejection"]

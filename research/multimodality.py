@@ -1,4 +1,8 @@
-"""Both ways round the block, or an average of them? (App. B.1, Fig. 5)
+"""Push-T from starts with two equally good ways: which methods take both, and which the average? (App. B.1, Fig. 5)
+
+Try:
+    python -m research multimodality --json multimodality.json --plot multimodality.png
+    python -m research multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
 
 The scene is that of sims/pusht.py: the agent has to walk round the block, left or right. Its start is swept along
 the T's top edge; at 0 the two ways are equally good, and the demonstrations (with their mirror images) equally often
@@ -19,13 +23,14 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
+from prism.cli.style import option
 from prism.controller import Controller
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
@@ -34,8 +39,7 @@ from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
 from prism.sims.pusht import BEYOND, GAP, SIDE, edge_start
-from research.report import Claim, Study, confirmed, show_rows
-from research.trainings import settings_of, train_run
+from research.report import Claim, Drawn, Study, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,35 +56,46 @@ DETERMINISTIC = ("mse", "act")  # one plan for one observation
 BOTH, ONE = 0.25, 0.75  # a mode is covered; a mode is (nearly) the only one
 
 
-@dataclass(frozen=True)
-class MultimodalityConfig:
-    work: Path = Path("runs/study-multimodality")
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     recipe: str = "pusht-edge"
-    methods: tuple[str, ...] = ("prism", "mse")  # trained here
-    policies: tuple[str, ...] = ()  # trained before: NAME=RUN, for example mse=compare/cells/pusht-human/mse/seed-0
+    """A Push-T recipe: pusht-edge (starts like those of the study), pusht or pusht-human (from everywhere)."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism", "mse")
+    """Methods to train."""
+    policies: Annotated[tuple[str, ...], option("NAME=RUN ...")] = ()
+    """Runs that are there already, beside them."""
     steps: int = 3000
-    offsets: tuple[float, ...] = (-60.0, -40.0, -20.0, 0.0, 20.0, 40.0, 60.0)  # of the agent along the edge, pixels
-    beyond: float = BEYOND  # how far past the goal the block lies
-    gap: float = GAP  # from the bar's edge to the agent's centre
-    rollouts: int = 40  # from each start
+    """Training steps of each method."""
+    offsets: Annotated[tuple[float, ...], option("PX ...")] = (-60.0, -40.0, -20.0, 0.0, 20.0, 40.0, 60.0)
+    """Starts along the block's top edge, in pixels from its middle; 0 must be among them."""
+    beyond: float = BEYOND
+    """How far past the goal the block lies, in pixels."""
+    gap: float = GAP
+    """From the bar's edge to the agent's centre, in pixels."""
+    rollouts: int = 40
+    """From each start."""
     max_steps: int = 120
+    """Of a rollout."""
     seed: int = 0
+    """Of the trainings."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-multimodality")
+    """Where the runs and finished parts are kept; default: runs/study-multimodality."""
 
     def __post_init__(self) -> None:
         if self.rollouts < 1 or self.steps < 1 or self.max_steps < 10 or not self.offsets:
-            raise PrismError("study multimodality: offsets, rollouts, steps must not be empty; max_steps >= 10")
+            raise PrismError("multimodality: offsets, rollouts, steps must not be empty; max_steps >= 10")
         if not (self.methods or self.policies):
-            raise PrismError("study multimodality: name a method to train, or a policy that is there (--policies)")
+            raise PrismError("multimodality: name a method to train, or a policy that is there (--policies)")
         if bad := [text for text in self.policies if not all(text.partition("="))]:
-            raise PrismError(f"study multimodality: --policies {bad[0]}: write NAME=RUN, for example mse=runs/mse")
+            raise PrismError(f"multimodality: --policies {bad[0]}: write NAME=RUN, for example mse=runs/mse")
         names = [EXPERT, *self.methods, *(text.partition("=")[0] for text in self.policies)]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise PrismError(
-                f"study multimodality: '{repeated[0]}' is named twice, among methods and policies (or is the expert): "
+                f"multimodality: '{repeated[0]}' is named twice, among methods and policies (or is the expert): "
                 "use another name, or leave it out of --methods"
             )
         if 0.0 not in self.offsets:
-            raise PrismError("study multimodality: offsets must hold 0, the symmetric start")
+            raise PrismError("multimodality: offsets must hold 0, the symmetric start")
 
 
 def side_of(states: Float) -> str:
@@ -166,21 +181,21 @@ def summarise(rollouts: list[dict[str, Any]]) -> Result:
     }
 
 
-def experiment_of(config: MultimodalityConfig, method: str) -> Experiment:
+def experiment_of(config: Config, method: str) -> Experiment:
     experiment = recipe(config.recipe)
     if experiment.task is None or not experiment.task.startswith("pusht"):
-        raise PrismError(f"study multimodality: '{config.recipe}' is no Push-T recipe")
+        raise PrismError(f"multimodality: '{config.recipe}' is no Push-T recipe")
     experiment = experiment if method == "prism" else with_method(experiment, method)
     return with_settings(with_budget(experiment, steps=config.steps, seed=config.seed), ["train.threads=1"])
 
 
-def train_and_roll(config: MultimodalityConfig, cells: Grid, method: str) -> Result:
+def train_and_roll(config: Config, cells: Grid, method: str) -> Result:
     experiment = experiment_of(config, method)
     train_run(experiment, cells.training(method), cells.console)
     return roll_policy(config, cells.training(method), cells.console)
 
 
-def roll_policy(config: MultimodalityConfig, run: Path, console: Console) -> Result:
+def roll_policy(config: Config, run: Path, console: Console) -> Result:
     """{offset: summary} of the policy of a run."""
     from prism.sims.pusht import PushTEnv
 
@@ -199,7 +214,7 @@ def roll_policy(config: MultimodalityConfig, run: Path, console: Console) -> Res
     return found
 
 
-def roll_expert(config: MultimodalityConfig, console: Console) -> Result:
+def roll_expert(config: Config, console: Console) -> Result:
     """What the demonstrations' author does from these starts: the shares that a policy should have."""
     from prism.sims.pusht import PushTEnv
     from prism.sims.pusht_expert import PushTExpert
@@ -232,7 +247,7 @@ def expert_rollout(env: PushTEnv, expert: PushTExpert, state: Float, seed: int, 
     return {"states": np.stack(states), "score": best, "success": success, "jerk": None, "ends": []}
 
 
-def run(config: MultimodalityConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     cells = Grid(config.work, console)
     plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
     plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps, "seed": config.seed}
@@ -337,7 +352,7 @@ def draw(study: Study) -> Figure:
     figure = Figure(figsize=(1.6 * len(offsets), 1.7 * len(shares)), layout="constrained")
     grid = figure.subplots(len(shares), len(offsets), squeeze=False)
     colors = {"left": "#0072b2", "right": "#d55e00", "neither": "#777777"}
-    config = MultimodalityConfig(beyond=study.settings["beyond"], gap=study.settings["gap"])
+    config = Config(beyond=study.settings["beyond"], gap=study.settings["gap"])
     for row, (method, by_offset) in zip(grid, shares.items(), strict=True):
         for axes, offset in zip(row, offsets, strict=True):
             state, entry = edge_start(offset, config.beyond, config.gap), by_offset[f"{offset:g}"]

@@ -1,22 +1,57 @@
-"""What every study hands back: figures, and claims of the paper with a verdict."""
+"""What every module here shares: where its figures go, what a study hands back, and how one is carried out.
+
+A module of `python -m research` has
+    a docstring       the help of the command: its first line is the list's, the rest says what the keys of the JSON are
+    Config(Written)   its options, declared once; `Drawn` if there is a picture
+    run(config, console) -> dict or Study
+    show(result, console), and draw(result) -> Figure if there is a picture
+    check(result)     optional: raises what the figures lack, after they are written
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
 from prism.bench.output import Output
+from prism.cli.style import option
+from prism.io.jsonconfig import to_json
 from prism.rollout.results import run_info
+from prism.runs.recipes import Experiment
+from prism.runs.workflow import train_experiment
+from prism.training.monitor import read_log
 
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+
+OutputFile = Annotated[Path | None, option("FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """Options of every command."""
+
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace what exists."""
+
+    def settings(self, *left_out: str) -> dict[str, Any]:
+        """Every option that determines the figures."""
+        without = {"json", "plot", "overwrite", "work", *left_out}
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in without}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Written):
+    plot: OutputFile = None
+    """Draw them into this one (.png, .svg, .pdf)."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +88,17 @@ class Study:
         }
 
 
-def carry_out(
-    output: Output,
-    run: Callable[[Console], Study],
-    show: Callable[[Study, Console], None],
-    draw: Callable[[Study], Figure] | None = None,
-) -> None:
-    """What every `prism study` does: run, show the figures and the verdicts, write."""
+def carry_out(module: Any, config: Written) -> None:
+    """What every command does: measure with progress on stderr, show the figures and the verdicts, write."""
 
-    def show_all(study: Study, console: Console) -> None:
-        show(study, console)
-        show_claims(study, console)
+    def show(result: Any, console: Console) -> None:
+        module.show(result, console)
+        if isinstance(result, Study):
+            show_claims(result, console)
 
-    output.carry_out(run, show_all, draw)
+    output = Output(config.json, getattr(config, "plot", None), config.overwrite)
+    result = output.carry_out(lambda console: module.run(config, console), show, getattr(module, "draw", None))
+    getattr(module, "check", lambda _: None)(result)
 
 
 def show_claims(study: Study, console: Console) -> None:
@@ -99,3 +132,19 @@ def decided(difference: Mapping[str, Any]) -> tuple[Verdict, str]:
     if difference["low"] <= 0 <= difference["high"] or difference["p"] >= 0.05:
         return "cannot be tested here", "; no difference beyond chance at this budget"
     return confirmed(difference["low"] > 0), ""
+
+
+def train_run(experiment: Experiment, run: Path, console: Console) -> list[dict[str, Any]]:
+    """Train, or go on with, a run; the lines of its log. Ctrl-C and SIGTERM save it and end the study."""
+    result = train_experiment(experiment, run, "auto", console)
+    if result.stopped_by:
+        raise KeyboardInterrupt
+    return read_log(run)
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """What determines a run, without where its data happened to lie."""
+    demonstrations = experiment.demonstrations
+    shown = Path(demonstrations.path).name if demonstrations.path else None
+    plain = to_json(replace(experiment, demonstrations=replace(demonstrations, path=shown)))
+    return {"method": experiment.method, **plain}

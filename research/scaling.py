@@ -1,4 +1,7 @@
-"""How the time to a plan grows with its length T_p and with the number of candidates K.
+"""How the time to a plan grows with its length (T_p to 1024) and the number of candidates (K to 64).
+
+Try:
+    python -m research scaling --json scaling.json --plot scaling.svg
 
 The paper-size generator, eager, one thread, one context of To = 8 tokens; keys and values, K candidates and all blocks
 included, the encoder not (it knows neither T_p nor K). CPU time, medians of interleaved rounds.
@@ -17,53 +20,51 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from prism.attention import Kind
-from prism.bench.output import Output
 from prism.bench.timing import interleave
+from prism.cli.style import option
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.methods.table import build_policy, preset
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
+from research.report import Drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class ScalingBenchConfig:
-    json: Path | None = None
-    plot: Path | None = None
-    overwrite: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
     size: str = "paper"
-    pred_horizons: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
-    candidates: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """tiny, base or paper."""
+    pred_horizons: Annotated[tuple[int, ...], option("TP ...")] = (16, 32, 64, 128, 256, 512, 1024)
+    """Lengths of a plan."""
+    candidates: Annotated[tuple[int, ...], option("K ...")] = (1, 2, 4, 8, 16, 32, 64)
+    """Numbers of candidates."""
     fixed_candidates: int = 8
+    """K while the length grows."""
     fixed_horizon: int = 16
-    seconds: float = 40.0  # of CPU time, for each of the two
+    """T_p while K grows."""
+    seconds: float = 40.0
+    """CPU time of each of the two."""
     seed: int = 0
+    """Of weights and latents."""
 
     def __post_init__(self) -> None:
         if min(len(self.pred_horizons), len(self.candidates)) < 2:
             raise PrismError("scaling needs at least two lengths and two numbers of candidates")
-        Output(plot=self.plot)  # refuses what it cannot draw
 
 
-def main(config: ScalingBenchConfig) -> None:
-    output = Output(config.json, config.plot, config.overwrite)
-    output.carry_out(lambda console: run(config, console), show, draw)
-
-
-def run(config: ScalingBenchConfig, console: Console) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -109,7 +110,7 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     console.print(f"auto takes at most {result['auto_over_linear']:.2f}x the time of linear attention at any length")
 
 
-def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int, kind: Kind = "auto") -> Callable[[], object]:
+def _plan(config: Config, pred_horizon: int, candidates: int, kind: Kind = "auto") -> Callable[[], object]:
     own = preset(config.size)
     attention = replace(own.generator.attention, kind=kind)
     own = replace(own, pred_horizon=pred_horizon, generator=replace(own.generator, attention=attention))
@@ -126,7 +127,7 @@ def _plan(config: ScalingBenchConfig, pred_horizon: int, candidates: int, kind: 
     return call
 
 
-def _lengths(config: ScalingBenchConfig) -> list[dict[int, float]]:
+def _lengths(config: Config) -> list[dict[int, float]]:
     """Milliseconds by T_p for auto, linear and exact attention, in the same rounds."""
     kinds: tuple[Kind, ...] = ("auto", "favor", "softmax")
     calls = {

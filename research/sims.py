@@ -1,4 +1,8 @@
-"""How fast each simulator runs on one core.
+"""How fast each simulator runs on one core: steps and camera pictures a second.
+
+Try:
+    python -m research sims --json sims.json
+    python -m research sims --sims metaworld --seconds 10
 
     steps_per_s.SIM    steps of its first task without pictures, random actions, resets included
     frames_per_s.SIM   camera pictures of its first task with pixels (all its cameras), physics and resets included
@@ -15,31 +19,32 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from prism.bench.output import Output
 from prism.bench.timing import interleave
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.results import run_info
 from prism.sims.base import Env
 from prism.sims.tasks import make_env, task_names
+from research.report import Written
 
 PIXELS = "-pixels"
 _CHUNK = 16  # steps a sample
 
 
-@dataclass(frozen=True)
-class SimsBenchConfig:
-    sims: tuple[str, ...] = ()  # (): all of them
-    seconds: float = 30.0  # of CPU time, for all of them together
-    json: Path | None = None
-    overwrite: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    sims: Annotated[tuple[str, ...], option("NAME ...")] = ()
+    """pusht, metaworld, robosuite, ...; default: all that are installed."""
+    seconds: float = 30.0
+    """Of CPU time, for all of them."""
     seed: int = 0
+    """Of resets and actions."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
@@ -118,11 +123,7 @@ def measure(sims: Sequence[str], seconds: float, seed: int, say: Callable[[str],
     return figures
 
 
-def main(config: SimsBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)
-
-
-def run(config: SimsBenchConfig, console: Console) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     table = simulators()
     sims = config.sims or tuple(table)
     with one_core(), console.status(f"measuring {', '.join(sims)}: about {config.seconds:.0f} s of one core"):

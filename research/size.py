@@ -1,4 +1,8 @@
-"""Parameters, megabytes and floating-point operations of every method and preset.
+"""Parameters, megabytes and FLOPs of every method and preset.
+
+Try:
+    python -m research size
+    python -m research size --presets paper --json size.json
 
 FLOPs are those of matrix products and convolutions (torch.utils.flop_counter; a multiply and an add count as two),
 for one context: to one plan, and to K = 8, at the method's NFE. The encoders, the same for all, are counted apart.
@@ -8,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
@@ -17,30 +20,26 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from prism.bench.contenders import CANDIDATES, WAYS, Bench, config_of
-from prism.bench.output import Output
+from prism.cli.style import option
 from prism.errors import PrismError
 from prism.methods.table import PRESETS
 from prism.rollout.results import run_info
+from research.report import Written
 
 _NETWORKS = {way.method: way for way in WAYS if not way.key.endswith(("nfe1", "nfe100"))}  # one a method
 
 
-@dataclass(frozen=True)
-class SizeBenchConfig:
-    json: Path | None = None
-    overwrite: bool = False
-    presets: tuple[str, ...] = tuple(PRESETS)
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    presets: Annotated[tuple[str, ...], option("PRESET ...")] = tuple(PRESETS)
+    """Which sizes; default: all of them."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.presets if name not in PRESETS]:
             raise PrismError(f"unknown preset '{unknown[0]}'; use one of {', '.join(PRESETS)}")
 
 
-def main(config: SizeBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: measure(config, console), show)
-
-
-def measure(config: SizeBenchConfig, console: Console) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     sizes = {}
     for preset in config.presets:
         with console.status(f"counting {preset}"):

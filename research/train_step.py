@@ -1,4 +1,7 @@
-"""What it brings to back-propagate only the chosen candidates (Alg. 1).
+"""What back-propagating only the chosen candidates brings: time and memory against all K (Alg. 1).
+
+Try:
+    python -m research train-step --json train-step.json
 
 Two ways to the same gradient, in turn within every round, on the same batch and latents:
   chosen  draw K candidates without gradient, choose, draw the chosen ones again with gradient (ours)
@@ -15,10 +18,10 @@ gradient_difference: largest |difference| over largest |gradient|, a check that 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +30,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from prism.bench.output import Output
 from prism.bench.timing import interleave, paired_ratio, ratio_interval
 from prism.distributed.rows import Random
 from prism.errors import PrismError
@@ -38,24 +42,31 @@ from prism.normalize import Normalizer
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
-from research.memory import peak_bytes, saved_bytes
+from research.report import Written
 
 _MIB = 1024.0 * 1024.0
 
 
-@dataclass(frozen=True)
-class TrainStepBenchConfig:
-    json: Path | None = None  # write the figures to this file
-    overwrite: bool = False
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
     preset: str = "base"
-    candidates: int = 16  # K
-    soft_candidates: int = 3  # K'
+    """tiny, base or paper."""
+    candidates: int = 16
+    """K."""
+    soft_candidates: int = 3
+    """K' of the soft term."""
     batch: int = 16
+    """Rows."""
     state_dim: int = 16
+    """Width of the one sensor."""
     action_dim: int = 7
-    seconds: float = 20.0  # of CPU time for each of the two objectives
-    threads: int = 1  # 0: as many as torch takes by itself
+    """Width of an action."""
+    seconds: float = 20.0
+    """CPU time of each of the two objectives."""
+    threads: int = 1
+    """Threads of PyTorch; 0: as many as it takes by itself."""
     seed: int = 0
+    """Of weights, batch and latents."""
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
@@ -68,7 +79,7 @@ class TrainStepBenchConfig:
             raise PrismError("seconds and threads must be at least 0")
 
 
-def make_policy(config: TrainStepBenchConfig, soft: bool) -> PrismPolicy:
+def make_policy(config: Config, soft: bool) -> PrismPolicy:
     base = preset(config.preset)
     objective = dataclasses.replace(
         base.objective,
@@ -81,7 +92,7 @@ def make_policy(config: TrainStepBenchConfig, soft: bool) -> PrismPolicy:
     return PrismPolicy(spec, Normalizer.empty(sensors, config.action_dim), config.seed)
 
 
-def make_batch(config: TrainStepBenchConfig, policy: PrismPolicy) -> Batch:
+def make_batch(config: Config, policy: PrismPolicy) -> Batch:
     rng = torch.Generator().manual_seed(config.seed)
     spec = policy.spec
     state = torch.randn(config.batch, spec.obs_horizon, config.state_dim, generator=rng)
@@ -123,7 +134,7 @@ def gradient_difference(first: list[Tensor], second: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(first, second, strict=True)) / scale
 
 
-def measure(config: TrainStepBenchConfig, soft: bool) -> dict[str, Any]:
+def measure(config: Config, soft: bool) -> dict[str, Any]:
     """One objective: times, ratio, memory and the check that both ways give the same gradient."""
     policy = make_policy(config, soft)
     batch = make_batch(config, policy)
@@ -165,12 +176,12 @@ def measure(config: TrainStepBenchConfig, soft: bool) -> dict[str, Any]:
     }
 
 
-def run(config: TrainStepBenchConfig) -> dict[str, Any]:
+def run(config: Config, console: Console) -> dict[str, Any]:
     threads = torch.get_num_threads()
     if config.threads:
         torch.set_num_threads(config.threads)
     try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("hard term", total=2)
             hard = measure(config, soft=False)
             progress.update(bar, advance=1, description=f"hard and soft term, K' = {config.soft_candidates}")
@@ -179,9 +190,6 @@ def run(config: TrainStepBenchConfig) -> dict[str, Any]:
         used = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
-    settings = {**dataclasses.asdict(config), "threads": used}
-    for name in ("json", "overwrite"):
-        del settings[name]
     return {
         "speedup_hard": hard["speedup"],
         "speedup_soft": soft["speedup"],
@@ -189,7 +197,7 @@ def run(config: TrainStepBenchConfig) -> dict[str, Any]:
         "gradient_difference": max(hard["gradient_difference"], soft["gradient_difference"]),
         "hard": hard,
         "soft": soft,
-        "settings": settings,
+        "settings": {**config.settings(), "threads": used},
         **run_info(config.seed),
     }
 
@@ -216,5 +224,69 @@ def show(result: dict[str, Any], console: Console) -> None:
     console.print(f"same gradient to {result['gradient_difference']:.1e} of its largest entry")
 
 
-def main(config: TrainStepBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
+# How much memory a step holds: bytes of tensors, not what the allocator keeps in reserve.
+
+
+class LiveTensors(TorchDispatchMode):
+    """Follows every storage that an operation creates until it is freed; `peak` is the most that lived at once.
+
+    Views share a storage and count once. Scratch memory inside one operation is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = 0
+        self.peak = 0
+        self._known: set[int] = set()
+
+    def ignore(self, tensors: list[Tensor]) -> None:
+        """What existed before: in-place operations return it, and it is not ours to count."""
+        self._known.update(t.untyped_storage()._cdata for t in tensors)
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._follow(leaf.untyped_storage())
+        return out
+
+    def _follow(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or size == 0:
+            return
+        self._known.add(key)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._forget, key, size)  # runs when the last tensor on it goes
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def peak_bytes(step: Callable[[], object], existing: list[Tensor]) -> int:
+    """The most memory that `step` held at once in tensors of its own; `existing` ones are not counted."""
+    tracker = LiveTensors()
+    tracker.ignore(existing)
+    with tracker:
+        step()
+    return tracker.peak
+
+
+def saved_bytes(forward: Callable[[], object], existing: list[Tensor]) -> int:
+    """Bytes that autograd keeps for the backward pass of `forward`; `existing` (parameters, inputs) not counted."""
+    known = {t.untyped_storage()._cdata for t in existing}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            sizes[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()  # kept until here: a freed storage's address may be used again
+    del result
+    return sum(sizes.values())

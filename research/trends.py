@@ -1,4 +1,11 @@
-"""Do the baselines show what their own papers say of them? On Push-T.
+"""Do the baselines follow their own papers (more evaluations, more demonstrations are better)? On Push-T.
+
+Try:
+    python -m research trends --json trends.json
+    python -m research trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json      3 hours
+    python -m research trends --recipe pusht-human --minutes 2.5 --methods act mse --shares 0.01 0.05 0.95 --seeds 0
+    python -m research trends --methods flow_matching rectified_flow --seeds 0 --steps 500
+    python -m research trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
 
 Three trends, each decided by the paired interval over training seeds and episodes (docs/comparison.md):
     data          trained on more of the demonstrations a method is better; every method
@@ -20,11 +27,12 @@ from __future__ import annotations
 import functools
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
+from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
@@ -39,9 +47,8 @@ from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import load_policy
-from research.report import Claim, Study, decided, show_rows
-from research.selection_rules import subjects
-from research.trainings import settings_of, train_run
+from research.report import Claim, Study, Written, decided, settings_of, show_rows, train_run
+from research.selection import TUNING_SEED, subjects
 
 OWN = "own"  # as many evaluations as the method takes by itself
 ASKED = ("diffusion", "flow_matching")  # methods that are asked more or less often
@@ -49,41 +56,59 @@ TEACHERS = {name: method.teacher for name, method in METHODS.items() if method.t
 MADE_FROM = {**TEACHERS, "consistency_fm": "flow_matching", "adaflow": "flow_matching"}
 
 
-@dataclass(frozen=True)
-class TrendsConfig:
-    work: Path = Path("runs/study-trends")
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
     recipe: str = "pusht"
-    methods: tuple[str, ...] = ("flow_matching", "diffusion", "imle", "act", "mse")
-    shares: tuple[float, ...] = (0.05, 0.95)  # of the demonstrations; the rest is held out
-    evaluations: tuple[int, ...] = (1, 5)
+    """pusht (shipped demonstrations) or pusht-human (prism data download pusht)."""
+    methods: Annotated[tuple[str, ...], option("NAME ...")] = ("flow_matching", "diffusion", "imle", "act", "mse")
+    """Methods of prism train --method; a distilled one's teacher is trained before it."""
+    runs: Annotated[tuple[Path, ...], option("RUN ...")] = ()
+    """Runs that are there already, one a method and seed, in place of training: more evaluations against fewer."""
+    shares: Annotated[tuple[float, ...], option("SHARE ...")] = (0.05, 0.95)
+    """Parts of the demonstrations to train on, growing; the others are held out."""
+    evaluations: Annotated[tuple[int, ...], option("N ...")] = (1, 5)
+    """Evaluations of the network a plan, growing, of diffusion and flow matching; the same weights for all of them."""
     steps: int = 1500
-    minutes: float | None = None  # of CPU time, in place of the steps
-    settings: tuple[str, ...] = ()  # of every training, KEY=VALUE
+    """Training steps of each run."""
+    minutes: Annotated[float | None, option("M")] = None
+    """Minutes of CPU time of each run, in place of the steps."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change a setting of every training: --set train.batch_size=32."""
     episodes: int = 20
-    first_seed: int = 200_000
-    seeds: tuple[int, ...] = (0, 1, 2)
+    """Rollouts of each."""
+    first_seed: int = TUNING_SEED
+    """Seed of the first of them."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
     workers: int = 1
-    runs: tuple[Path, ...] = ()  # that are there already, of all the data, in place of methods to train
+    """Processes that roll out in parallel."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-trends")
+    """Where the runs and finished parts are kept; default: runs/study-trends."""
 
     def __post_init__(self) -> None:
         if unknown := [method for method in self.methods if method not in METHODS]:
-            raise PrismError(f"study trends: unknown method '{unknown[0]}'; use {', '.join(METHODS)}")
-        if bool(self.methods) == bool(self.runs):
-            raise PrismError("study trends: name methods to train, or runs that are there: one of the two")
+            raise PrismError(f"trends: unknown method '{unknown[0]}'; use {', '.join(METHODS)}")
+        if not (self.methods or self.runs):
+            raise PrismError("trends: name methods to train, or runs that are there")
         if not self.seeds or self.episodes < 1 or self.steps < 1:
-            raise PrismError("study trends: name a seed, and at least one step and one episode")
+            raise PrismError("trends: name a seed, and at least one step and one episode")
         if any(not 0 < share < 1 for share in self.shares) or list(self.shares) != sorted(set(self.shares)):
-            raise PrismError(f"study trends: shares {self.shares}: give growing numbers between 0 and 1")
+            raise PrismError(f"trends: shares {self.shares}: give growing numbers between 0 and 1")
         if self.minutes is not None and self.minutes <= 0:
-            raise PrismError(f"study trends: minutes is {self.minutes:g}; it must be above 0")
+            raise PrismError(f"trends: minutes is {self.minutes:g}; it must be above 0")
         if list(self.evaluations) != sorted(set(self.evaluations)) or min(self.evaluations, default=0) < 1:
-            raise PrismError(f"study trends: evaluations {self.evaluations}: give growing numbers from 1")
+            raise PrismError(f"trends: evaluations {self.evaluations}: give growing numbers from 1")
 
     def experiment(self, method: str, share: float, seed: int) -> Experiment:
         steps = self.steps if self.minutes is None else None
         experiment = with_budget(with_method(recipe(self.recipe), method), self.minutes, steps, seed)
         fixed = [f"train.val_fraction={1 - share:.4g}", "train.threads=1", 'train.clock="cpu"']
-        return with_settings(experiment, [*fixed, *self.settings])
+        return with_settings(experiment, [*fixed, *self.set])
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Methods to train: none where runs are given."""
+        return () if self.runs else self.methods
 
     @property
     def budget(self) -> str:
@@ -112,11 +137,11 @@ def load_asked(run: Path, evaluations: int | None) -> Policy:
     return policy
 
 
-def run(config: TrendsConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     """Method by method, so that what is there after an interruption is whole trends."""
     cells = Grid(config.work, console)
     found: dict[tuple[str, float, int], Result] = {}
-    for method in config.methods:
+    for method in config.trained:
         for seed in config.seeds:
             for share in config.shares:
                 settings = {
@@ -142,19 +167,19 @@ def run(config: TrendsConfig, console: Console | None = None) -> Study:
         if (result := cells.get(f"{method}-{policy.label}", settings, compute)) is not None:
             key = method, config.shares[-1], policy.experiment.train.seed
             if key in found:
-                raise PrismError(f"study trends: two runs of {method} have seed {key[2]}: give one of each")
+                raise PrismError(f"trends: two runs of {method} have seed {key[2]}: give one of each")
             found[key] = result
     figures = summarise(found, config)
     settings = {
         "recipe": config.recipe,
-        "methods": list(config.methods),
+        "methods": list(config.trained),
         "policies": [policy.name for policy in policies],
         "shares": list(config.shares),
         "evaluations": list(config.evaluations),
         "steps": config.steps if config.minutes is None else None,
         "cpu_minutes": config.minutes,
         "budget": config.budget,
-        "settings": list(config.settings),
+        "settings": list(config.set),
         "episodes": config.episodes,
         "first_seed": config.first_seed,
     }
@@ -162,16 +187,16 @@ def run(config: TrendsConfig, console: Console | None = None) -> Study:
     return Study("trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(cells.missing))
 
 
-def _seeds(found: dict[tuple[str, float, int], Result], config: TrendsConfig) -> tuple[int, ...]:
+def _seeds(found: dict[tuple[str, float, int], Result], config: Config) -> tuple[int, ...]:
     """Of the trainings: those asked for, or those of the runs that were given."""
-    return config.seeds if config.methods else tuple(sorted({seed for _, _, seed in found}))
+    return config.seeds if config.trained else tuple(sorted({seed for _, _, seed in found}))
 
 
 def _name(method: str, share: float, seed: int) -> str:
     return f"{method}-{share:g}-seed-{seed}"
 
 
-def _train(config: TrendsConfig, cells: Grid, method: str, share: float, seed: int) -> Path:
+def _train(config: Config, cells: Grid, method: str, share: float, seed: int) -> Path:
     """The run of a method; a distilled one's teacher, of the same share, steps and seed, is trained before it."""
     folder = cells.training(_name(method, share, seed))
     experiment = config.experiment(method, share, seed)
@@ -181,12 +206,12 @@ def _train(config: TrendsConfig, cells: Grid, method: str, share: float, seed: i
     return folder
 
 
-def _cell(config: TrendsConfig, cells: Grid, method: str, share: float, seed: int) -> Result:
+def _cell(config: Config, cells: Grid, method: str, share: float, seed: int) -> Result:
     folder = _train(config, cells, method, share, seed)
     return _roll_out(config, folder, method, config.experiment(method, share, seed).task or "pusht")
 
 
-def _roll_out(config: TrendsConfig, folder: Path, method: str, task: str) -> Result:
+def _roll_out(config: Config, folder: Path, method: str, task: str) -> Result:
     """EVALUATIONS -> {"score", "success"}, a number an episode each."""
     found: Result = {}
     controller = ControllerConfig(candidates=1, selection=SelectionConfig(rule="first"))  # one plan, and that is it
@@ -206,7 +231,7 @@ def _roll_out(config: TrendsConfig, folder: Path, method: str, task: str) -> Res
     return found
 
 
-def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig) -> dict[str, Any]:
+def summarise(found: dict[tuple[str, float, int], Result], config: Config) -> dict[str, Any]:
     figures: dict[str, Any] = {key: {} for key in ("score", "score_ci", "success", "scores", "trends")}
     all_seeds = _seeds(found, config)
 
@@ -224,7 +249,7 @@ def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig)
             figures["trends"].setdefault(name, {})[method] = {**asdict(paired(after, before)), **means}
 
     few, many = config.shares[0], config.shares[-1]
-    for method in config.methods or dict.fromkeys(method for method, _, _ in found):
+    for method in config.trained or dict.fromkeys(method for method, _, _ in found):
         counts = [str(count or OWN) for count in config.asked(method)]
         for share in config.shares:
             if not (seeds := there((method, share))):
@@ -247,7 +272,7 @@ def summarise(found: dict[tuple[str, float, int], Result], config: TrendsConfig)
     return figures
 
 
-def claims(figures: dict[str, Any], config: TrendsConfig) -> list[Claim]:
+def claims(figures: dict[str, Any], config: Config) -> list[Claim]:
     few, many = f"{config.shares[0]:g}", f"{config.shares[-1]:g}"
     low, high = str(config.evaluations[0]), str(config.evaluations[-1])
     said: dict[str, str] = {

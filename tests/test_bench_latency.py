@@ -68,7 +68,7 @@ def test_latency_writes_its_keys(
 
 
 def test_sizes_are_counted(tmp_path: Path) -> None:
-    data = size.measure(size.SizeBenchConfig(presets=("tiny",)), latency.Console(quiet=True))["presets"]["tiny"]
+    data = size.run(size.Config(presets=("tiny",)), latency.Console(quiet=True))["presets"]["tiny"]
     methods = data["methods"]
     assert methods["diffusion"]["flops_one_plan"] > 9 * methods["imle"]["flops_one_plan"]
     for row in methods.values():
@@ -78,4 +78,4 @@ def test_sizes_are_counted(tmp_path: Path) -> None:
     linear = torch.nn.Linear(3, 5)
     assert size.flops(lambda: linear(torch.zeros(7, 3))) == 2 * 7 * 3 * 5
     with pytest.raises(PrismError, match="unknown preset"):
-        size.SizeBenchConfig(presets=("huge",))
+        size.Config(presets=("huge",))

@@ -13,6 +13,7 @@ from prism.bench import realtime
 from prism.bench.realtime import RealtimeBenchConfig, run_loop, synthetic_frames
 from prism.errors import PrismError
 from research import scaling
+from research.report import carry_out
 
 
 class Lazy:
@@ -68,7 +69,7 @@ def test_realtime_reports_the_promised_keys(tmp_path: Path, monkeypatch: pytest.
 def test_scaling_fits_exponents_and_draws(tmp_path: Path) -> None:
     assert scaling.exponent({1: 2.0, 2: 4.0, 4: 8.0}) == pytest.approx(1.0)
     assert scaling.exponent({1: 2.0, 2: 8.0, 4: 32.0}) == pytest.approx(2.0)
-    config = scaling.ScalingBenchConfig(
+    config = scaling.Config(
         json=tmp_path / "s.json",
         plot=tmp_path / "s.svg",
         size="tiny",
@@ -76,13 +77,13 @@ def test_scaling_fits_exponents_and_draws(tmp_path: Path) -> None:
         candidates=(1, 8),
         seconds=0.0,
     )
-    scaling.main(config)
+    carry_out(scaling, config)
     result = json.loads((tmp_path / "s.json").read_text())
     assert set(result["pred_horizon_ms"]) == {"16", "64"}
     assert {"pred_horizon_exponent", "candidates_exponent", "candidates_growth"} <= set(result)
     assert (tmp_path / "s.svg").read_text().lstrip().startswith("<?xml")
     with pytest.raises(PrismError, match=r"cannot draw a '\.bmp'"):
-        scaling.ScalingBenchConfig(plot=tmp_path / "s.bmp")
+        carry_out(scaling, scaling.Config(plot=tmp_path / "s.bmp"))
 
 
 def test_wrong_arguments_are_named() -> None:

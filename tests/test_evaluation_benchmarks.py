@@ -22,8 +22,10 @@ from prism.rollout.results import EpisodeResult, EvaluationResult
 from prism.runs.grid import Grid
 from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
-from research.benchmark import BenchmarkConfig, find_runs, main, make_plan, overview, run_plan, write_benchmark
+from research import benchmark as command
+from research.benchmark import find_runs, make_plan, overview, run_plan, write_benchmark
 from research.benchmark_protocols import NAMES, PAPER, BenchmarkResult, benchmark, macro_interval
+from research.report import carry_out
 
 
 def episode(seed: int, success: bool, score: float | None = None) -> EpisodeResult:
@@ -198,8 +200,8 @@ def test_a_policy_for_other_actions_is_refused(trained: Path) -> None:
 def test_a_table_is_a_grid_that_goes_on(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("gym_pusht")
     out, work = tmp_path / "table.json", tmp_path / "work"
-    config = BenchmarkConfig("pusht", (trained.parent,), work=work, episodes=1, workers=1, json=out)
-    main(config, Console(quiet=True))
+    config = command.Config(name="pusht", runs=(trained.parent,), work=work, episodes=1, workers=1, json=out)
+    carry_out(command, config)
     data = json.loads(out.read_text())
     assert data["benchmark"] == "pusht"
     assert data["episodes.pusht"] == 1
@@ -209,7 +211,7 @@ def test_a_table_is_a_grid_that_goes_on(trained: Path, tmp_path: Path, capfd: py
     assert (work / "benchmark.html").is_file()
     assert not (trained / "evaluation").exists(), "the run itself is left alone"
     with pytest.raises(PrismError, match="exists already"):
-        main(config, Console(quiet=True))
+        carry_out(command, config)
 
     def again(**changes: object) -> BenchmarkResult:
         plan = make_plan("pusht", [trained], EvalOptions(workers=1, **changes), episodes=1)  # type: ignore[arg-type]

@@ -25,8 +25,8 @@ from prism.rollout.episodes import DropSensors, run_episode
 from prism.sensors import SensorSpec
 from prism.sims.base import StepResult
 from prism.types import Observation
-from research.modality_dropout import VIEWS, ModalityDropoutConfig, SeenTwice, summarise
-from research.sensor_dropping import charts, conditions, never_dropped, render, study, write_page
+from research.modality import charts, conditions, never_dropped, render, study, write_page
+from research.modality_dropout import VIEWS, Config, SeenTwice, summarise
 from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
 from tests.policy_fakes import small_config, small_policy
 
@@ -175,4 +175,4 @@ def test_cost_is_what_a_missing_sensor_takes_away() -> None:
     assert result["successes"]["without"]["object_hand"] == [half, full]
     assert result["cost_by_seed"]["without"] == pytest.approx([0.75, 0.5])
     with pytest.raises(PrismError, match="no MetaWorld task"):
-        ModalityDropoutConfig(task="pusht")
+        Config(task="pusht")

@@ -36,7 +36,6 @@ from prism.rollout.results import (
 )
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED
-from research.commands_study import Failures
 from tests.evaluation_fakes import (
     SENSORS,
     PointEnv,
@@ -171,7 +170,7 @@ def test_another_rate_than_in_training_is_told(caplog: pytest.LogCaptureFixture)
 
 
 def test_the_commands_name_the_test_seeds() -> None:
-    for command in (Eval, Compare, Failures):  # they start without numpy, and so without the constant
+    for command in (Eval, Compare):  # they start without numpy, and so without the constant
         assert {field.name: field.default for field in dataclasses.fields(command)}["first_seed"] == TEST_SEED
 
 

@@ -59,14 +59,14 @@ _BENCHES = (
     "attention", "train-step", "global-batch", "data", "modality", "modality-dropout", "scaling", "sims", "size",
 )
 _STUDIES = (
-    "lemmas", "threshold", "multimodality", "ablations", "demonstrations", "selection", "failures", "modality",
-    "trends",
+    "lemmas", "threshold", "multimodality", "ablations", "demonstrations", "selection", "failures", "trends",
 )
 # fmt: on
 # What a reviewer runs is not installed: it is in research/ of a checkout.
 MOVED: dict[str, str] = {
     **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
     **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
+    "study modality": "use python -m research modality-dropout, in a checkout",
     "bench compare": "use prism compare",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
     "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",

@@ -1,4 +1,8 @@
-"""Which of the K candidates to execute (Sec. 4.5; App. E.5's flicker).
+"""Which candidate to execute: success, jerk and mode switches of every rule, with the same policies (Sec. 4.5).
+
+Try:
+    python -m research selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
+    python -m research selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
 
 Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
 same episodes. Jerk, mode switch and avoidable switch are defined in docs/metrics.md. Seeds from 200,000: those of the
@@ -16,11 +20,13 @@ from __future__ import annotations
 import functools
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import numpy as np
 from rich.console import Console
+from tyro.conf import Positional, arg
 
+from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
@@ -30,8 +36,7 @@ from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from prism.selection import Rule
-from research.report import Claim, Study, decided, show_rows
-from research.trainings import settings_of
+from research.report import Claim, Drawn, Study, decided, settings_of, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,21 +46,28 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 _KEPT = ("success", "score", "jerk", "mode_switches", "avoidable_switches")
 
 
-@dataclass(frozen=True)
-class SelectionStudyConfig:
-    runs: tuple[Path, ...]
-    work: Path = Path("runs/study-selection")
-    rules: tuple[Rule, ...] = RULES
-    exec_horizons: tuple[int, ...] = (4, 8)
+@dataclass(frozen=True, kw_only=True)
+class Config(Drawn):
+    runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
+    """Run folders, or checkpoints in them; one a training seed, for example."""
+    rules: Annotated[tuple[Rule, ...], option("RULE ...")] = RULES
+    """Rules of prism.selection; default: all of them."""
+    exec_horizons: Annotated[tuple[int, ...], option("N ...")] = (4, 8)
+    """Steps executed of each plan."""
     episodes: int = 50
+    """Episodes of each."""
     first_seed: int = TUNING_SEED
+    """Seed of the first of them."""
     workers: int = 1
+    """Processes that roll out in parallel."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-selection")
+    """Where the runs and finished parts are kept; default: runs/study-selection."""
 
     def __post_init__(self) -> None:
         if unknown := [rule for rule in self.rules if rule not in RULES]:
-            raise PrismError(f"study selection: unknown rule '{unknown[0]}'; use {', '.join(RULES)}")
+            raise PrismError(f"selection: unknown rule '{unknown[0]}'; use {', '.join(RULES)}")
         if not self.runs or not self.rules or not self.exec_horizons or self.episodes < 1:
-            raise PrismError("study selection: name a run, a rule and an execution horizon, and at least one episode")
+            raise PrismError("selection: name a run, a rule and an execution horizon, and at least one episode")
 
 
 @dataclass(frozen=True)
@@ -101,13 +113,13 @@ def controller_of(config: ControllerConfig, rule: Rule, exec_horizon: int) -> Co
     return replace(config, exec_horizon=exec_horizon, selection=replace(config.selection, rule=rule, restless=0))
 
 
-def measure(config: SelectionStudyConfig, policy: Path, task: str, controller: ControllerConfig) -> Result:
+def measure(config: Config, policy: Path, task: str, controller: ControllerConfig) -> Result:
     """One number an episode of each of _KEPT."""
     result = evaluate(policy, task, config.episodes, config.first_seed, controller, config.workers)
     return {key: [float(getattr(episode, key)) for episode in result.episodes] for key in _KEPT}
 
 
-def run(config: SelectionStudyConfig, console: Console | None = None) -> Study:
+def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs)
     cells = Grid(config.work, console)
     found: dict[tuple[str, int], dict[int, Result]] = {}

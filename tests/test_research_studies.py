@@ -19,13 +19,13 @@ from prism.sims.pusht import AXIS, SIDE, edge_start
 from prism.sims.pusht_features import mirror_state
 from research import lemmas, multimodality, threshold
 from research.report import Claim, Study, show_claims
-from research.threshold_claims import claims_on_rates
+from research.threshold import claims_on_rates
 from tests.policy_fakes import choose_among
 
 
 @pytest.fixture(scope="module")
 def small_lemmas() -> Study:
-    config = lemmas.LemmasConfig(
+    config = lemmas.Config(
         sample_sizes=(16, 256, 1024),
         repeats=1000,
         batch_sizes=(8, 64),
@@ -33,7 +33,7 @@ def small_lemmas() -> Study:
         bias_features=(16,),
         bias_draws=1500,
     )
-    return lemmas.run(config)
+    return lemmas.run(config, Console(quiet=True))
 
 
 def _verdict(study: Study, words: str) -> str:
@@ -209,18 +209,18 @@ def test_verdicts_on_modes() -> None:
 
 
 def test_policies_that_are_there_need_no_training() -> None:
-    assert multimodality.MultimodalityConfig(methods=(), policies=("mse=runs/mse",)).methods == ()
+    assert multimodality.Config(methods=(), policies=("mse=runs/mse",)).methods == ()
     with pytest.raises(PrismError, match="name a method"):
-        multimodality.MultimodalityConfig(methods=())
+        multimodality.Config(methods=())
     with pytest.raises(PrismError, match="write NAME=RUN"):
-        multimodality.MultimodalityConfig(policies=("runs/mse",))
+        multimodality.Config(policies=("runs/mse",))
     for name in ("prism", "expert"):
         with pytest.raises(PrismError, match=f"'{name}' is named twice"):
-            multimodality.MultimodalityConfig(policies=(f"{name}=runs/x",))
+            multimodality.Config(policies=(f"{name}=runs/x",))
     with pytest.raises(PrismError, match="'pusht' is named twice"):
-        threshold.ThresholdConfig(runs=("pusht=runs/x",))
+        threshold.Config(runs=("pusht=runs/x",))
 
 
 def test_a_sweep_without_the_middle_is_refused() -> None:
     with pytest.raises(PrismError, match="symmetric"):
-        multimodality.MultimodalityConfig(offsets=(10.0,))
+        multimodality.Config(offsets=(10.0,))

@@ -51,4 +51,4 @@ def test_what_is_not_installed_is_left_out_with_a_line(monkeypatch: pytest.Monke
     with pytest.raises(PrismError, match="no simulator"):
         sims.measure(("metaworld",), 0.05, 0, said.append)
     with pytest.raises(PrismError, match="unknown simulator"):
-        sims.SimsBenchConfig(sims=("minecraft",))
+        sims.Config(sims=("minecraft",))

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from prism.bench import timing
 from prism.errors import PrismError
-from research import attention, memory, train_step
+from research import attention, data, train_step
+from research.report import carry_out
 
 
 def test_interleave_visits_every_call_every_round() -> None:
@@ -41,20 +43,20 @@ def test_peak_counts_what_lives_at_once_and_views_once() -> None:
     def together() -> list[torch.Tensor]:
         return [existing.add_(1.0), *(torch.ones(250) for _ in range(5))]
 
-    assert memory.peak_bytes(in_turn, [existing]) == 1000
-    assert memory.peak_bytes(together, [existing]) == 5000
+    assert train_step.peak_bytes(in_turn, [existing]) == 1000
+    assert train_step.peak_bytes(together, [existing]) == 5000
 
 
 def test_saved_counts_what_backward_needs() -> None:
     w = torch.randn(10, 10, requires_grad=True)
     x = torch.randn(7, 10)
-    assert memory.saved_bytes(lambda: x @ w, [w, x]) == 0
-    assert memory.saved_bytes(lambda: (x @ w).exp(), [w, x]) == 4 * 70  # exp keeps its result
-    assert memory.saved_bytes(lambda: (x @ w).exp().sum(), []) == 4 * (70 + 70)  # and the product its input
+    assert train_step.saved_bytes(lambda: x @ w, [w, x]) == 0
+    assert train_step.saved_bytes(lambda: (x @ w).exp(), [w, x]) == 4 * 70  # exp keeps its result
+    assert train_step.saved_bytes(lambda: (x @ w).exp().sum(), []) == 4 * (70 + 70)  # and the product its input
 
 
 def test_attention_bench_reports_the_promised_keys(tmp_path: Path) -> None:
-    config = attention.AttentionBenchConfig(
+    config = attention.Config(
         json=tmp_path / "a.json",
         plot=tmp_path / "a.svg",
         lengths=(4, 32),
@@ -66,7 +68,7 @@ def test_attention_bench_reports_the_promised_keys(tmp_path: Path) -> None:
         error_head_dim=8,
         seconds=0.0,
     )
-    attention.main(config)
+    carry_out(attention, config)
     result = json.loads((tmp_path / "a.json").read_text())
     assert result["error"]["favor"]["1024"] < result["error"]["favor"]["16"] / 2
     assert result["error"]["favor_paper"]["1024"] > 2 * result["error"]["favor"]["1024"]
@@ -76,18 +78,18 @@ def test_attention_bench_reports_the_promised_keys(tmp_path: Path) -> None:
     assert result["auto"]["forward"]["4"]["resolved"] == "softmax"
     assert (tmp_path / "a.svg").read_text().lstrip().startswith("<?xml")
     with pytest.raises(PrismError, match=r"a\.json exists"):
-        attention.main(config)
+        carry_out(attention, config)
 
 
 @pytest.mark.parametrize("change", [{"lengths": ()}, {"error_features": (0,)}, {"threads": 0}, {"seconds": -1.0}])
 def test_attention_bench_refuses_bad_settings(change: dict[str, object]) -> None:
     with pytest.raises(PrismError):
-        attention.AttentionBenchConfig(**change)  # type: ignore[arg-type]
+        attention.Config(**change)  # type: ignore[arg-type]
 
 
 def test_train_step_bench_compares_equal_gradients() -> None:
-    config = train_step.TrainStepBenchConfig(preset="tiny", candidates=8, batch=2, seconds=0.0, threads=1)
-    result = train_step.run(config)
+    config = train_step.Config(preset="tiny", candidates=8, batch=2, seconds=0.0, threads=1)
+    result = train_step.run(config, Console(quiet=True))
     assert result["gradient_difference"] < 1e-4
     assert 0 < result["hard"]["saved_ratio"] < result["soft"]["saved_ratio"] < 1
     assert 0 < result["memory_ratio"] <= 1  # at this size one weight's gradient can be all of the peak
@@ -98,16 +100,14 @@ def test_train_step_bench_compares_equal_gradients() -> None:
 
 def test_train_step_bench_refuses_bad_settings() -> None:
     with pytest.raises(PrismError, match="preset"):
-        train_step.TrainStepBenchConfig(preset="huge")
+        train_step.Config(preset="huge")
     with pytest.raises(PrismError, match="soft-candidates"):
-        train_step.TrainStepBenchConfig(candidates=2, soft_candidates=3)
+        train_step.Config(candidates=2, soft_candidates=3)
 
 
 def test_data_bench_measures_speed_and_memory(tmp_path: Path) -> None:
-    from research.data import DataBenchConfig, main
-
     name, file = "prism", tmp_path / "data.json"
-    main(DataBenchConfig(json=file, formats=(name,), seconds=0.05, scale=0.05, batch=4, growth=2))
+    carry_out(data, data.Config(json=file, formats=(name,), seconds=0.05, scale=0.05, batch=4, growth=2))
     result = json.loads(file.read_text())
     assert result["windows_per_s"].keys() == result["memory_ratio_10x"].keys() == {name}
     assert result["windows_per_s"][name] > 0
@@ -116,7 +116,5 @@ def test_data_bench_measures_speed_and_memory(tmp_path: Path) -> None:
 
 
 def test_data_bench_refuses_unknown_formats() -> None:
-    from research.data import DataBenchConfig
-
     with pytest.raises(PrismError, match="--formats csv: use some of prism"):
-        DataBenchConfig(formats=("csv",))
+        data.Config(formats=("csv",))

@@ -22,11 +22,9 @@ from research import (
     ablations,
     demonstrations,
     failures,
-    modality,
     modality_dropout,
-    selection_rules,
+    selection,
     threshold,
-    threshold_claims,
 )
 
 QUIET = Console(quiet=True)
@@ -43,16 +41,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
-    config = threshold.ThresholdConfig(runs=(f"short={run}",), steps=6, warmup=2)
+    config = threshold.Config(runs=(f"short={run}",), steps=6, warmup=2)
     entry = threshold.read_rates(config)["short"]["relative"]
     assert entry["steps"] == 6
     assert 0.0 <= entry["rejection_rate"] <= 1.0
     with pytest.raises(PrismError, match="NAME=RUN"):
-        threshold.ThresholdConfig(runs=("short",))
+        threshold.Config(runs=("short",))
 
 
 def test_every_rule_is_applied_to_a_policy_that_is_there(run: Path, tmp_path: Path) -> None:
-    config = threshold.ThresholdConfig(
+    config = threshold.Config(
         work=tmp_path, tasks=(), runs=(f"short={run}",), steps=6, warmup=2, batch_sizes=(8, 32), draws=10, candidates=8
     )
     study = threshold.run(config, QUIET)
@@ -72,7 +70,7 @@ def test_without_a_training_the_other_figures_are_kept(tmp_path: Path, monkeypat
         raise PrismError("the simulator is not there")
 
     monkeypatch.setattr(threshold, "train_run", fail)
-    study = threshold.run(threshold.ThresholdConfig(work=tmp_path, tasks=("pusht",), rules=("own",)), QUIET)
+    study = threshold.run(threshold.Config(work=tmp_path, tasks=("pusht",), rules=("own",)), QUIET)
     assert study.figures["calibration"] == {}
     assert [line.partition(":")[0] for line in study.missing] == ["pusht-own", "calibration"]
 
@@ -83,7 +81,7 @@ def test_without_a_training_the_other_figures_are_kept(tmp_path: Path, monkeypat
 def test_a_variation_has_an_error_of_its_own(cv: float, verdict: str) -> None:
     entry = {"cv": cv, "cv_ema": 0.0, "clamped": 0.0, "effective_samples": None, "pairs": 100}
     table = {"trained": {"paper": {"64": entry}}}
-    assert threshold_claims.claims_on_batches(table, draws=100)[0].verdict == verdict
+    assert threshold.claims_on_batches(table, draws=100)[0].verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -109,19 +107,19 @@ def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, m
         episodes = {"success": [1.0, 0.0] * 4, "score": [0.7, 0.6] * 4, "jerk": [0.1, 0.2] * 4}
         return {**episodes, "mode_switches": [switches, switches + 1] * 4, "avoidable_switches": [switches] * 8}
 
-    monkeypatch.setattr(selection_rules, "measure", measure)
+    monkeypatch.setattr(selection, "measure", measure)
     rules: tuple[Any, ...] = ("proxy_score", "first", "commit")
-    config = selection_rules.SelectionStudyConfig((run,), tmp_path, rules=rules, exec_horizons=(8,), episodes=8)
+    config = selection.Config(runs=(run,), work=tmp_path, rules=rules, exec_horizons=(8,), episodes=8)
     for _ in range(2):
-        study = selection_rules.run(config, QUIET)
+        study = selection.run(config, QUIET)
     assert calls == ["proxy_score", "first", "commit"]
     assert [claim.verdict for claim in study.claims] == ["not confirmed", "not confirmed"]
     assert "step-" in study.settings["policies"][0]
     assert str(run) not in str(study.to_json())
-    selection_rules.show(study, QUIET)
-    selection_rules.draw(study)
+    selection.show(study, QUIET)
+    selection.draw(study)
     with pytest.raises(PrismError, match="same weights"):
-        selection_rules.subjects((run, run))
+        selection.subjects((run, run))
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
@@ -130,12 +128,12 @@ def test_rules_are_judged_over_policies_that_have_both() -> None:
         return {**values, "mode_switches": [switches, switches + 2] * 4, "avoidable_switches": [switches] * 8}
 
     found = {("first", 8): {0: cell(4), 1: cell(6), 2: cell(5)}, ("proxy_score", 8): {0: cell(1), 2: cell(2)}}
-    figures = selection_rules.summarise(found)
+    figures = selection.summarise(found)
     first, proxy = figures["rows"]
     assert (first["policies"], proxy["policies"]) == (3, 2)
     assert first["by_policy"]["mode_switches"] == [5.0, 7.0, 6.0]
     assert (figures["fewer_switches"]["8"]["proxy_score"]["mean"], proxy["mode_switches"]) == (3.0, 2.5)
-    (claim,) = selection_rules.claims(figures)
+    (claim,) = selection.claims(figures)
     assert (claim.verdict, claim.note) == ("confirmed", "Ta = 8, n = 2")
     assert "2.5 switches" in claim.ours
     assert "5.5, 50%" in claim.ours, "of the two policies that both have, not of all three"
@@ -143,11 +141,11 @@ def test_rules_are_judged_over_policies_that_have_both() -> None:
 
 def test_a_rule_is_measured_without_restless() -> None:
     plain = ControllerConfig(selection=SelectionConfig(restless=2))
-    assert selection_rules.controller_of(plain, "proxy_score", 4).selection.restless == 0
+    assert selection.controller_of(plain, "proxy_score", 4).selection.restless == 0
 
 
 def test_failures_of_a_young_policy_are_sorted(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = failures.FailuresConfig((run,), tmp_path, episodes=1)
+    config = failures.Config(runs=(run,), work=tmp_path, episodes=1)
     study = failures.run(config, QUIET)
     assert study.figures["failures"] == 1
     assert sum(study.figures["classes"].values()) == pytest.approx(1.0)
@@ -236,7 +234,7 @@ def test_ablations_are_decided_by_intervals() -> None:
     assert verdicts == {"Sec. 5, Fig. 6b": "confirmed", "Sec. 4.4": "cannot be tested here"}
     rows["rule-none"] = _row("rule-none", 0.9, 0.05, 0.15)
     assert ablations.claims(rows, {})[0].verdict == "not confirmed"
-    study = ablations.summarise(ablations.AblationsConfig(factors=("rule", "scope")), rows, {}, [])
+    study = ablations.summarise(ablations.Config(factors=("rule", "scope")), rows, {}, [])
     ablations.show(study, QUIET)
     ablations.draw(study)
 
@@ -263,19 +261,19 @@ def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
     for factor, variants in ablations.FACTORS.items():
         for name, settings in variants.items():
             assert with_settings(plain, list(settings)) != plain, (factor, name)
-    config = ablations.AblationsConfig()
+    config = ablations.Config()
     assert (config.grid().reference, config.grid().evaluation.first_seed) == ("prism", 200_000)
     with pytest.raises(PrismError, match="unknown factor"):
-        ablations.AblationsConfig(factors=("colour",))
+        ablations.Config(factors=("colour",))
 
 
 def test_demonstration_counts_have_data_of_their_own(tmp_path: Path) -> None:
-    config = demonstrations.DemonstrationsConfig(work=tmp_path, counts=(2, 5))
+    config = demonstrations.Config(work=tmp_path, counts=(2, 5))
     assert config.grid(2).settings != config.grid(5).settings
 
 
 def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> None:
-    config = demonstrations.DemonstrationsConfig(counts=(2, 5))
+    config = demonstrations.Config(counts=(2, 5))
 
     def cells(wins: int, seeds: int) -> dict[CellId, Any]:
         rows = [{"success": i < wins} for i in range(20)]
@@ -296,17 +294,17 @@ def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> Non
 
 def test_bad_demonstration_counts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="growing"):
-        demonstrations.DemonstrationsConfig(counts=(5, 2))
+        demonstrations.Config(counts=(5, 2))
     with pytest.raises(PrismError, match="expert"):
-        demonstrations.run(demonstrations.DemonstrationsConfig(work=tmp_path, task="pusht"), QUIET)
+        demonstrations.run(demonstrations.Config(work=tmp_path, task="pusht"), QUIET)
 
 
 def test_modality_judges_a_file_of_the_bench(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="does not exist"):
-        modality.run(modality.ModalityConfig(tmp_path / "no.json"))
+        modality_dropout.run(modality_dropout.Config(given=tmp_path / "no.json"), QUIET)
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(PrismError, match="no 'cost_with_dropout_ci'"):
-        modality.run(modality.ModalityConfig(tmp_path / "bad.json"))
+        modality_dropout.run(modality_dropout.Config(given=tmp_path / "bad.json"), QUIET)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +327,6 @@ def test_modality_is_judged_over_seeds_and_episodes(
 
     figures = modality_dropout.summarise({0: seed(hurt), 1: seed(spared)})
     (tmp_path / "given.json").write_text(json.dumps({**figures, "settings": {"task": "a", "seeds": 2}}))
-    study = modality.run(modality.ModalityConfig(tmp_path / "given.json"))
+    study = modality_dropout.run(modality_dropout.Config(given=tmp_path / "given.json"), QUIET)
     assert tuple(claim.verdict for claim in study.claims[:2]) == verdicts
-    modality.show(study, QUIET)
+    modality_dropout.show(study, QUIET)

@@ -1,0 +1,53 @@
+"""python -m research: the list, the help of every name, one line for what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from research.__main__ import MODULES, main
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("word", ["--list", "--help"])
+def test_the_list_names_every_module_and_imports_none(word: str) -> None:
+    code = "import sys; from research.__main__ import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, word], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    for name in MODULES:
+        assert f"  {name} " in done.stdout
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_name_explains_its_options_and_keys(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    said = capsys.readouterr().out
+    module = importlib.import_module(f"research.{MODULES[name]}")
+    assert (module.__doc__ or "").split(":")[0] in said
+    assert f"python -m research {name}" in said
+    assert "--json" in said
+    for field in dataclasses.fields(module.Config):
+        assert field.name.replace("_", "-") in said or field.name.upper() in said or "RUN" in said
+
+
+def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["atention"]) == 2
+    assert capsys.readouterr().err.startswith("research: error: no command 'atention'; did you mean attention ")
+    assert main(["size", "--presets", "huge"]) == 2
+    assert capsys.readouterr().err == "research: error: unknown preset 'huge'; use one of tiny, base, paper\n"
+    (tmp_path / "there.json").write_text("{}")
+    assert main(["size", "--json", str(tmp_path / "there.json")]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_every_module_is_in_the_table() -> None:
+    shared = {"__init__", "__main__", "report", "data_files", "benchmark_protocols"}
+    assert {path.stem for path in (ROOT / "research").glob("*.py")} - shared == set(MODULES.values())
