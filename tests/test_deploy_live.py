@@ -10,20 +10,26 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 from websockets.sync.client import connect
 
+from prism.report.run import write_report
 from prism.rollout.metrics import jerk
 from prism.sensors import SensorSpec
+from prism.serve.backends import BackendPolicy, EagerBackend
 from prism.serve.live import encode_picture, jerks, latency_histogram
 from prism.serve.server import PolicyServer
 from tests.browser import CHROMIUM, Browser
-from tests.policy_fakes import small_policy
+from tests.policy_fakes import ACTION_DIM, small_policy
 from tests.server_fakes import OpenPi, serving
+from tests.test_evaluation_report import make_result
 
 KINDS = (
     SensorSpec("proprio", "vector", (3,)),
@@ -191,6 +197,50 @@ def test_jerk_and_latency_are_what_the_docs_say() -> None:
     assert latency_histogram([])["counts"] == []
 
 
+def test_latency_is_that_of_plans() -> None:
+    """An observation without a plan takes next to no time: counted, it would hide what a plan takes."""
+    with serving(small_policy(sensors=KINDS)) as server, OpenPi(server.port) as client:
+        for t in range(9):
+            client.infer({**all_kinds(t), "plan": t % 4 == 0})
+        deadline = time.monotonic() + 10
+        while server.metrics.latency.count < 9:  # timed when the reply has gone
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(server.latencies) == 3
+
+
+class Steady(EagerBackend):
+    """Candidates that differ by noise alone."""
+
+    def plan(self, steps: Tensor, candidates: int, rng: torch.Generator) -> Tensor:
+        return 0.3 + 1e-5 * torch.randn(len(steps), candidates, 4, ACTION_DIM)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_candidate_view_does_not_zoom_in_on_noise() -> None:
+    policy = BackendPolicy(Steady(small_policy(sensors=KINDS)))
+    with serving(policy) as server, robot(server.port), Browser(f"http://127.0.0.1:{server.port}/") as page:
+        half = server.metadata()["action_scale"]
+        page.wait_for("(prismLive.drawn.fan || 0) > 1")
+        left, right, low, high = page.ask("prismLive.frame")
+        assert min(right - left, high - low) >= 0.5 * half[0] * 0.99  # a quarter of the range of the demonstrations
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_link_of_a_reports_header_is_cut(width: int, tmp_path: Path) -> None:
+    tasks = [f"metaworld-button-press-topdown-{i}-v3" for i in range(4)]
+    write_report(tmp_path / "report.html", [make_result(task) for task in tasks])
+    with Browser((tmp_path / "report.html").as_uri(), width, 844) as page:
+        boxes = page.ask(
+            "[...document.querySelectorAll('nav a')].map((a) => a.getBoundingClientRect())"
+            ".map((box) => [box.left, box.right])"
+        )
+        assert len(boxes) == 4
+        assert all(0 <= left < right <= width for left, right in boxes)
+        assert page.ask("document.querySelector('nav').scrollWidth <= document.querySelector('nav').clientWidth")
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
     with (
@@ -200,7 +250,7 @@ def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
         page.wait_for("!document.getElementById('empty').hidden")
         assert page.ask("document.getElementById('expects').rows.length") == 1 + len(KINDS)
         with robot(server.port):
-            for width, height in ((1280, 900), (390, 844)):
+            for width, height in ((1280, 900), (400, 844)):
                 page.resize(width, height)
                 page.ask("Object.keys(prismLive.drawn).forEach((key) => { prismLive.drawn[key] = 0; })")
                 for what in ("fan", "trace", "jerk", "latency", "cameras", "sensors"):
@@ -214,6 +264,11 @@ def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
                     )
                     assert page.wait_for(colours) > 3, canvas
                 assert page.ask("document.documentElement.scrollWidth") <= width
+                cut = (
+                    "[...document.querySelectorAll('.top *, .panel header *')]"
+                    ".filter((e) => e.clientWidth && e.scrollWidth > e.clientWidth + 1).length"
+                )
+                assert page.ask(cut) == 0  # in the headers
                 assert page.ask("[...document.querySelectorAll('.cameras img')].every((i) => i.naturalWidth > 0)")
             rate = page.ask(
                 "new Promise((done) => { const from = prismLive.snapshots, start = performance.now(); setTimeout(() =>"

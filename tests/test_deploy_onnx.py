@@ -15,9 +15,8 @@ from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
 from prism.serve.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
-from prism.serve.backends_onnx import OnnxBackend, session
+from prism.serve.backends_onnx import OnnxBackend, quantise_encoder, session
 from prism.serve.export_onnx import export_onnx, read_graphs, read_metadata
-from prism.serve.int8 import quantise_encoder
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, small_config, small_policy
 from tests.test_deploy_runtime import _rng

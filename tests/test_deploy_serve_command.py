@@ -40,6 +40,8 @@ def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
             assert greeting[-1], process.communicate()
         assert "ws://127.0.0.1:" in greeting[0]
         assert "object_state" in "".join(greeting)  # the table of sensors
+        assert "never missing in training: proprio, object_state." in "".join(greeting)
+        assert "(absolute)" in greeting[-1]
         with OpenPi(int(greeting[0].rsplit(":", 1)[1]), "open-sesame") as client:
             assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
             with pytest.raises(RuntimeError):
@@ -59,7 +61,7 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
     (tmp_path / "empty").write_text("")
     for arguments, words in (
         ([str(tmp_path / "nowhere")], "does not exist"),
-        ([str(tmp_path)], "holds no checkpoint"),
+        ([str(tmp_path)], "is not a run of `prism train`"),
         ([str(run), "--port", "70000"], "no port"),
         ([str(run), "--map", "x"], "KEY=SENSOR"),
         ([str(run), "--map", "x=arm"], "no sensor 'arm'"),
@@ -67,6 +69,8 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--api-key-file", str(tmp_path / "empty")], "one word"),
         ([str(run), "--set", "exec_horizon=99"], "exceeds"),
         ([str(run), "--threads", "0"], "threads = 0"),
+        ([str(run), "--device", "tpu"], "--device tpu is unknown: use cpu, cuda or auto"),
+        ([str(run), "--device", "cuda", "--backend", "onnx"], "--backend onnx runs on the CPU"),
         ([str(run), "--max-message-mb", "nan"], "--max-message-mb nan"),
         ([str(run), "--rate", "nan"], "rate = nan"),
         ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7"], "cannot listen"),

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from prism.serve import sessions
 from prism.serve.server import PolicyServer, RateLimit, ServerConfig, message_limit
 from prism.serve.sessions import Reader, RequestError
 from tests.evaluation_fakes import PointPolicy
-from tests.policy_fakes import ACTION_DIM, small_policy
+from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, small_config, small_policy
 from tests.server_fakes import CONTROLLER, ChunkBroker, OpenPi, see, serving
 
 
@@ -89,6 +90,38 @@ def test_steps_that_a_chunk_client_does_not_send_are_filled_in() -> None:
             expected = controller.act(see(t))
             np.testing.assert_allclose(reply["actions"][0], expected, rtol=1e-4, atol=1e-5)
             controller.advance(1)
+
+
+def test_kept_tokens_give_the_plans_of_whole_windows() -> None:
+    """Every observation is encoded once, when it arrives, also one without a plan; a reset forgets."""
+    sensors = (*VECTORS, CAMERA, SensorSpec("text", "text", (16,)))
+    policy = small_policy(small_config(obs_horizon=4), sensors).eval()
+    encoded: list[int] = []
+    original = policy.encoder.encoders[2].encode
+    policy.encoder.encoders[2].encode = lambda stream, rng: encoded.append(len(stream)) or original(stream, rng)  # type: ignore[union-attr,assignment,operator]
+
+    def look(t: int) -> dict[str, Any]:
+        picture = np.random.default_rng(t).integers(0, 256, CAMERA.shape, dtype=np.uint8)
+        return {**see(0.1 * t), "rgb_wrist": picture, "text": "push"}
+
+    whole = Controller(policy, CONTROLLER)  # samples the whole window
+    with serving(policy) as server, OpenPi(server.port) as client:
+        for episode in (1, 2):
+            whole.reset(episode)
+            encoded.clear()
+            for t in range(7):
+                start = {"reset": True, "seed": episode} if t == 0 else {}
+                message = {**look(t + 10 * episode), **start, "plan": t % 2 == 0, "executed": 2}
+                reply = client.infer(message)
+                if t % 2 == 0:
+                    replies = reply["actions"]
+                    assert sum(encoded) == t + 1
+                    counted = len(encoded)
+                    expected = whole.act(look(t + 10 * episode))
+                    np.testing.assert_allclose(replies[0], expected, rtol=1e-4, atol=1e-5)
+                    del encoded[counted:]
+                else:
+                    whole.act(look(t + 10 * episode))
 
 
 def test_a_client_that_asks_sooner_than_it_could_is_named(
@@ -217,6 +250,7 @@ def test_a_missing_sensor_is_absent_and_comes_back() -> None:
     with serving() as server, OpenPi(server.port) as client:
         assert client.infer(see())["absent"] == []
         assert client.infer({"proprio": see()["proprio"]})["absent"] == ["object_state"]
+        assert client.metadata["needs"] == ["proprio", "object_state"]
         assert client.infer({**see(), "object_state": np.full(5, np.inf)})["absent"] == ["object_state"]
         assert client.infer({**see(), "object_state": np.full(5, 1e300)})["absent"] == ["object_state"]
         assert client.infer({**see(), "ages": {"object_state": 99.0}})["absent"] == ["object_state"]
@@ -260,6 +294,7 @@ def test_text_frames_giant_frames_and_half_frames(caplog: pytest.LogCaptureFixtu
         assert other.infer(see())["actions"].shape == (4, ACTION_DIM)
     assert server.metrics.errors["message"] == 1
     assert "its message was too large (frame with 8388" in caplog.text
+    assert "does it send 'object_state' as 5? --max-message-mb takes more" in caplog.text
 
 
 def test_too_many_errors_in_a_row_end_the_connection() -> None:

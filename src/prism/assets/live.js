@@ -64,6 +64,13 @@
     if (at) label(at.pen, text, at.width / 2, at.height / 2, "center");
   }
 
+  // At least a quarter of an action's range in the demonstrations is shown: closer, one would look at noise.
+  const leastSpan = (dim) => 0.5 * hello.action_scale[dim];
+  const grow = (low, high, least) => {
+    const middle = (low + high) / 2, half = Math.max(0.56 * (high - low), least / 2, 1e-9);
+    return [middle - half, middle + half];
+  };
+
   // The candidate fan. The frame follows the data slowly, so that the picture does not jump with every plan.
   let frame = null, frameKey = "";
   function drawFan(view) {
@@ -93,9 +100,8 @@
     let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const [x, y] of all) { left = Math.min(left, x); right = Math.max(right, x); low = Math.min(low, y); high = Math.max(high, y); }
     const margin = 28;
-    const grow = (a, b) => (b - a < 1e-9 ? [a - 0.5, b + 0.5] : [a - 0.06 * (b - a), b + 0.06 * (b - a)]);
-    [left, right] = grow(left, right);
-    [low, high] = grow(low, high);
+    [left, right] = grow(left, right, plane ? leastSpan(dx) : 0);
+    [low, high] = grow(low, high, leastSpan(dy));
     if (plane) { // one unit is as long in both directions
       const unit = Math.max((right - left) / (width - 2 * margin), (high - low) / (height - 2 * margin));
       const cx = (left + right) / 2, cy = (low + high) / 2;
@@ -107,6 +113,7 @@
     if (!frame || frameKey !== key || goal.some((v) => !Number.isFinite(v))) frame = goal;
     else frame = frame.map((value, i) => value + 0.25 * (goal[i] - value));
     frameKey = key;
+    window.prismLive.frame = frame;
     const px = (x) => margin + (x - frame[0]) / (frame[1] - frame[0]) * (width - 2 * margin);
     const py = (y) => height - margin - (y - frame[2]) / (frame[3] - frame[2]) * (height - 2 * margin);
     const put = (points) => points.map(([x, y]) => [px(x), py(y)]);
@@ -166,8 +173,7 @@
     for (let d = 0; d < shown; d++) {
       const top = 6 + d * strip + 5, bottom = 6 + (d + 1) * strip - 5;
       const values = rows.map((row) => row[d]);
-      let low = Math.min(...values), high = Math.max(...values);
-      if (high - low < 1e-9) { low -= 0.5; high += 0.5; }
+      const [low, high] = grow(Math.min(...values), Math.max(...values), leastSpan(d));
       pen.strokeStyle = colors.line;
       pen.lineWidth = 1;
       pen.beginPath(); pen.moveTo(from, Math.round(bottom) + 4.5); pen.lineTo(to, Math.round(bottom) + 4.5); pen.stroke();
@@ -202,7 +208,7 @@
   }
   function drawLatency(latency) {
     const canvas = $("latency");
-    if (!latency.counts.length) return nothing(canvas, "no requests yet");
+    if (!latency.counts.length) return nothing(canvas, "no plans yet");
     const at = stage(canvas);
     if (!at) return;
     const { pen, width, height } = at, top = Math.max(...latency.counts, 1), from = 12, to = width - 12, base = height - 22;
@@ -267,7 +273,8 @@
       absent += bad;
       row.className = bad ? "bad" : "";
       const lost = s.count ? `, absent at ${s.count} steps` : "";
-      row.querySelector(".what").textContent = bad ? `${s.fault}${lost}` : `${s.kind} ${s.shape.join(" × ")}${lost}`;
+      const needed = hello.needs.includes(s.name) ? ": the policy was never trained without it" : "";
+      row.querySelector(".what").textContent = bad ? `${s.fault}${needed || lost}` : `${s.kind} ${s.shape.join(" × ")}${lost}`;
       if (s.values && row.querySelector("canvas")) drawBars(row.querySelector("canvas"), s.values);
       if (row.querySelector("q")) row.querySelector("q").textContent = s.text || "";
     });
@@ -326,7 +333,7 @@
     put("errors", String(data.errors));
     $("errors").closest("div").className = data.errors ? "bad" : "";
     put("totals", `in ${data.requests}`);
-    put("latency-note", `all robots, ${number(data.batch, 2)} plans a pass`);
+    put("latency-note", `of plans, all robots, ${number(data.batch, 2)} a pass`);
     sensors(view);
     drawFan(view);
     if (planned !== view.requests + "," + view.number) { // the rest changes with requests only

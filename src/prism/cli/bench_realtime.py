@@ -40,6 +40,9 @@ class Realtime:
     """Replace it if it exists."""
 
     def run(self) -> None:
+        from prism.errors import need
+
+        need("prism_client", "serve", "prism bench realtime")
         from prism.bench.realtime import RealtimeBenchConfig, main
 
         main(

@@ -42,8 +42,8 @@ class Server:
     def run(self) -> None:
         from prism.errors import need
 
-        need("websockets", "serve", "prism bench server")
-        need("msgpack", "serve", "prism bench server")
+        for package in ("websockets", "msgpack", "prism_client"):
+            need(package, "serve", "prism bench server")
         from prism.bench.server import ServerBenchConfig, main
 
         main(

@@ -38,7 +38,7 @@ class Serve:
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, or one checkpoint in it."""
     host: str = "127.0.0.1"
-    """Where to listen: this computer only, unless told; 0.0.0.0 is every network it is on."""
+    """Where to listen; default: this computer only. 0.0.0.0 is every network it is on."""
     port: int = 8000
     """Port of everything: robots, page, /healthz and /metrics; 0 takes a free one."""
     api_key_file: Annotated[Path | None, option("FILE")] = None
@@ -46,23 +46,25 @@ class Serve:
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """What the clients call a sensor; KEY= ignores a key."""
     candidates: Annotated[int | None, option("K")] = None
-    """Action sequences to draw for each plan; the recipe's own unless told."""
+    """Action sequences to draw for each plan; default: as the run."""
     selection: Annotated[str | None, option("RULE")] = None
-    """Which of them to send; as the recipe unless told (prism eval --help lists the rules)."""
+    """Which of them to send; default: as the run (prism eval --help lists the rules)."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
     backend: Annotated[str, option("NAME")] = "eager"
     """What runs the network: eager, compile, onnx or onnx-int8 (docs/realtime.md)."""
+    device: Annotated[str, option("NAME")] = "auto"
+    """Where it runs: cpu, cuda, or auto (cuda where there is one). Back ends other than eager run on the CPU."""
     max_clients: int = 128
     """More robots than this are turned away."""
     max_message_mb: Annotated[float | None, option("MB")] = None
-    """Largest message; four full observations of this policy unless told."""
+    """Largest message; default: four full observations of this policy."""
     rate: float = 200.0
     """Requests a second that one client may send; a faster one waits. 0: no limit."""
     idle_timeout: float = 300.0
     """Seconds without a request after which a client is closed."""
     threads: Annotated[int | None, option("N")] = None
-    """Threads of the network; one less than the computer has cores unless told."""
+    """Threads of the network; default: one less than the computer has cores."""
     seed: int = 0
     """Of the random numbers of every client's first episode."""
 
@@ -78,14 +80,13 @@ class Serve:
 
         from prism.errors import need
 
-        need("websockets", "serve", "prism serve")
-        need("msgpack", "serve", "prism serve")
-        need("prism_client", "serve", "prism serve")
+        for package in ("websockets", "msgpack", "prism_client"):
+            need(package, "serve", "prism serve")
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:
         from prism.runs.run import Run, changed
-        from prism.serve.backends import check_backend
+        from prism.serve.backends import check_backend, choose_device
         from prism.serve.server import PolicyServer, ServerConfig
 
         check_backend(self.backend)
@@ -103,7 +104,7 @@ class Serve:
         )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, settings=self.set)
-        policy = run.policy(backend=self.backend, threads=config.threads or 1)
+        policy = run.policy(choose_device(self.device, self.backend), backend=self.backend, threads=config.threads or 1)
         return PolicyServer(policy, settings, config, run.name)
 
     def _key(self) -> str | None:
@@ -158,14 +159,26 @@ def _announce(server: PolicyServer) -> None:
     if not config.is_local and not config.api_key:
         console.print("[yellow]anybody on the network can send requests and watch: consider --api-key-file[/yellow]")
     table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("sensor", "kind", "shape", "type"):
+    for column in ("sensor", "kind", "shape", "type", "may be absent"):
         table.add_column(column)
+    needs = server.metadata()["needs"]
     for sensor in spec.sensors:
-        table.add_row(sensor.name, sensor.kind, " x ".join(map(str, sensor.shape)), sensor.dtype.name)
+        shape = " x ".join(map(str, sensor.shape))
+        table.add_row(sensor.name, sensor.kind, shape, sensor.dtype.name, "no" if sensor.name in needs else "yes")
     console.print(table)
+    if needs:
+        console.print(
+            f"[yellow]never missing in training: {', '.join(needs)}. Without one of them nobody knows what the policy "
+            "does: prism-client stops the robot. Train with --set policy.encoder.dropout=0.2 to be able to lose one."
+            "[/yellow]"
+        )
+    selection = server.controller.selection
+    moving = (
+        "" if selection.action_kind == "absolute" else f", the first {selection.pose_dims or spec.action_dim} motion"
+    )
     console.print(
-        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers at {spec.fps:g} a second; "
-        f"execute {server.controller.exec_horizon}, then ask again. Ctrl-C ends the server."
+        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({selection.action_kind}{moving}) at "
+        f"{spec.fps:g} a second; execute {server.controller.exec_horizon}, then ask again. Ctrl-C ends the server."
     )
 
 

@@ -100,7 +100,8 @@ class Run:
         if not self.given.exists():
             raise PrismError(f"{path} does not exist: give the folder of a run (prism train says its name at the end)")
         homes = [home for home in (self.given, *self.given.resolve().parents[:2]) if (home / FILE).is_file()]
-        if not homes and not (self.given / "config.json").is_file():
+        alone = (self.given / "config.json").is_file() or checkpoint.list_checkpoints(self.given)
+        if not homes and not alone:
             raise PrismError(f"{path} is not a run of `prism train`: {FILE} is missing")
         self.folder = homes[0] if homes else self.given
         self.is_checkpoint = self.folder != self.given  # one checkpoint is meant, and not the newest

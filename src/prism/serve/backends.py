@@ -116,6 +116,17 @@ def check_backend(name: str) -> None:
         raise PrismError(f"unknown back end '{name}'; use one of {', '.join(BACKENDS)}")
 
 
+def choose_device(name: str, backend: str = "eager") -> str:
+    """cpu or cuda; `auto` is cuda where there is one. Back ends other than eager run on the CPU."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise PrismError(f"--device {name} is unknown: use cpu, cuda or auto")
+    if name == "cuda" and backend != "eager":
+        raise PrismError(f"--backend {backend} runs on the CPU: use --device cpu, or --backend eager")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise PrismError("--device cuda: PyTorch sees no CUDA device here; use --device cpu")
+    return "cuda" if name != "cpu" and backend == "eager" and torch.cuda.is_available() else "cpu"
+
+
 def make_backend(
     name: str, policy: ContextPolicy, frames: Sequence[Frame] = (), graphs: Mapping[str, bytes] | None = None
 ) -> Backend:

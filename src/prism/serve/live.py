@@ -1,4 +1,4 @@
-"""Snapshots for the live page: ten a second, made away from the control path, dropped where a viewer is slow.
+"""The live page: its files, and snapshots, ten a second, made away from the control path.
 
 The worker leaves an immutable `View` behind after each request; a snapshot reads the latest one. It is made on a
 thread of its own, only while somebody looks, and a viewer whose last snapshot is still on its way gets no new one, and
@@ -15,13 +15,18 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
+from http import HTTPStatus
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from websockets.asyncio.server import ServerConnection
+from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Response
 
 from prism.sensors import SensorSpec, decode_text
 from prism.serve.sessions import Array, Session, View
@@ -34,6 +39,17 @@ _PICTURE = 320  # longer side of a camera's picture in pixels
 _BINS = 40
 _CLIENTS = 200  # listed at most
 _WAVE = 240  # points of a sound
+
+_ASSETS = {
+    "/": ("live.html", "text/html; charset=utf-8"),
+    "/live.css": ("live.css", "text/css; charset=utf-8"),
+    "/live.js": ("live.js", "text/javascript; charset=utf-8"),
+}
+# Nothing from elsewhere, and nobody else may frame it: the page shows cameras.
+_POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+    "connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'"
+)
 
 logger = logging.getLogger("prism.serve")
 
@@ -301,3 +317,30 @@ def _depth_picture(metres: NDArray[np.float64]) -> NDArray[np.uint8]:
     low, high = np.quantile(metres[seen], [0.02, 0.98])
     grey = 235.0 - 200.0 * np.clip((metres - low) / max(high - low, 1e-6), 0.0, 1.0)
     return np.where(seen, np.nan_to_num(grey), 0.0).astype(np.uint8)
+
+
+# The files of the page, and small text answers, by plain HTTP.
+
+
+def response(status: HTTPStatus, body: str | bytes, kind: str = "text/plain; charset=utf-8") -> Response:
+    data = body.encode() if isinstance(body, str) else body
+    headers = Headers()
+    headers["Content-Type"] = kind
+    headers["Content-Length"] = str(len(data))
+    headers["Connection"] = "close"
+    headers["Cache-Control"] = "no-store"
+    headers["X-Content-Type-Options"] = "nosniff"
+    if kind.startswith("text/html"):
+        headers["Content-Security-Policy"] = _POLICY
+    return Response(status.value, status.phrase, headers, data)
+
+
+def asset(path: str) -> Response | None:
+    if path == "/favicon.ico":
+        return response(HTTPStatus.NO_CONTENT, b"")
+    return response(HTTPStatus.OK, _read(_ASSETS[path][0]), _ASSETS[path][1]) if path in _ASSETS else None
+
+
+@cache
+def _read(name: str) -> bytes:
+    return (files("prism") / "assets" / name).read_bytes()

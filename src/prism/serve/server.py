@@ -35,10 +35,9 @@ from prism.controller import Controller, ControllerConfig, action_scale
 from prism.errors import PrismError
 from prism.policy import Policy
 from prism.sensors import SensorSpec
-from prism.serve import pages
 from prism.serve.backends import backend_of
 from prism.serve.batching import Batcher, BatchReport, Job
-from prism.serve.live import Live, address_of
+from prism.serve.live import Live, address_of, asset, response
 from prism.serve.metrics import Metrics
 from prism.serve.sessions import WHO, Reader, RequestError, Session, about_policy
 from prism.serve.tokens import Tokens, warm_up
@@ -93,15 +92,8 @@ class ServerConfig:
 def message_limit(sensors: tuple[SensorSpec, ...]) -> int:
     """Bytes that any honest request stays below: four observations, each number as a float64."""
     sizes = [8 if spec.dtype.kind == "f" else 1 for spec in sensors]
-    total = sum(size * _count(spec.shape) for size, spec in zip(sizes, sensors, strict=True))
+    total = sum(size * math.prod(spec.shape) for size, spec in zip(sizes, sensors, strict=True))
     return max(256 * 1024, 4 * total + 64 * 1024)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 class RateLimit:
@@ -214,17 +206,17 @@ class PolicyServer:
 
     def _page(self, path: str, request: HttpRequest) -> Response:
         if path == "/healthz":
-            return pages.response(HTTPStatus.OK, "OK\n")
+            return response(HTTPStatus.OK, "OK\n")
         if path == "/metrics":
             if not self.is_authorized(request.headers.get("Authorization", "")):
-                return pages.response(HTTPStatus.UNAUTHORIZED, "metrics need 'Authorization: Api-Key KEY'\n")
-            return pages.response(HTTPStatus.OK, self.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
-        return pages.asset(path) or pages.response(HTTPStatus.NOT_FOUND, "not found\n")
+                return response(HTTPStatus.UNAUTHORIZED, "metrics need 'Authorization: Api-Key KEY'\n")
+            return response(HTTPStatus.OK, self.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+        return asset(path) or response(HTTPStatus.NOT_FOUND, "not found\n")
 
     def _refuse(self, connection: ServerConnection, status: HTTPStatus, result: str, text: str) -> Response:
         self.metrics.connections[result] += 1
         logger.warning("%s refused: %s", address_of(connection), text)
-        return pages.response(status, text + "\n")
+        return response(status, text + "\n")
 
     def is_authorized(self, header: str) -> bool:
         """Constant time, whatever the key's first wrong letter is."""
@@ -270,7 +262,11 @@ class PolicyServer:
             reason = ""
         except ConnectionClosed as closed:
             reason = _closed(closed)
-            self.metrics.errors["message"] += closed.sent is not None and closed.sent.code == MESSAGE_TOO_BIG
+            if closed.sent is not None and closed.sent.code == MESSAGE_TOO_BIG:
+                self.metrics.errors["message"] += 1
+                largest = max(self.policy.spec.sensors, key=lambda spec: math.prod(spec.shape))
+                shape = " x ".join(map(str, largest.shape))
+                reason += f"; does it send '{largest.name}' as {shape}? --max-message-mb takes more"
         except TimeoutError:
             reason = "it did not read its replies"
             self.metrics.errors["slow_reader"] += 1
