@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from prism.cli.train import Train
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
+from prism.data.inspect import inspect
 from prism.errors import PrismError
 from prism.runs.demonstrations import Demonstrations, open_demonstrations
 from prism.runs.recipes import Experiment
@@ -150,6 +152,20 @@ def test_bags_become_episodes(tmp_path: Path, mcap: bool) -> None:
         np.testing.assert_array_equal(again.read(1).streams["camera"], source.read(1).streams["camera"])
 
 
+@pytest.mark.parametrize("mcap", [True, False])
+def test_files_of_bags_without_their_folder(tmp_path: Path, mcap: bool) -> None:
+    bag = write_bag(tmp_path / "bag", mcap)
+    expected = open_dataset(bag, fps=10)
+    suffix = ".mcap" if mcap else ".db3"
+    (tmp_path / "bare").mkdir()
+    for name in ("a", "b"):
+        shutil.copy(next(bag.glob(f"*{suffix}")), tmp_path / "bare" / f"{name}{suffix}")
+    for path, count in ((tmp_path / "bare", 2), (tmp_path / "bare" / f"a{suffix}", 1)):
+        source = open_dataset(path, fps=10)
+        assert source.lengths.tolist() == expected.lengths.tolist() * count
+        np.testing.assert_array_equal(source.read(count - 1).actions, expected.read(0).actions)
+
+
 def test_own_rate_and_table(tmp_path: Path) -> None:
     path = write_bag(tmp_path / "take")
     entries = parse_map(["/arm_command=action", "/ee_pose=proprio", "/camera=rgb_static"])
@@ -203,8 +219,9 @@ def test_sound_in_a_bag(tmp_path: Path) -> None:
             writer.write(camera, time, bytes(store.serialize_cdr(frame, "sensor_msgs/msg/Image")))
             move = store.serialize_cdr(command(i / 10), "std_msgs/msg/Float64MultiArray")
             writer.write(moves, time, bytes(move))
-    with pytest.raises(PrismError, match="depends on the rate; give --fps"):
-        open_dataset(tmp_path / "take")
+    assert open_dataset(tmp_path / "take").sensors == open_dataset(tmp_path / "take", fps=10).sensors  # the camera's
+    missing = [w for w in inspect(tmp_path / "take").warnings if "microphone" in w and "absent" in w]
+    assert missing == ["'microphone' is absent from 5.0% of the steps"]
     source = open_dataset(tmp_path / "take", fps=10)
     sensor = next(s for s in source.sensors if s.kind == "audio")
     assert sensor.shape[0] == rate // 10

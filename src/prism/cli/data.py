@@ -141,6 +141,10 @@ class Inspect:
     """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4' (docs/sensors.md)."""
     tolerance: Annotated[float | None, option("SECONDS")] = None
     """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
+    episodes: Annotated[str, option("0-46,48-")] = ""
+    """Only these episodes."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors that are left out: a camera whose files are missing."""
     overwrite: bool = False
     """Replace the page if it exists."""
 
@@ -151,15 +155,17 @@ class Inspect:
         from rich.console import Console
 
         from prism.data import format_name, open_dataset, parse_map
-        from prism.data.inspect import print_summary, summarise
+        from prism.data.inspect import print_summary, readable, summarise
         from prism.report.dataset import write_page
 
-        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
+        entries, only = parse_map(self.map), (self.episodes, self.without, None)
+        source = open_dataset(self.path, self.fps, entries, self.sensor, self.tolerance, *only)
+        source, problems = readable(source)
         with _steps_bar() as advance:
             if self.page is None:
-                summary = summarise(source, format_name(self.path), advance)
+                summary = summarise(source, format_name(self.path), advance, problems)
             else:
-                summary = write_page(source, self.page, self.overwrite, advance)
+                summary = write_page(source, self.page, self.overwrite, advance, problems)
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
@@ -194,6 +200,12 @@ class Convert:
     """What the demonstrations show; the dataset's own words unless told."""
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
+    episodes: Annotated[str, option("0-46,48-")] = ""
+    """Only these episodes."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors that are left out: a camera whose files are missing."""
+    skip_damaged: bool = False
+    """Leave out episodes whose files are missing or cannot be decoded."""
     overwrite: bool = False
     """Replace the new folder if it exists."""
 
@@ -204,7 +216,8 @@ class Convert:
         from prism.data import open_dataset, parse_map
         from prism.data.convert import convert
 
-        source = open_dataset(self.path, self.fps, parse_map(self.map), self.sensor, self.tolerance)
+        entries, only = parse_map(self.map), (self.episodes, self.without, self.skip_damaged)
+        source = open_dataset(self.path, self.fps, entries, self.sensor, self.tolerance, *only)
         with _steps_bar() as advance:
             if self.to == "robomimic":
                 from prism.sims.robosuite import to_robomimic

@@ -63,8 +63,12 @@ class Train:
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
     """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
-    episodes: Annotated[int | None, option("N")] = None
-    """Demonstrations to record where the task has an expert and no data was given."""
+    episodes: Annotated[str | None, option("N|0-46,48-")] = None
+    """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors of the dataset that are left out: a camera whose files are missing."""
+    skip_damaged: bool = False
+    """Leave out episodes of the dataset whose files are missing or cannot be decoded."""
     seed: Annotated[int | None, option("N")] = None
     """Same seed, same machine, same numbers; 0 unless told."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
@@ -84,8 +88,8 @@ class Train:
             raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
         if self.steps is not None and self.steps < 1:
             raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
-        if self.episodes is not None and self.episodes < 1:
-            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+        if self.episodes == "0":
+            raise PrismError("--episodes 0 is out of range: use 1 or more, or which: 0-46,48-")
         for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
             if value is not None and not value > 0:
                 raise PrismError(f"--{name} {value:g} is out of range: use a positive number")

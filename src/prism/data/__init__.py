@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from prism.data.damage import chosen
 from prism.data.episodes import Episode, EpisodeSource
 from prism.data.formats import FORMATS, format_of
 from prism.data.formats.table import Entry, parse_map
@@ -20,12 +21,17 @@ def open_dataset(
     entries: Sequence[Entry] = (),
     sensors: Sequence[str] = (),
     tolerance: float | None = None,
+    episodes: str = "",
+    without: Sequence[str] = (),
+    skip_damaged: bool | None = False,
 ) -> EpisodeSource:
     """The dataset at `path`, its format recognised from what is there.
 
     `fps`: steps a second, for formats that do not store it. `entries`: which key becomes which sensor
     (prism.data.formats.table.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
     preprocessing, SENSOR.KEY=VALUE (prism.data.views). `tolerance`: seconds, for recordings with time stamps.
+    `episodes`: only these, as '0-46,48-'. `without`: sensors that are left out. Episodes whose files are missing are
+    refused, left out (`skip_damaged`), or not looked for (None: who reads meets them).
     """
     path = Path(path)
     if not path.exists():
@@ -37,7 +43,10 @@ def open_dataset(
     if tolerance is not None and not found.time_stamps:
         raise PrismError(f"{path}: is aligned already; a tolerance is for recordings with time stamps, ROS 2 bags")
     more = {} if tolerance is None else {"tolerance": tolerance}
-    return with_sensor_settings(found.open(path, fps, entries, **more), sensors)
+    source = found.open(path, fps, entries, **more)
+    if skip_damaged is not None or episodes or without:
+        source = chosen(source, episodes, without, skip_damaged)
+    return with_sensor_settings(source, sensors)
 
 
 def format_name(path: Path) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prism.data import format_name, open_dataset
+from prism.data.damage import REMEDY, damaged, said
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, stream_dtype
 from prism.data.formats.table import Entry
+from prism.data.views import portion
+from prism.errors import PrismError
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
 
@@ -112,13 +115,33 @@ class Summary:
 
 def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> Summary:
     """Opens the dataset (which checks it) and looks at all numbers once and at a few frames."""
-    return summarise(open_dataset(path, fps, entries), format_name(Path(path)))
+    source, problems = readable(open_dataset(path, fps, entries, skip_damaged=None))
+    return summarise(source, format_name(Path(path)), problems=problems)
 
 
-def summarise(source: EpisodeSource, format: str, progress: Progress | None = None) -> Summary:
+def readable(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:
+    """The episodes that can be read, and what is wrong with each of the others."""
+    bad = damaged(source, deep=True)
+    whole = [episode for episode in range(len(source.lengths)) if episode not in bad]
+    if bad and not whole:
+        raise PrismError(f"all {len(bad)} episodes are damaged, the first {said(bad)}; {REMEDY}")
+    problems = [f"episode {episode} is damaged: {problem}" for episode, problem in bad.items()]
+    if bad:
+        problems.append(f"{len(bad)} of {len(source.lengths)} episodes are damaged and not in this summary; {REMEDY}")
+        source = portion(source, whole, source.lengths[whole])
+    return source, problems
+
+
+def summarise(
+    source: EpisodeSource, format: str, progress: Progress | None = None, problems: Sequence[str] = ()
+) -> Summary:
+    """`problems`: what is known to be wrong already, shown with the warnings."""
     actions = RunningStatistics(source.action_dim)
     vectors = {s.name: RunningStatistics(s.shape[0]) for s in source.sensors if s.kind == "vector"}
+    heard = {s.name: 0 for s in source.sensors if s.kind == "audio"}
     for part in numbers(source, progress):
+        for name in heard:
+            heard[name] += int(part.present[name].sum()) if name in part.present else part.length
         actions.add(part.actions)
         for name, running in vectors.items():
             rows = part.streams[name]
@@ -126,7 +149,7 @@ def summarise(source: EpisodeSource, format: str, progress: Progress | None = No
     steps = int(source.lengths.sum())
     command = _vector_summary("actions", "action", actions, steps, source.fps)
     assert command is not None
-    sensors, warnings, notes = [], _warnings(command), list(source.notes)
+    sensors, warnings, notes = [], [*problems, *_warnings(command)], list(source.notes)
     for sensor in source.sensors:
         if sensor.name in vectors:
             rate = sensor.fps or source.fps
@@ -137,9 +160,11 @@ def summarise(source: EpisodeSource, format: str, progress: Progress | None = No
             warnings += _warnings(summary)
         else:
             summary = _sampled_summary(source, sensor, notes)
+            if sensor.name in heard:
+                summary = replace(summary, present=heard[sensor.name] / steps)
             if summary.present < 1:
-                said = f"absent from {1 - summary.present:.0%} of the few steps that were looked at"
-                warnings.append(f"'{sensor.name}' is {said}")
+                looked = "the steps" if sensor.name in heard else "the few steps that were looked at"
+                warnings.append(f"'{sensor.name}' is absent from {1 - summary.present:.1%} of {looked}")
         if told := sensor.describe():
             notes.append(f"'{sensor.name}': {told}")
         sensors.append(summary)
@@ -160,8 +185,8 @@ def summarise(source: EpisodeSource, format: str, progress: Progress | None = No
 
 
 def numbers(source: EpisodeSource, progress: Progress | None = None) -> Iterator[Episode]:
-    """All actions and vectors, in bounded pieces; no pixels."""
-    names = [sensor.name for sensor in source.sensors if sensor.kind == "vector"]
+    """All actions, vectors and audio, in bounded pieces; no pixels."""
+    names = [sensor.name for sensor in source.sensors if sensor.kind in ("vector", "audio")]
     done, total = 0, int(source.lengths.sum())
     for episode, length in enumerate(source.lengths.tolist()):
         for start in range(0, length, _CHUNK):

@@ -71,6 +71,14 @@ class SourceView:
     def read_together(self) -> int:
         return read_together(self.source)
 
+    def source_files(self, episode: int, streams: Collection[str]) -> list[Path]:
+        """The files that these streams of an episode are in, where the format has some of its own."""
+        find = getattr(self.source, "files", None)
+        return [] if find is None else list(find(episode, streams))
+
+    def files(self, episode: int, streams: Collection[str]) -> list[Path]:
+        return self.source_files(episode, streams)
+
 
 @dataclass(frozen=True)
 class SensorSubset(SourceView):
@@ -158,6 +166,14 @@ class Portion(SourceView):
 
     episodes: IntArray
     steps: IntArray
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.source.notes, *self.remarks)
+
+    def files(self, episode: int, streams: Collection[str]) -> list[Path]:
+        return self.source_files(int(self.episodes[episode]), streams)
 
     @property
     def lengths(self) -> IntArray:
@@ -204,6 +220,8 @@ def draw(
     return episodes.astype(np.int64), steps[episodes]
 
 
-def portion(source: EpisodeSource, episodes: Sequence[int] | IntArray, lengths: IntArray) -> EpisodeSource:
-    """The first steps of these episodes of the source."""
-    return Portion(source, np.asarray(episodes, np.int64), np.asarray(lengths, np.int64))
+def portion(
+    source: EpisodeSource, episodes: Sequence[int] | IntArray, lengths: IntArray, remarks: tuple[str, ...] = ()
+) -> EpisodeSource:
+    """The first steps of these episodes of the source; `remarks` are added to its notes."""
+    return Portion(source, np.asarray(episodes, np.int64), np.asarray(lengths, np.int64), remarks)

@@ -36,9 +36,15 @@ _THUMB = 192  # pixels, longest side of a sample frame
 Histogram = NDArray[np.int64]  # (D, bins)
 
 
-def write_page(source: EpisodeSource, out: Path, overwrite: bool = False, progress: Progress | None = None) -> Summary:
+def write_page(
+    source: EpisodeSource,
+    out: Path,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    problems: Sequence[str] = (),
+) -> Summary:
     """Inspects the dataset and writes the page to `out`, whole or not at all."""
-    summary = summarise(source, format_name(Path(source.path)), progress)
+    summary = summarise(source, format_name(Path(source.path)), progress, problems)
     content = render(source, summary, progress)
     with atomic_file(Path(out), overwrite) as file:
         file.write(content.encode())

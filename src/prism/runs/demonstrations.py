@@ -44,6 +44,10 @@ class Demonstrations:
     count: int | None = field(default=None, metadata=ADDED_LATER)
     # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step
     tolerance: float | None = field(default=None, metadata=ADDED_LATER)
+    # of the dataset: only these episodes ('0-46,48-'), without these sensors, without episodes that cannot be read
+    only: str = field(default="", metadata=ADDED_LATER)
+    without: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    skip_damaged: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -69,7 +73,8 @@ def open_demonstrations(
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
     path = _locate(config, task, console)
-    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance)
+    only = (config.only, config.without, config.skip_damaged)
+    source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance, *only)
     copies = 1
     if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:

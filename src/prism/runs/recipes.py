@@ -228,6 +228,8 @@ def recipe(name: str) -> Experiment:
         return metaworld_pixels(name) if name.endswith(("-pixels", "-rgbd")) else metaworld(name)
     if Path(name).exists():
         return own_data(Path(name))
+    if "/" in name or Path(name).suffix:
+        raise PrismError(f"{name}: not found; give the path of a dataset, or the name of a recipe or task")
     close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
     close = close or difflib.get_close_matches(f"metaworld-{name}", names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(names()[:4])}"
@@ -293,14 +295,18 @@ class TrainOptions(TypedDict, total=False):
     method: str | None
     teacher: Path | str | None
     preset: str | None
-    episodes: int | None
+    episodes: int | str | None
+    without: Sequence[str]
+    skip_damaged: bool
     seed: int | None
     set: Sequence[str]
 
 
 def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Experiment:
     """The same experiment with what a call of `prism train` or prism.train changes."""
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if value is not None and value != () and value is not False
+    }
     method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
     experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
     if preset is not None:
@@ -310,10 +316,18 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
     if teacher is not None and str(teacher) != experiment.teacher:
         experiment = with_teacher(experiment, Path(teacher))
     source = experiment.demonstrations
-    source = replace(source, **{name: given[name] for name in ("episodes", "fps", "tolerance") if name in given})
+    plain = ("fps", "tolerance", "skip_damaged")
+    source = replace(source, **{name: given[name] for name in plain if name in given})
     if "data" in given:
         kind = source.kind if source.kind == "human" else "path"
         source = replace(source, kind=kind, path=str(given["data"]))
+    if "without" in given:
+        source = replace(source, without=tuple(given["without"]))
+    if (episodes := given.get("episodes")) is not None:  # of a dataset: which; of an expert: how many
+        if source.kind == "expert" and str(episodes).isdigit():
+            source = replace(source, episodes=int(episodes))
+        else:
+            source = replace(source, only=str(episodes))
     if "map" in given:
         source = replace(source, map=tuple(given["map"]))
     if "sensor" in given:

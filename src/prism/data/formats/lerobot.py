@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +295,8 @@ class LeRobotSource(TableSource):
         if stored and not entries:
             entries = [Entry((key,), spec.name, spec.kind) for key, spec in stored.items()]
             notes.append(f"the sensors are as {SPECS} says")
-        table = make_table(path, columns, "action", entries, self.fps, notes)
+        stated_by = "--map" if self._arguments[2] else SPECS
+        table = make_table(path, columns, "action", entries, self.fps, notes, stated_by)
         by_name = {spec.name: spec for spec in stored.values()} if stored and not self._arguments[2] else {}
         self._use(
             dataclasses.replace(table, streams=tuple(_restored(s, by_name) for s in table.streams)), self._meta.robot
@@ -314,6 +315,13 @@ class LeRobotSource(TableSource):
 
     def __reduce__(self) -> tuple[type[LeRobotSource], tuple[Any, ...]]:
         return LeRobotSource, self._arguments
+
+    def files(self, episode: int, streams: Collection[str]) -> list[Path]:
+        """The files that these streams of an episode are in."""
+        places = [self._meta.data]
+        keys = [c.key for s in self.table.streams if s.spec.name in streams for c in s.columns]
+        places += [self._meta.videos[key] for key in keys if key in self._meta.videos]
+        return [place.files[int(place.file[episode])] for place in places]
 
     def _columns(self, notes: list[str], stored: Mapping[str, SensorSpec]) -> list[Column]:
         columns = []

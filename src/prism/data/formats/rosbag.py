@@ -35,7 +35,7 @@ from prism.data.align import (
 )
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats import rosmsg
-from prism.data.formats.table import Column, Entry, Raw, Stream, TableSource, make_table
+from prism.data.formats.table import ACTION, IGNORED, Column, Entry, Raw, Stream, Table, TableSource, make_table
 from prism.errors import PrismError, need, reason
 from prism.sensors import encode_text
 
@@ -103,22 +103,11 @@ class RosbagSource(TableSource):
         self._reader: tuple[int, Any] | None = None
         notes: list[str] = []
         self._left_out: dict[str, str] = {}  # by topic, in words
-        guess = all(entry.name == "action" for entry in entries)
-        self._keys: dict[str, _Key] = self._guarded(0, "the topics", self._survey, fps or 10.0, guess)
-        notes += self._left_out.values()
-        for source in (source for entry in entries for source in entry.sources):
-            if source not in self._keys and (why := self._left_out.get(source.partition(".")[0])):
-                raise PrismError(f"{path}: --map {source}: {why}; map another topic")
-        action = self._find_action(entries, notes)
-        columns = [key.column for key in self._keys.values()]
-        table = make_table(path, columns, action, entries, fps or 10.0, notes)
-        pictures = [s for s in table.streams if s.spec.is_image]
-        first = next((s for s in pictures if s.spec.kind == "rgb"), pictures[0] if pictures else table.action)
-        self._clock: str = first.columns[0].key
-        if fps is None and any(stream.spec.kind == "audio" for stream in table.streams):
-            raise PrismError(f"{path}: how much audio belongs to a step depends on the rate; give --fps")
+        table = self._table(entries, fps or 10.0, notes)
         if fps is None:
             fps = self._guarded(0, self._clock, self._own_rate)
+            if any(stream.spec.kind == "audio" for stream in table.streams):  # how much of it a step has: by the rate
+                table = self._table(entries, fps, notes := [])
             notes.append(f"steps are at the rate of '{self._clock}', {fps:g} a second; --fps chooses another")
         self.fps = float(fps)
         self._config = AlignConfig(self.fps, tolerance)
@@ -134,6 +123,21 @@ class RosbagSource(TableSource):
         self.lengths = np.array(lengths, np.int64)
         self.sometimes_absent = frozenset(sensor.name for sensor in self.sensors)
         self.notes = tuple(notes)
+
+    def _table(self, entries: Sequence[Entry], fps: float, notes: list[str]) -> Table:
+        """The keys, the table and the clock, by the first bag."""
+        guess = all(entry.name in (ACTION, IGNORED) for entry in entries)
+        self._keys: dict[str, _Key] = self._guarded(0, "the topics", self._survey, fps, guess)
+        notes += self._left_out.values()
+        for source in (source for entry in entries if entry.name != IGNORED for source in entry.sources):
+            if source not in self._keys and (why := self._left_out.get(source.partition(".")[0])):
+                raise PrismError(f"{self.path}: --map {source}: {why}; map another topic")
+        action = self._find_action(entries, notes)
+        table = make_table(self.path, [key.column for key in self._keys.values()], action, entries, fps, notes)
+        pictures = [s for s in table.streams if s.spec.is_image]
+        first = next((s for s in pictures if s.spec.kind == "rgb"), pictures[0] if pictures else table.action)
+        self._clock: str = first.columns[0].key
+        return table
 
     def __reduce__(self) -> tuple[type[RosbagSource], tuple[Any, ...]]:
         return RosbagSource, self._arguments
@@ -238,9 +242,10 @@ class RosbagSource(TableSource):
         return found
 
     def _find_action(self, entries: Sequence[Entry], notes: list[str]) -> str:
-        if any(entry.name == "action" for entry in entries):
+        if any(entry.name == ACTION for entry in entries):
             return ""
-        vectors: list[str] = [key for key, found in self._keys.items() if found.field is not None]
+        ignored = {key for entry in entries if entry.name == IGNORED for key in entry.sources}
+        vectors = [key for key, found in self._keys.items() if found.field is not None and key not in ignored]
         likely = [key for key in vectors if any(word in key.lower() for word in _ACTION_WORDS)]
         if len(likely) != 1:
             raise PrismError(

@@ -31,10 +31,11 @@ from prism.sensors import ActionSpec, SensorKind, SensorSpec, encode_text
 #     robot0_eef_pos+robot0_eef_quat=proprio:vector       several keys, joined into one vector
 #     depth_raw=depth_static:depth:0.001                  millimetres to metres
 #     rel_actions=action                                  what is to be learned
+#     reward=                                             nothing: the key is ignored
 #
 # With a table nothing else is taken. Without one, every key that looks like a sensor is one, under its own name.
 
-ACTION = "action"
+ACTION, IGNORED = "action", ""
 AGAIN = "copy or download it again"
 _TACTILE = ("tactile", "digit", "gelsight")
 _AUDIO = ("audio", "microphone", "sound")
@@ -80,8 +81,11 @@ def parse_map(texts: Sequence[str]) -> tuple[Entry, ...]:
         source, equals, target = text.rpartition("=")
         name, *rest = target.split(":")
         sources = tuple(part.strip() for part in source.split("+"))
+        if equals and not target.strip() and all(sources):
+            entries.append(Entry(sources, IGNORED))
+            continue
         if not equals or not name.strip() or not all(sources) or len(rest) > 2:
-            raise PrismError(f"--map {text}: write SOURCE=SENSOR, SOURCE=SENSOR:KIND or SOURCE=SENSOR:KIND:SCALE")
+            raise PrismError(f"--map {text}: write SOURCE=SENSOR[:KIND[:SCALE]], or SOURCE= to ignore it")
         kind = rest[0] if rest and rest[0] else None
         if kind is not None and kind not in get_args(SensorKind):
             raise PrismError(f"--map {text}: no kind '{kind}'; use one of {', '.join(get_args(SensorKind))}")
@@ -92,7 +96,7 @@ def parse_map(texts: Sequence[str]) -> tuple[Entry, ...]:
         if not math.isfinite(scale) or (len(rest) == 2 and scale == 0):
             raise PrismError(f"--map {text}: the scale '{rest[1]}' is not a number other than 0")
         entries.append(Entry(sources, name.strip(), cast("SensorKind | None", kind), scale))
-    names = [entry.name for entry in entries]
+    names = [entry.name for entry in entries if entry.name != IGNORED]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise PrismError(f"--map: two entries make the sensor '{twice[0]}'; rename one, or join their keys with '+'")
     return tuple(entries)
@@ -255,7 +259,13 @@ class Table:
 
 
 def make_table(
-    path: Path, columns: Sequence[Column], action: str, entries: Sequence[Entry], fps: float, notes: list[str]
+    path: Path,
+    columns: Sequence[Column],
+    action: str,
+    entries: Sequence[Entry],
+    fps: float,
+    notes: list[str],
+    stated_by: str = "--map",
 ) -> Table:
     """`action` is the key that this format usually has; notes get one sentence for every guess."""
     given = {entry.name: entry for entry in entries}
@@ -265,13 +275,16 @@ def make_table(
         f"action[{first}:{first + 4}] is a quaternion (if it is not: --sensor action.quaternions=)"
         for first in action_spec(act.columns).quaternions
     ]
-    wanted = [entry for entry in entries if entry.name != ACTION]
-    if wanted:
-        used = {key for entry in (*wanted, target) for key in entry.sources}
-        if unused := [column.key for column in columns if column.key not in used]:
-            notes.append(f"not in the table given with --map, so left out: {', '.join(unused)}")
-    else:
-        wanted = _guess([column for column in columns if column.key not in target.sources], notes)
+    ignored = {key for entry in entries if entry.name == IGNORED for key in entry.sources}
+    for key in ignored:
+        find_column(columns, key, str(path))
+    wanted = [entry for entry in entries if entry.name not in (ACTION, IGNORED)]
+    used = {key for entry in (*wanted, target) for key in entry.sources} | ignored
+    unused = [column for column in columns if column.key not in used]
+    if not wanted:
+        wanted = _guess(unused, notes)
+    elif unused:
+        notes.append(f"not in the table of {stated_by}, so left out: {', '.join(column.key for column in unused)}")
     if not wanted:
         keys = ", ".join(column.key for column in columns)
         raise PrismError(f"{path}: no key looks like a sensor; name them with --map SOURCE=SENSOR:KIND (it has {keys})")
