@@ -1,4 +1,4 @@
-"""The protocol of metaworld, robomimic, pusht, calvin or tabletop, played by trained policies (docs/benchmarks.md).
+"""The protocol of metaworld, robomimic, pusht, calvin or tabletop, played by trained policies (research/BENCHMARKS.md).
 
 Try:
     python -m research benchmark metaworld runs --json metaworld.json

@@ -4,7 +4,7 @@ Try:
     python -m research failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
     python -m research failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
 
-The paper's classes, and what we measure for each (definitions of jerk and switches: docs/metrics.md):
+The paper's classes, and what we measure for each (definitions of jerk and switches: docs/reference/metrics.md):
     invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
     occlusion   share of steps at which a sensor was not believed (prism.health) above ABSENT
     flicker     at least FLICKERS avoidable switches within WINDOW consecutive replans: the robot could have gone on

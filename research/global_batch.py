@@ -1,4 +1,4 @@
-"""What "batch-global" rejection costs as the global batch grows to 4096 (docs/distributed.md).
+"""What "batch-global" rejection costs as the global batch grows to 4096 (docs/howto/distributed.md).
 
 Try:
     python -m research global-batch --json global-batch.json --plot global-batch.png

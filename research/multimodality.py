@@ -14,7 +14,7 @@ A rollout goes left or right by the side on which the agent first passes the bar
 "neither": it never passes it, or only after it has pushed the block away. `pushed`: share of all rollouts that do so,
 the block more than MOVED away at the end: straight, the average of the two ways. The expert has no jerk (null).
 Rollouts differ in the random numbers of the policy alone. `mode_distance`: pixels between the mean paths of the two
-(docs/metrics.md). `candidates`: share of the plans of the first replan that end left of the axis.
+(docs/reference/metrics.md). `candidates`: share of the plans of the first replan that end left of the axis.
 """
 
 from __future__ import annotations

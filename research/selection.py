@@ -5,14 +5,14 @@ Try:
     python -m research selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
 
 Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
-same episodes. Jerk, mode switch and avoidable switch are defined in docs/metrics.md. Seeds from 200,000: those of the
+same episodes. Jerk, mode switch and avoidable switch are defined in docs/reference/metrics.md. Seeds from 200,000: those of the
 tests are not for choosing a rule.
     rows = [{rule, exec_horizon, policies, episodes, success, success_ci, score, score_ci, jerk, mode_switches,
              avoidable_switches, by_policy}]     means over policies and episodes; by_policy the same, one number each
     fewer_switches.TA.RULE = {mean, low, high, p, seeds, episodes}: switches an episode, `first` minus the rule
     flicker_left.TA = the same: avoidable switches an episode, `commit` minus half of `proxy_score`
 `restless` is off: it would replace a rule just where it stands still. Intervals: bootstrap of policies and episodes
-(docs/comparison.md).
+(docs/howto/comparison.md).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Try:
     python -m research trends --methods flow_matching rectified_flow --seeds 0 --steps 500
     python -m research trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
 
-Three trends, each decided by the paired interval over training seeds and episodes (docs/comparison.md):
+Three trends, each decided by the paired interval over training seeds and episodes (docs/howto/comparison.md):
     data          trained on more of the demonstrations a method is better; every method
     evaluations   diffusion and flow matching are better with five evaluations of the network a plan than with one, the
                   same weights

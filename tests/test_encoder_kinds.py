@@ -108,7 +108,7 @@ def test_all_kinds_in_one_policy_train_and_sample() -> None:
 def test_the_paper_preset_with_all_sensors_of_calvin_keeps_to_the_papers_size() -> None:
     policy = build_policy(preset("paper").spec(CALVIN, 7, 30.0))
     total = sum(p.numel() for p in policy.parameters())
-    assert 43_000_000 < total <= 44_400_000  # paper, Table: 44.4 M; docs/sensors.md says how they divide
+    assert 43_000_000 < total <= 44_400_000  # paper, Table: 44.4 M; docs/reference/sensors.md says how they divide
     sizes = {s.name: e.features for s, e in zip(CALVIN, policy.encoder.encoders, strict=True)}  # type: ignore[arg-type]
     assert sizes == {
         "rgb_static": 512, "rgb_wrist": 512, "depth_static": 256, "depth_wrist": 256, "tactile": 256, "proprio": 64

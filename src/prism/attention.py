@@ -208,7 +208,7 @@ def favor_paper_attention(
     """Eq. 3 / Alg. 3 to the letter; w from `gaussian_features`.
 
     Without -|k|^2/2, and with a maximum of its own for every key, each key gets a random logit
-    bias, so this does not converge to softmax as M grows (docs/attention.md). Kept for comparison.
+    bias, so this does not converge to softmax as M grows (docs/explanation/attention.md). Kept for comparison.
     """
     return favor_paper_attend(q_BHTD, favor_paper_key_sums(k_BHSD, v_BHSD, w_MD, mask_BS), w_MD)
 

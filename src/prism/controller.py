@@ -62,7 +62,7 @@ class ControllerConfig:
 
 @dataclass(frozen=True)
 class Replan:
-    """What happened at one replan. Definitions of spread, modes and switches: docs/metrics.md."""
+    """What happened at one replan. Definitions of spread, modes and switches: docs/reference/metrics.md."""
 
     step: int
     latency_ms: float  # window -> tensors -> candidates -> choice

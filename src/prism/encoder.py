@@ -5,7 +5,7 @@
     context = mix(c_1 .. c_To) + positions          (B, S, D)
 
 Mixing is ours (`mix_blocks` > 0): a residual MLP over the window gives S context tokens. The encoder runs once a
-context and the generator K times, so this is the cheap place for computation: docs/learning-fast.md.
+context and the generator K times, so this is the cheap place for computation: docs/explanation/learning-fast.md.
 """
 
 from __future__ import annotations

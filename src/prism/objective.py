@@ -5,7 +5,7 @@ is pulled towards the item's own target (hard term; all candidates count where e
 A small soft term pulls the K' nearest. Only the chosen candidates receive a gradient, so they are
 chosen among candidates drawn without gradient, and `loss` is of the chosen ones drawn again with it.
 
-Two threshold rules (docs/deviations.md has the measurements):
+Two threshold rules (docs/explanation/deviations.md has the measurements):
   paper       EMA of the q-quantile of *all pairs*, clipped to [1e-4, 0.2], against min_j D_{i,k->j}; distances are
               sums over dimensions. On real data it sits on its clamp.
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
@@ -14,7 +14,7 @@ Two threshold rules (docs/deviations.md has the measurements):
               policy knows well loses all its candidates (the fallback), at 1 no row ever does; the presets
               have 0.5.
 
-"Batch" is the global batch, whatever it is spread over (docs/distributed.md): targets and the quantile are asked of
+"Batch" is the global batch, whatever it is spread over (docs/howto/distributed.md): targets and the quantile are asked of
 `Batch.share`, candidates stay where they are. Two bounds keep a large G affordable; below them everything is exact:
   max_targets  G > max_targets: a candidate is compared with its own target and with this many others, evenly spread
                over the batch. One that has n targets nearer than the threshold is missed with chance
@@ -57,7 +57,7 @@ class ObjectiveConfig:
     quantile: float = 0.2  # q; paper: 0.2 to 0.35
     momentum: float = 0.9  # alpha of the EMA; paper, App. A.3
     clamp: tuple[float, float] = (1e-4, 0.2)  # paper rule only
-    soft_weight: float = 0.0  # lambda_soft; paper: 0.02. Ours is off: docs/deviations.md
+    soft_weight: float = 0.0  # lambda_soft; paper: 0.02. Ours is off: docs/explanation/deviations.md
     soft_candidates: int = 3  # K'; paper
     temperature: float = 0.1  # tau; not given in the paper
     soft_scaled: bool = True  # multiply by tau, so that the term tends to min d; False is the paper's formula

@@ -1,4 +1,4 @@
-"""Slow float64 versions of Sec. 4.5 and of docs/metrics.md, in plain loops."""
+"""Slow float64 versions of Sec. 4.5 and of docs/reference/metrics.md, in plain loops."""
 
 from __future__ import annotations
 

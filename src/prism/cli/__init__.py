@@ -70,7 +70,7 @@ MOVED: dict[str, str] = {
     "bench compare": "use prism compare",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
     "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
-    "study arithmetic": "docs/paper-claims.md has its findings",
+    "study arithmetic": "research/CLAIMS.md has its findings",
     "study": "use python -m research --list, in a checkout",
 }
 

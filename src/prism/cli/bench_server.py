@@ -17,7 +17,7 @@ class Server:
         prism bench server --clients 64 --seconds 60 --json server.json
         prism bench server --clients 8 --seconds 10 --fuzz 10000 --viewer
 
-    docs/serving.md explains the keys.
+    docs/howto/serving.md explains the keys.
     """
 
     clients: int = 64

@@ -28,7 +28,7 @@ class Compare:
         prism compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
 
     Killed at any moment, the same command goes on where it was. Writes comparison.html and comparison.json into
-    FOLDER; docs/comparison.md explains the figures.
+    FOLDER; docs/howto/comparison.md explains the figures.
     """
 
     recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...", help_behavior_hint="")]

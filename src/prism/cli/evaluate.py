@@ -26,7 +26,7 @@ class Eval:
         prism eval runs/pusht-human --report        writes runs/pusht-human/report.html as well
 
     Measures success, score, jerk, mode switches and replanning latency, with 95 % confidence
-    intervals; docs/metrics.md defines each.
+    intervals; docs/reference/metrics.md defines each.
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
@@ -55,7 +55,7 @@ class Eval:
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; one a core unless told."""
     backend: Annotated[str, option("NAME")] = "eager"
-    """What computes the policy: eager, compile, onnx, onnx-int8 (docs/realtime.md)."""
+    """What computes the policy: eager, compile, onnx, onnx-int8 (docs/explanation/realtime.md)."""
     ray: bool = False
     """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 

@@ -16,11 +16,11 @@ from prism.normalize import Normalizer
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy, PolicySpec
 
-RELATIVE = 0.5  # ObjectiveConfig.relative: fallback below 5 %, scores no lower (docs/deviations.md)
+RELATIVE = 0.5  # ObjectiveConfig.relative: fallback below 5 %, scores no lower (docs/explanation/deviations.md)
 
 
 def tiny() -> PrismConfig:
-    """Learns in minutes on a CPU: a deep encoder on the window, a light generator (docs/learning-fast.md)."""
+    """Learns in minutes on a CPU: a deep encoder on the window, a light generator (docs/explanation/learning-fast.md)."""
     return PrismConfig(
         obs_horizon=2,
         pred_horizon=16,

@@ -172,7 +172,7 @@ class UNetPolicyConfig(BaselineConfig):
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> Self:
-        # Offsets from an anchor reach beyond [-1, 1] in their own unit: docs/baselines.md.
+        # Offsets from an anchor reach beyond [-1, 1] in their own unit: docs/explanation/baselines.md.
         return cls.like(prism, unet=SIZES[size], offset_scale=1.0 if prism.anchor is None else 0.5)
 
     def __post_init__(self) -> None:

@@ -213,6 +213,6 @@ def _footer(comparison: Comparison) -> str:
         "Intervals: 95 %, bootstrap over training seeds and episodes, crossed. Against the reference: mean difference "
         "of scores on the seeds that both have, the same bootstrap on the paired differences; p is two-sided. Time to "
         "a plan was measured in the rollouts, one thread, with other runs beside it: prism bench latency measures it "
-        "alone. Definitions: docs/comparison.md, docs/metrics.md."
+        "alone. Definitions: docs/howto/comparison.md, docs/reference/metrics.md."
     )
     return f"<dl>{items}</dl><p>{escape(text)}</p>"

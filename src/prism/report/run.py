@@ -260,7 +260,7 @@ def _provenance(result: EvaluationResult) -> str:
         "Jerk: mean norm of the third difference of the executed actions, in units of half the demonstrations' range. "
         "Mode switch: a new plan farther than the mode radius from what was left of the old one; avoidable when "
         "another candidate was nearer. Success: Wilson interval; other means: bootstrap over episodes. All of it "
-        "exactly: docs/metrics.md."
+        "exactly: docs/reference/metrics.md."
     )
     return f"<dl>{items}</dl><p>{escape(definitions)}</p>"
 

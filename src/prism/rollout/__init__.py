@@ -1,1 +1,1 @@
-"""Episodes played with fixed seeds, in a pool of processes, and the metrics of docs/metrics.md."""
+"""Episodes played with fixed seeds, in a pool of processes, and the metrics of docs/reference/metrics.md."""

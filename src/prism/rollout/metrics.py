@@ -1,4 +1,4 @@
-"""The numbers we report. docs/metrics.md defines each in words; these are the definitions in code."""
+"""The numbers we report. docs/reference/metrics.md defines each in words; these are the definitions in code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods x recipes x seeds at equal budgets: `prism compare` (docs/comparison.md).
+"""Methods x recipes x seeds at equal budgets: `prism compare` (docs/howto/comparison.md).
 
 Each combination is a cell of a grid (runs/grid.py), a run of its own (runs/cell.py). Cells that are missing are run,
 then everything that is there becomes one table: means over stated numbers of seeds, intervals, paired tests.

@@ -151,7 +151,7 @@ def pusht_human() -> Experiment:
         demonstrations=Demonstrations("human", mirror=True),
         policy=pusht_policy(),
         train=pusht_training(),
-        # People stop and think, and a policy of theirs may stop for ever: docs/metrics.md.
+        # People stop and think, and a policy of theirs may stop for ever: docs/reference/metrics.md.
         controller=ControllerConfig(selection=SelectionConfig(restless=2)),
     )
 

@@ -1,1 +1,1 @@
-"""A policy at work: back ends, token cache, server, live page (docs/serving.md)."""
+"""A policy at work: back ends, token cache, server, live page (docs/howto/serving.md)."""

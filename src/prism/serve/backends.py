@@ -37,7 +37,7 @@ from prism.types import Batch, Observation
 BackendName = Literal["eager", "compile", "onnx", "onnx-int8"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
 # Largest |difference| from eager that is still the same policy, in half ranges of an action. int8 rounds activations
-# to 1/255 of their range, layer after layer: what that does to success is measured (docs/realtime.md).
+# to 1/255 of their range, layer after layer: what that does to success is measured (docs/explanation/realtime.md).
 LIMITS: dict[str, float] = {"eager": 1e-5, "compile": 1e-3, "onnx": 1e-3, "onnx-int8": 0.3}
 
 Frame = dict[str, NDArray[np.generic]]  # one time step of each sensor

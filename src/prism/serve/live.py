@@ -276,7 +276,7 @@ def _rounded(values: NDArray[Any]) -> Any:
 
 
 def jerks(actions: NDArray[np.floating], scale: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Norm of the third difference at each step, in scaled units: docs/metrics.md's jerk, not averaged."""
+    """Norm of the third difference at each step, in scaled units: docs/reference/metrics.md's jerk, not averaged."""
     if len(actions) < 4:
         return np.zeros(0)
     return np.asarray(np.linalg.norm(np.diff(actions / scale, n=3, axis=0), axis=-1), dtype=np.float64)

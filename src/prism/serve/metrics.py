@@ -1,6 +1,6 @@
 """What the server counts, as Prometheus reads it: text, one line a number, cumulative histograms.
 
-Everything is counted on the thread of the network loop, so nothing needs a lock. docs/serving.md lists the names.
+Everything is counted on the thread of the network loop, so nothing needs a lock. docs/howto/serving.md lists the names.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 each arm, a displacement of the hand (1 is 5 cm), a turn (1 is half a radian), both in the frame of the robot's base,
 and the gripper (1 closes, -1 opens): 7 numbers, 14 for Transport.
 
-Sensors keep robomimic's order, so that its datasets fit (docs/robosuite.md):
+Sensors keep robomimic's order, so that its datasets fit (docs/reference/robosuite.md):
 
     proprio       a robot: hand position (3), quaternion xyzw (4), fingers (2)
     object_state  robosuite's `object-state`: poses of the objects, also seen from the hand
