@@ -40,7 +40,9 @@ class SelectionConfig:
     discount: float = 1.0  # overlap, commit: weight of a step of the overlap against the step before it
     patience: float = 3.0  # commit: how much doubt (see `commit`) it takes to give up a mode
     min_share: float = 0.1  # commit: a rival mode with a smaller share of the candidates is noise
-    centrality: float = 0.75  # commit: in the kept mode, 0 = nearest the old plan, 1 = most typical; docs/reference/metrics.md
+    centrality: float = (
+        0.75  # commit: in the kept mode, 0 = nearest the old plan, 1 = most typical; docs/reference/metrics.md
+    )
     action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has

@@ -59,7 +59,11 @@ MARGIN = 4  # pixels cut off at each side
 SHIFT = 1  # training: a random shift of at most this many. The camera stands still, and 4 would be 5 cm of the table
 REACH = (0.02, 3.0)  # metres of depth that mean something: the hand's own fingers, the far wall of the table
 CAMERAS = {"wrist": "gripperPOV", "static": "corner2"}
-_STATIC_AT = (0.6, 0.295, 0.8)  # DP3's place: from MetaWorld's own an object is a few pixels (docs/reference/simulators.md)
+_STATIC_AT = (
+    0.6,
+    0.295,
+    0.8,
+)  # DP3's place: from MetaWorld's own an object is a few pixels (docs/reference/simulators.md)
 _PICTURE = (240, 320)
 # MetaWorld's own corner cameras hang upside down
 _VIEW = offscreen.View(lookat=(0.0, 0.68, 0.1), distance=1.1, azimuth=145.0, elevation=-38.0)
