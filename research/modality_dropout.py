@@ -11,8 +11,8 @@ demonstrations with the same steps, one without and one with dropout, and each i
 
 cost: success with every sensor minus success without one of the two, mean over both. saved: cost without dropout minus
 cost with it, over the same seeds and episodes. Intervals: 95 %, bootstrap of training seeds and episodes, crossed
-(docs/howto/comparison.md). Every policy is a cell of the folder `work`: killed, the same command goes on; with more seeds it
-adds them.
+(docs/howto/comparison.md). Every policy is a cell of the folder `work`: killed, the same command goes on; more seeds
+are added.
     successes.ARM.CONDITION   one row a seed, one entry an episode
     claims                    the sentences of the paper, and what became of them
 """

@@ -5,7 +5,7 @@ Try:
     python -m research selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
 
 Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
-same episodes. Jerk, mode switch and avoidable switch are defined in docs/reference/metrics.md. Seeds from 200,000: those of the
+same episodes. Jerk, mode switch and avoidable switch: docs/reference/metrics.md. Seeds from 200,000: those of the
 tests are not for choosing a rule.
     rows = [{rule, exec_horizon, policies, episodes, success, success_ci, score, score_ci, jerk, mode_switches,
              avoidable_switches, by_policy}]     means over policies and episodes; by_policy the same, one number each

@@ -14,7 +14,7 @@ Two threshold rules (docs/explanation/deviations.md has the measurements):
               policy knows well loses all its candidates (the fallback), at 1 no row ever does; the presets
               have 0.5.
 
-"Batch" is the global batch, whatever it is spread over (docs/howto/distributed.md): targets and the quantile are asked of
+"Batch" is the global batch, whatever it is spread over: targets and the quantile are asked of
 `Batch.share`, candidates stay where they are. Two bounds keep a large G affordable; below them everything is exact:
   max_targets  G > max_targets: a candidate is compared with its own target and with this many others, evenly spread
                over the batch. One that has n targets nearer than the threshold is missed with chance

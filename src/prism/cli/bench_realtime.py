@@ -17,7 +17,7 @@ class Realtime:
         prism bench realtime --sensors wrist --seconds 60 --json wrist.json
         prism bench realtime --sensors calvin --compare --json calvin.json
 
-    A clock gives every action its slot; every frame of every camera is encoded. docs/explanation/realtime.md explains the keys.
+    A clock gives every action its slot; every frame is encoded. docs/explanation/realtime.md explains the keys.
     """
 
     sensors: Literal["wrist", "calvin"] = "wrist"

@@ -138,7 +138,7 @@ class Inspect:
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4' (docs/reference/sensors.md)."""
+    """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4'."""
     tolerance: Annotated[float | None, option("SECONDS")] = None
     """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     episodes: Annotated[str, option("0-46,48-")] = ""
@@ -193,7 +193,7 @@ class Convert:
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of a sensor, stored with the dataset: rgb_static.crop=76,76 (docs/reference/sensors.md)."""
+    """Preprocessing and health of a sensor, stored with the dataset: rgb_static.crop=76,76."""
     tolerance: Annotated[float | None, option("SECONDS")] = None
     """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     task: Annotated[str | None, option("TEXT")] = None

@@ -32,7 +32,7 @@ class Serve:
         prism serve runs/mine --backend onnx-int8   cameras two to four times faster
 
     Speaks openpi's protocol: openpi-client works as it is; prism-client (packages/prism-client) is
-    small and knows more. Ctrl-C ends it. docs/serving.md explains the protocol and every limit.
+    small and knows more. Ctrl-C ends it. docs/howto/serving.md explains the protocol and every limit.
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
@@ -52,7 +52,7 @@ class Serve:
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
     backend: Annotated[str, option("NAME")] = "eager"
-    """What runs the network: eager, compile, onnx or onnx-int8 (docs/realtime.md)."""
+    """What runs the network: eager, compile, onnx or onnx-int8 (docs/explanation/realtime.md)."""
     device: Annotated[str, option("NAME")] = "auto"
     """Where it runs: cpu, cuda, or auto (cuda where there is one). Back ends other than eager run on the CPU."""
     max_clients: int = 128

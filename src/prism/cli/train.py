@@ -26,9 +26,9 @@ class Train:
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
         prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
-        prism train pusht-human --method diffusion  another method on the same encoder and data (docs/explanation/baselines.md)
+        prism train pusht-human --method diffusion  another method on the same encoder and data
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
-        torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs (docs/howto/distributed.md)
+        torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs
 
     A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
         prism eval runs/pusht-human
@@ -41,7 +41,7 @@ class Train:
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
     sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76 (docs/reference/sensors.md lists the keys)."""
+    """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76."""
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second of that dataset, for formats that do not store it."""
     tolerance: Annotated[float | None, option("SECONDS")] = None

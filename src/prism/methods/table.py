@@ -20,7 +20,7 @@ RELATIVE = 0.5  # ObjectiveConfig.relative: fallback below 5 %, scores no lower 
 
 
 def tiny() -> PrismConfig:
-    """Learns in minutes on a CPU: a deep encoder on the window, a light generator (docs/explanation/learning-fast.md)."""
+    """Learns in minutes on a CPU: a deep encoder on the window, a light generator."""
     return PrismConfig(
         obs_horizon=2,
         pred_horizon=16,
