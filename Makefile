@@ -24,8 +24,8 @@ demo: $(VENV)/.installed-sims
 test: lint types imports pytest
 
 lint: $(VENV)/.installed-dev
-	@$(BIN)/ruff check src tests packages research tools/chaos
-	@$(BIN)/ruff format --check src tests packages research tools/chaos
+	@$(BIN)/ruff check src tests packages research tools/chaos tools/house
+	@$(BIN)/ruff format --check src tests packages research tools/chaos tools/house
 
 types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
