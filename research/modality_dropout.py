@@ -37,6 +37,7 @@ from prism.data.episodes import Array, Episode, EpisodeSource, wanted_sensors
 from prism.data.views import SourceView
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from prism.io import files
 from prism.methods.table import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
@@ -49,7 +50,6 @@ from prism.sensors import SensorSpec
 from prism.sims.base import Env, EnvView
 from prism.sims.collect import collect
 from prism.sims.tasks import make_env
-from prism.training import files
 from prism.training.config import TrainConfig
 from prism.training.loop import train
 from research.report import Claim, Study, Verdict, Written, confirmed

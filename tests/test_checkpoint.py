@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from prism.errors import PrismError
-from prism.training import checkpoint, files
+from prism.io import files
+from prism.training import checkpoint
 from prism.training.checkpoint import TrainingState
 from tests.training_fakes import build_fake, fake_spec, make_policy
 
@@ -124,7 +125,7 @@ def test_kill_9_in_a_write_leaves_the_last_good_checkpoint(tmp_path: Path, at: i
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-@pytest.mark.parametrize("call", ["rename", "rmtree"])
+@pytest.mark.parametrize("call", ["replace", "rmtree"])
 def test_kill_9_at_the_rename_or_while_pruning(tmp_path: Path, call: str) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
@@ -132,11 +133,11 @@ def test_kill_9_at_the_rename_or_while_pruning(tmp_path: Path, call: str) -> Non
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    module = os if call == "rename" else shutil
+    module = os if call == "replace" else shutil
     _killed_save(tmp_path, 3, lambda: setattr(module, call, die))
     newest = checkpoint.latest_checkpoint(tmp_path)
     assert newest is not None
-    assert newest.name == ("step-00000002" if call == "rename" else "step-00000003")
+    assert newest.name == ("step-00000002" if call == "replace" else "step-00000003")
     save(tmp_path, 4)
     assert not [name for name in names(tmp_path) if name.startswith(".")]
 

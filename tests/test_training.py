@@ -23,7 +23,7 @@ from torch import nn
 from prism.data.loader import BatchOrder
 from prism.distributed.rows import Random
 from prism.errors import PrismError
-from prism.io.atomic import exclusive
+from prism.io.files import exclusive
 from prism.policy import LossOutput
 from prism.training import checkpoint, loop
 from prism.training.config import TrainConfig

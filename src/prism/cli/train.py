@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
 from prism.cli.style import option
 from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.runs.recipes import Experiment
+    from prism.training.loop import TrainResult
 
 Preset = Literal["tiny", "base", "paper"]
 
@@ -115,8 +119,12 @@ class Train:
         name, out, resume = given.pop("recipe"), given.pop("out"), given.pop("resume")
         go_on: bool | Literal["auto"] = "auto" if given.pop("auto_resume") else resume
         run, experiment, result = train_recipe(name, out, go_on, Console(stderr=True), **given)
-        if not ranks.is_leader():
-            return
+        if ranks.is_leader():
+            self._say(run, experiment, result)
+        if result.stopped_by:
+            raise SystemExit(130)  # saved, but not done: `prism train ... && prism eval ...` ends here
+
+    def _say(self, run: Path, experiment: Experiment, result: TrainResult) -> None:
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         again = f"prism train {self.recipe}" + (f" --method {self.method}" if self.method is not None else "")

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from prism.errors import PrismError, reason
-from prism.io.atomic import hidden_beside, sync
+from prism.io.files import hidden_beside, sync
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 

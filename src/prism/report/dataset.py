@@ -24,7 +24,7 @@ from prism.data.inspect import (
     size,
     summarise,
 )
-from prism.io.atomic import atomic_file
+from prism.io.files import atomic_file
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall

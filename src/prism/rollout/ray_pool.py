@@ -101,8 +101,8 @@ class SentPolicy:
 
     @staticmethod
     def read(path: Path) -> SentPolicy:
+        from prism.io.files import CHECKSUMS
         from prism.training.checkpoint import resolve
-        from prism.training.files import CHECKSUMS
 
         folder = resolve(path)
         names = ("config.json", "model.safetensors", CHECKSUMS)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.io.files import encode_json, replace_file
 from prism.rollout import metrics
 from prism.selection import SelectionConfig
-from prism.training.files import encode_json, replace_file
 
 RECORDINGS = ("latency_ms", "actions", "states", "fans", "frames", "frame_steps")  # what is not a number a row
 

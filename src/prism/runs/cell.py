@@ -26,7 +26,8 @@ import torch
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.io.atomic import exclusive
+from prism.io import files
+from prism.io.files import exclusive
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
 from prism.rollout.episodes import TEST_SEED, RecordConfig, evaluate
 from prism.rollout.results import (
@@ -42,7 +43,6 @@ from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import CELL, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
 from prism.runs.recipes import FILE, Experiment
 from prism.runs.workflow import train_experiment
-from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
 

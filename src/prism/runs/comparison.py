@@ -17,7 +17,8 @@ import numpy as np
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.io.atomic import exclusive
+from prism.io import files
+from prism.io.files import exclusive
 from prism.io.jsonconfig import to_json, with_settings
 from prism.methods import METHODS
 from prism.methods.table import student_config
@@ -31,7 +32,6 @@ from prism.runs.cell import EvaluationPlan as EvaluationPlan
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other, state_of
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_preset
-from prism.training import files
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock
 

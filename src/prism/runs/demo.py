@@ -20,13 +20,13 @@ from pathlib import Path
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.episodes import RecordConfig
 from prism.rollout.results import EvaluationResult, load_result, metrics_json, recording_path, write_json
 from prism.runs.cell import CellId, CellSpec, EvaluationPlan
 from prism.runs.grid import CELL, LOG, Grid, state_of
 from prism.runs.recipes import Experiment, demo_tasks
-from prism.training import files
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from prism.errors import PrismError
+from prism.io import files
 from prism.rollout.ray_pool import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.rollout.results import write_json
 from prism.runs.recipes import Experiment
-from prism.training import files
 from prism.training.monitor import read_log
 
 CELL, RESULT, FAILED, LOG = "cell.json", "result.json", "failed.json", "output.txt"

@@ -15,6 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.io import files
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json, with_settings
 from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
@@ -22,7 +23,6 @@ from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
 from prism.selection import SelectionConfig
 from prism.sims.tasks import task_names
-from prism.training import files
 from prism.training.config import TrainConfig
 
 FORMAT_VERSION = 1

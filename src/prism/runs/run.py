@@ -27,6 +27,7 @@ from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
+from prism.io import files
 from prism.io.jsonconfig import with_settings
 from prism.policy import Policy, PolicySpec
 from prism.report.run import write_report
@@ -44,7 +45,7 @@ from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import FILE, Experiment
 from prism.serve.backends import Frame, load_behind
 from prism.sims.tasks import make_env
-from prism.training import checkpoint, files
+from prism.training import checkpoint
 from prism.training.monitor import read_log
 
 

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
+from prism.io.files import DamagedError, encode_json, read_bytes, read_json, remove_folder, write_folder
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
 from prism.policy import Policy
-from prism.training.files import DamagedError, encode_json, read_bytes, read_json, remove_folder, write_folder
 
 METADATA = "metadata.json"
 FORMAT = 1

@@ -28,10 +28,10 @@ from torch import Tensor
 
 import prism
 from prism.errors import PrismError
+from prism.io import files
+from prism.io.files import DamagedError
 from prism.methods.table import build_policy
 from prism.policy import Policy, PolicySpec
-from prism.training import files
-from prism.training.files import DamagedError
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"step-(\d{8,})")

@@ -30,8 +30,9 @@ from prism.data.loader import Loader
 from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.errors import PrismError
+from prism.io import files
 from prism.policy import Policy
-from prism.training import checkpoint, files, start
+from prism.training import checkpoint, start
 from prism.training.checkpoint import TrainingState
 from prism.training.config import TrainConfig
 from prism.training.monitor import Monitor, Silent
@@ -84,7 +85,8 @@ def train(
         learner = Learner(policy, config)
         keeper = _Keeper(learner, windows_val, run_dir, data, stop, until)
         notes = keeper.resume(resume)
-        monitor = stack.enter_context(keeper.open_monitor(console, title, notes))
+        monitor = keeper.open_monitor(console, title, notes)
+        stack.enter_context(monitor)
         loader = stack.enter_context(Loader(windows_train, order, keeper.step, config.workers))
         policy.train()
         while not keeper.over:

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from prism.training import files
+from prism.io import files
 from prism.training.config import TrainConfig
 from prism.training.step import StepOutput
 

@@ -20,9 +20,10 @@ from prism.data.loader import BatchOrder
 from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.errors import PrismError
-from prism.io.atomic import exclusive
+from prism.io import files
+from prism.io.files import exclusive
 from prism.policy import Policy, PolicySpec
-from prism.training import checkpoint, files
+from prism.training import checkpoint
 from prism.training.checkpoint import TrainingState
 from prism.training.config import FREE_ON_RESUME, TrainConfig
 from prism.types import Batch

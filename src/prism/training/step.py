@@ -192,8 +192,9 @@ class Learner:
         losses = part_losses(self.policy, batch, count, seed, self._restore_buffers)
         outputs = []
         for part in range(count):
-            wait = part < count - 1 and isinstance(self._model, DistributedDataParallel)
-            with self._model.no_sync() if wait else nullcontext():  # only the last part sends
+            model = self._model
+            wait = model.no_sync() if isinstance(model, DistributedDataParallel) and part < count - 1 else nullcontext()
+            with wait:  # only the last part sends
                 with self.autocast:
                     loss, logs, rows = self._model(losses)
                 weight = rows / total
@@ -203,8 +204,8 @@ class Learner:
         self.scaler.unscale_(self.optimizer)
         mean, logs = _mean_over_rows(outputs)
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        total = torch.nn.utils.get_total_norm(gradients)
-        value, norm = torch.stack([mean.float(), total.float()]).tolist()
+        length = torch.nn.utils.get_total_norm(gradients)
+        value, norm = torch.stack([mean.float(), length.float()]).tolist()
         if 0 < self.config.grad_clip < norm:  # only then: scaling is one more pass over all the memory
             torch._foreach_mul_(gradients, self.config.grad_clip / norm)
         return StepOutput(value, norm, logs)

@@ -23,7 +23,7 @@ from prism.data.episodes import Array
 from prism.data.formats.lerobot import INFO, PRESENT, SPECS, TASK
 from prism.data.formats.store import check_sensors
 from prism.errors import PrismError, need, reason
-from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync
+from prism.io.files import AtomicWriter, hidden_beside, replace_folder, sync
 from prism.normalize import RunningStatistics
 from prism.sensors import ActionSpec, SensorSpec, decode_text
 

@@ -23,7 +23,7 @@ from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.hdf5_probe import probe
 from prism.data.formats.table import AGAIN, Column, Entry, Raw, TableSource, make_table
 from prism.errors import PrismError, need, reason
-from prism.io.atomic import AtomicWriter, hidden_beside, sync_folder
+from prism.io.files import AtomicWriter, hidden_beside, sync_folder
 
 DEFAULT_FPS = 20.0  # robosuite's control rate
 _SUFFIXES = (".hdf5", ".h5")

@@ -24,7 +24,7 @@ from prism.data.formats.store import (
     is_store,
 )
 from prism.errors import PrismError
-from prism.io.atomic import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
+from prism.io.files import AtomicWriter, hidden_beside, replace_folder, sync, sync_folder
 from prism.sensors import ActionSpec, SensorSpec
 
 
