@@ -243,7 +243,7 @@ def test_the_papers_rule_needs_a_pose_that_the_policy_has() -> None:
 
     with pytest.raises(PrismError, match=r"no vector sensor 'robot_obs'.*proprio \(2\), goal \(2\).*pose_sensor"):
         make(pose_sensor="robot_obs")
-    with pytest.raises(PrismError, match="pose_dims = 3 exceeds"):
+    with pytest.raises(PrismError, match=r"pose_dims = 3 and grippers .* do not fit the 2 entries"):
         make(pose_dims=3)
     controller = make(pose_sensor="goal")
     controller.act({"proprio": see(0)["proprio"]})  # absent for a step: the last-action rule

@@ -12,12 +12,12 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.runs import demo
 from prism.runs.demo import DemoConfig
-from prism.runs.recipes import metaworld
+from prism.runs.recipes import state
 from prism.runs.run import write_run_report
 
 
 def miniature(name: str = "metaworld-reach", steps: int = 3) -> DemoConfig:
-    experiment = metaworld(name)
+    experiment = state(name)
     small = replace(experiment.demonstrations, episodes=2)
     train = replace(experiment.train, minutes=0.0, steps=steps)
     return DemoConfig((replace(experiment, demonstrations=small, train=train),), episodes=1)

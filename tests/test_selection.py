@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.runs.recipes import recipe
 from prism.selection import (
     SelectionConfig,
     SelectionState,
@@ -92,9 +95,26 @@ def test_proxy_score_is_literal() -> None:
     np.testing.assert_allclose(absolute, [np.sqrt(0.4**2 / 2), np.sqrt(1.6**2 / 2), np.sqrt((4.6**2 + 1) / 2)])
     delta = proxy_score(plans, pose, ONE, "delta")  # the current pose cancels: it prefers to stand still
     np.testing.assert_allclose(delta, np.sqrt(np.mean(plans[:, 0] ** 2, axis=-1)))
-    np.testing.assert_allclose(proxy_score(plans, pose, ONE, "absolute", 1), [0.4, 1.6, 4.6])
+    np.testing.assert_allclose(proxy_score(plans, pose, ONE, "absolute", [0]), [0.4, 1.6, 4.6])
     with pytest.raises(PrismError, match="pose_dims"):
         proxy_score(plans, pose[:1], ONE, "absolute")
+
+
+def test_a_gripper_is_no_motion() -> None:
+    """The one that stands still with an open hand is nearer than the one that moves and closes half-way."""
+    plans = np.array([[[0.0, 0.0, 1.0]], [[0.3, 0.0, 0.0]]])
+    state = SelectionState(last_action=np.zeros(3), pose=np.zeros(3))
+    unaware = SelectionConfig(rule="proxy_score", action_kind="delta")
+    assert select(plans, np.ones(3), state, unaware).index == 1
+    for aware in (replace(unaware, grippers=(2,)), replace(unaware, pose_dims=2)):
+        assert select(plans, np.ones(3), state, aware).index == 0
+    for task in ("metaworld-drawer-open", "robosuite-lift", "robosuite-transport", "tabletop-stack-red"):
+        selection = recipe(task).controller.selection
+        assert selection.action_kind == "delta"
+        assert selection.grippers, f"{task} counts its gripper as motion"
+    assert SelectionConfig(grippers=(6, 13)).motion(14) == [*range(6), *range(7, 13)]
+    with pytest.raises(PrismError, match="grippers"):
+        SelectionConfig(grippers=(-1,))
 
 
 def test_proxy_score_without_a_pose_is_the_last_action_rule() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,12 +132,34 @@ def test_a_recording_of_another_version_of_the_simulator_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = collect(TASK, 1, tmp_path / "data").path
-    wanted = Demonstrations("expert", path=str(path))
+    wanted = Demonstrations("expert", 1, path=str(path))
     console = Console(quiet=True)
     assert record_if_missing(wanted, TASK, console) == path
     monkeypatch.setattr(collecting, "version", lambda package: "9.9" if package == "metaworld" else "1.0")
     with pytest.raises(PrismError, match=r"metaworld 3\.1\.1, installed is 9\.9; record it again"):
         record_if_missing(wanted, TASK, console)
+
+
+def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """--episodes and noise count also where the folder exists; extended is the same as recorded at once."""
+    path, console = tmp_path / "data", Console(stderr=True, width=500)
+    wanted = Demonstrations("expert", 2, noise=0.1, path=str(path))
+    for episodes, line in ((2, "recording 2 demonstrations"), (3, "recording 1 more to the 2"), (3, "using the 3")):
+        record_if_missing(replace(wanted, episodes=episodes), TASK, console)
+        assert line in capfd.readouterr().err
+    record_if_missing(replace(wanted, episodes=2), TASK, console)
+    assert "using the 3 demonstrations" in (said := capfd.readouterr().err)
+    assert "2 were asked for (fewer: --demonstrations N)" in said
+    extended, whole = StoreSource(path), StoreSource(collect(TASK, 3, tmp_path / "whole", noise=0.1).path)
+    assert extended.provenance == whole.provenance
+    for number in range(3):
+        assert np.array_equal(extended.read(number).actions, whole.read(number).actions)
+    with pytest.raises(PrismError, match=r"with noise 0\.1, noise 0\.3 was asked for: use it as it is with --data"):
+        record_if_missing(replace(wanted, noise=0.3), TASK, console)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    with pytest.raises(PrismError, match="is no recording of `prism data collect"):
+        record_if_missing(replace(wanted, path=str(foreign)), TASK, console)
 
 
 def test_failures_are_kept_when_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,13 @@ def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
             f"use exec_horizon < {spec.pred_horizon}, or rule = 'last_action'"
         )
     sizes = {sensor.name: sensor.shape[0] for sensor in spec.sensors if sensor.kind == "vector"}
-    wanted = spec.action_dim if selection.pose_dims is None else selection.pose_dims
-    if wanted > spec.action_dim:
-        raise PrismError(f"selection.pose_dims = {wanted} exceeds the {spec.action_dim} entries of an action")
+    moving = selection.motion(spec.action_dim)
+    if max((*moving, *selection.grippers), default=0) >= spec.action_dim or not moving:
+        raise PrismError(
+            f"selection.pose_dims = {selection.pose_dims} and grippers = {selection.grippers} do not fit the "
+            f"{spec.action_dim} entries of an action"
+        )
+    wanted = max(moving) + 1
     if selection.rule == "proxy_score" and sizes.get(selection.pose_sensor, 0) < wanted:
         vectors = ", ".join(f"{name} ({size})" for name, size in sizes.items()) or "none"
         raise PrismError(
@@ -379,10 +383,10 @@ class Rest:
         """(n, Da), the executed part of the plan that a new one replaces."""
         if len(actions) == 0:
             return
-        if self._config.action_kind == "delta":  # the first pose_dims are changes; a gripper behind them says where
-            dims = self._config.pose_dims or len(self._scale)
-            summed = self._last[:dims] + np.cumsum(actions[:, :dims], axis=0)
-            actions = np.concatenate([summed, actions[:, dims:]], axis=1)
+        if self._config.action_kind == "delta":  # changes of pose add up; a gripper says where it is
+            moving = self._config.motion(len(self._scale))
+            actions = actions.copy()
+            actions[:, moving] = self._last[moving] + np.cumsum(actions[:, moving], axis=0)
             self._last = actions[-1]
         self._at = actions[0] if self._at is None else self._at
         moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)

@@ -16,6 +16,7 @@ the policy gives it: the only plausibility a generator without a density has.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -46,6 +47,7 @@ class SelectionConfig:
     action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
+    grippers: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)  # of these: entries that are no motion
     # After so many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes, until
     # one moves: where most candidates wait, the most typical one waits for ever. 0: never.
     restless: int = field(default=0, metadata=ADDED_LATER)
@@ -70,13 +72,20 @@ class SelectionConfig:
                 raise PrismError(f"selection.{name} = {number} is out of range; use a value in [0, 1]")
         if self.restless < 0:
             raise PrismError(f"selection.restless = {self.restless} is out of range; use 0 or more")
-        if self.restless and self.action_kind == "delta" and self.pose_dims is None:  # a gripper is no change of pose
+        if self.restless and self.action_kind == "delta" and self.pose_dims is None and not self.grippers:
             raise PrismError(
                 f"selection.restless = {self.restless} with action_kind = 'delta' has to know which entries of an "
-                "action are changes of pose: set selection.pose_dims to how many come first, without the gripper"
+                "action are changes of pose: set selection.grippers to those that are none, or selection.pose_dims to "
+                "how many come first"
             )
+        if any(entry < 0 for entry in self.grippers):
+            raise PrismError(f"selection.grippers = {self.grippers} is out of range; entries count from 0")
         if self.pose_dims is not None and self.pose_dims < 1:
             raise PrismError(f"selection.pose_dims = {self.pose_dims} is out of range; use None or at least 1")
+
+    def motion(self, action_dim: int) -> list[int]:
+        """Which entries of an action name a pose or a change of it: the first pose_dims, without grippers."""
+        return [entry for entry in range(self.pose_dims or action_dim) if entry not in self.grippers]
 
     @property
     def needs_overlap(self) -> bool:
@@ -162,23 +171,28 @@ def find_modes(candidates: FloatArray, scale: FloatArray, radius: float) -> Mode
 
 
 def proxy_score(
-    candidates: FloatArray, pose: FloatArray, scale: FloatArray, action_kind: ActionKind, pose_dims: int | None = None
+    candidates: FloatArray,
+    pose: FloatArray,
+    scale: FloatArray,
+    action_kind: ActionKind,
+    dims: Sequence[int] | None = None,
 ) -> FloatArray:
     """The paper's ProxyScore, literally: (K,) distance of the first induced pose from the current pose.
 
     The induced pose is `action` itself where actions are absolute and `pose + action` where they are
     changes. It prefers the candidate that moves least: with changes the current pose cancels and the
-    score is the length of the first action.
+    score is the length of the first action. `dims`: the entries that are motion; None: all of them.
     """
-    dims = candidates.shape[-1] if pose_dims is None else pose_dims
-    if dims > candidates.shape[-1] or dims > len(pose):
+    moving = list(range(candidates.shape[-1]) if dims is None else dims)
+    if not moving or max(moving) >= min(candidates.shape[-1], len(pose)):
         raise PrismError(
-            f"selection.pose_dims = {dims}, but the action has {candidates.shape[-1]} and the pose {len(pose)} entries"
+            f"selection.pose_dims and grippers leave the entries {moving}, but the action has {candidates.shape[-1]} "
+            f"and the pose {len(pose)} entries"
         )
-    current = pose[None, :dims]
-    first = candidates[:, 0, :dims]
+    current = pose[None, moving]
+    first = candidates[:, 0, moving]
     induced = current + first if action_kind == "delta" else first
-    return np.asarray(np.sqrt(np.mean(np.square((induced - current) / scale[:dims]), axis=-1)), dtype=np.float64)
+    return np.asarray(np.sqrt(np.mean(np.square((induced - current) / scale[moving]), axis=-1)), dtype=np.float64)
 
 
 def last_action(candidates: FloatArray, previous: FloatArray, scale: FloatArray) -> FloatArray:
@@ -289,7 +303,8 @@ def select(
         scores = last_action(candidates, state.last_action, scale)
     elif rule == "proxy_score":
         assert state.pose is not None
-        scores = proxy_score(candidates, state.pose, scale, config.action_kind, config.pose_dims)
+        moving = config.motion(candidates.shape[-1])
+        scores = proxy_score(candidates, state.pose, scale, config.action_kind, moving)
     elif rule == "medoid":
         scores = medoid(candidates, scale, config.mode_radius, modes)
     else:

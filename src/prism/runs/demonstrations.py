@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rich.console import Console
 
 from prism.data import EpisodeSource, open_dataset, with_sensors
+from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.errors import PrismError
@@ -76,12 +77,12 @@ def open_demonstrations(
     only = (config.only, config.without, config.skip_damaged)
     source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance, *only)
     copies = 1
-    if task is not None and task.startswith("pusht") and "state" in {sensor.name for sensor in source.sensors}:
+    if task in VARIANTS and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:
             raise PrismError(
                 f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out"
             )
-        source = PushTDemonstrations(source, VARIANTS[task], config.mirror)
+        source = PushTDemonstrations(source, VARIANTS[str(task)], config.mirror)
         copies = source.copies
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
@@ -128,29 +129,37 @@ def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:
 
 
 def record_if_missing(config: Demonstrations, task: str, console: Console, workers: int | None = None) -> Path:
-    """The folder with demonstrations of the task's expert, recorded now if it is not there."""
-    path = COLLECTED / task if config.path is None else Path(config.path)
-    if path.exists():
-        _check_simulator(path, task)
-        console.print(f"using the demonstrations in {path}", highlight=False, soft_wrap=True)
-        return path
+    """The folder with at least so many demonstrations of the task's expert; what is missing is recorded now."""
     from prism.sims.collect import collect
 
-    words = f"recording {config.episodes} demonstrations of {task} in {path}"
-    console.print(words, highlight=False, soft_wrap=True)
-    collect(task, config.episodes, path, console=console, workers=workers, noise=config.noise)
+    path = COLLECTED / task if config.path is None else Path(config.path)
+    there = _recorded(path, task, config) if path.exists() else 0
+    if there < config.episodes:
+        what = f"{config.episodes - there} more to the {there}" if there else f"{config.episodes}"
+        console.print(f"recording {what} demonstrations of {task} in {path}", highlight=False, soft_wrap=True)
+        first = int(StoreSource(path).provenance["first_seed"]) if there else 0
+        options: dict[str, Any] = {"workers": workers, "noise": config.noise, "seed": first, "go_on": there > 0}
+        collect(task, config.episodes, path, console=console, **options)
+    else:
+        more = f", {config.episodes} were asked for (fewer: --demonstrations N)" if there > config.episodes else ""
+        console.print(f"using the {there} demonstrations in {path}{more}", highlight=False, soft_wrap=True)
     return path
 
 
-def _check_simulator(path: Path, task: str) -> None:
-    """Recordings of the expert are made again easily: one of another version of the simulator is not used."""
-    from prism.data.formats.store import StoreSource, is_store
+def _recorded(path: Path, task: str, config: Demonstrations) -> int:
+    """How many demonstrations are in `path`; PrismError unless they are what `prism data collect` would record now."""
     from prism.sims.collect import other_simulator
 
-    if not is_store(path):
-        return
-    if difference := other_simulator(task, StoreSource(path).provenance):
+    use = f"use it as it is with --data {path}"
+    made = StoreSource(path).provenance if is_store(path) else {}
+    if not {"first_seed", "attempts", "successes", "noise"} <= made.keys():
+        raise PrismError(f"{path} is no recording of `prism data collect {task}`: {use}, or move it away")
+    if difference := other_simulator(task, made):
+        raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or {use}")
+    if made["noise"] != config.noise or made.get("failures", False):
+        how = f"with noise {made['noise']:g}" + (" and failures" if made.get("failures", False) else "")
+        again = f"prism data collect {task} --episodes {config.episodes} --noise {config.noise:g} --overwrite"
         raise PrismError(
-            f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or use it as it is "
-            f"with --data {path}"
+            f"{path} was recorded {how}, noise {config.noise:g} was asked for: {use}, or record it again ({again})"
         )
+    return len(StoreSource(path).lengths)

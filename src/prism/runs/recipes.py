@@ -22,7 +22,7 @@ from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
 from prism.selection import SelectionConfig
-from prism.sims.tasks import task_names
+from prism.sims.tasks import TASKS
 from prism.training.config import TrainConfig
 
 FORMAT_VERSION = 1
@@ -75,8 +75,14 @@ def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def metaworld(task: str) -> Experiment:
-    """A MetaWorld task from 20 demonstrations of its scripted expert; state inputs.
+def controller_of(task: str) -> ControllerConfig:
+    """The controller's defaults, with what the task says of its actions."""
+    row = TASKS[task]
+    return ControllerConfig(selection=SelectionConfig(action_kind=row.actions, grippers=row.grippers))
+
+
+def state(task: str) -> Experiment:
+    """A task from 20 demonstrations of its scripted expert; vectors as inputs.
 
     Command: prism train metaworld-drawer-open && prism eval runs/metaworld-drawer-open --episodes 20
     Cost:    3 minutes of one core to train, seconds to record and evaluate.
@@ -86,12 +92,12 @@ def metaworld(task: str) -> Experiment:
         task=task,
         demonstrations=Demonstrations("expert", episodes=20),
         train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
-        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+        controller=controller_of(task),
     )
 
 
-def robosuite(task: str) -> Experiment:
-    """A robosuite or tabletop task from 40 demonstrations of its scripted expert, played with a little noise, so that
+def disturbed(task: str) -> Experiment:
+    """A task from 40 demonstrations of its scripted expert, played with a little noise, so that
     they show how to come back to the way; all sensors of the task.
 
     Command: prism train robosuite-lift --minutes 4 && prism eval runs/robosuite-lift --episodes 20
@@ -102,12 +108,12 @@ def robosuite(task: str) -> Experiment:
         task=task,
         demonstrations=Demonstrations("expert", episodes=40, noise=0.1),
         train=TrainConfig(minutes=5.0, val_fraction=0.05, threads=1, log_every=20),
-        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+        controller=controller_of(task),
     )
 
 
-def metaworld_pixels(task: str) -> Experiment:
-    """A MetaWorld task from wrist and static camera and proprioception; `base`, made cheap enough for two cores.
+def pixels(task: str) -> Experiment:
+    """A task from wrist and static camera and proprioception; `base`, made cheap enough for two cores.
 
     Command: prism train metaworld-drawer-open-pixels && prism eval runs/metaworld-drawer-open-pixels --episodes 20
     Cost:    30 minutes on two cores, the recording of its demonstrations included.
@@ -121,7 +127,7 @@ def metaworld_pixels(task: str) -> Experiment:
         train=TrainConfig(
             minutes=25.0, batch_size=32, learning_rate=7e-4, weight_decay=1e-4, val_fraction=0.04, log_every=20
         ),
-        controller=ControllerConfig(selection=SelectionConfig(action_kind="delta")),
+        controller=controller_of(task),
     )
 
 
@@ -180,14 +186,14 @@ def pusht(task: str = "pusht") -> Experiment:
     )
 
 
-def pusht_edge() -> Experiment:
+def pusht_edge(task: str = "pusht-edge") -> Experiment:
     """Push-T from starts with two ways round the block, left and right, from the scripted expert, who takes both.
 
     Command: python -m research multimodality
     Cost:    ten minutes on two cores, the recording of its demonstrations included.
     """
     demonstrations = Demonstrations("expert", episodes=60, mirror=True)
-    return replace(pusht("pusht-edge"), demonstrations=demonstrations)
+    return replace(pusht(task), demonstrations=demonstrations)
 
 
 def own_data(path: Path) -> Experiment:
@@ -206,26 +212,25 @@ def own_data(path: Path) -> Experiment:
 
 def demo_tasks() -> tuple[Experiment, ...]:
     """What `prism demo` shows: one task of contact, one of grasping and pulling."""
-    return metaworld("metaworld-button-press-topdown"), metaworld("metaworld-drawer-open")
+    return state("metaworld-button-press-topdown"), state("metaworld-drawer-open")
+
+
+RECIPES = {"state": state, "disturbed": disturbed, "pixels": pixels, "pusht": pusht, "pusht-edge": pusht_edge}
 
 
 def names() -> tuple[str, ...]:
     """Every recipe: pusht-human, and one for each task."""
-    return ("pusht-human", *task_names())
+    return ("pusht-human", *TASKS)
 
 
 def recipe(name: str) -> Experiment:
     """By the name of a recipe or of a task, or by the path of a dataset."""
     if name == "pusht-human":
         return pusht_human()
-    if name in task_names():
-        if name == "pusht-edge":
-            return pusht_edge()
-        if name.startswith("pusht"):
-            return pusht(name)
-        if name.startswith(("robosuite", "tabletop")) and not name.endswith(("-pixels", "-rgbd")):
-            return robosuite(name)
-        return metaworld_pixels(name) if name.endswith(("-pixels", "-rgbd")) else metaworld(name)
+    if name in TASKS:
+        if (wanted := TASKS[name].recipe) not in RECIPES:
+            raise PrismError(f"task '{name}' names the recipe '{wanted}'; there are {', '.join(RECIPES)}")
+        return RECIPES[wanted](name)
     if Path(name).exists():
         return own_data(Path(name))
     if "/" in name or Path(name).suffix:

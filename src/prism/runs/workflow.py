@@ -27,7 +27,7 @@ from prism.rollout.results import EvaluationResult
 from prism.runs.demonstrations import open_demonstrations
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.run import EvalOptions, Run, is_run
-from prism.sensors import action_spec_of
+from prism.sensors import ActionSpec, action_spec_of
 from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
 from prism.training.loop import TrainResult
@@ -128,7 +128,7 @@ def train_experiment(
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console)
         demonstrations, source, copies = opened
-        experiment = replace(experiment, demonstrations=demonstrations)
+        experiment = _with_grippers(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
         config = experiment.train
 
         # A mirrored episode is no independent one: held out is held out with all its copies.
@@ -185,6 +185,16 @@ def tell_experiment(experiment: Experiment | None) -> Experiment | None:
         return experiment
     method, data = json.loads(told)
     return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": METHODS[method].config})
+
+
+def _with_grippers(experiment: Experiment, action: ActionSpec) -> Experiment:
+    """A dataset that names the entries of its actions says which are grippers; a task says it itself."""
+    grippers = tuple(entry for entry, name in enumerate(action.names) if "gripper" in name.lower())
+    selection = experiment.controller.selection
+    if experiment.task is not None or selection.grippers or len(grippers) in (0, len(action.names)):
+        return experiment
+    selection = replace(selection, grippers=grippers)
+    return replace(experiment, controller=replace(experiment.controller, selection=selection))
 
 
 def _teach(policy: Policy, teacher: str | None) -> None:

@@ -50,7 +50,7 @@ logger = logging.getLogger("prism.serve")
 def about_policy(controller: Controller) -> dict[str, Any]:
     """What an executor has to know of a policy, in words of the wire."""
     spec, selection = controller.policy.spec, controller.config.selection
-    moving = selection.pose_dims or spec.action_dim  # of changes the first are motion; a gripper behind them says where
+    moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
     return {
         "method": spec.method,
         "sensors": [
@@ -60,7 +60,7 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "action_dim": spec.action_dim,
         "action_kind": selection.action_kind,
         "action_scale": controller.scale.tolist(),
-        "keep": [] if selection.action_kind == "absolute" else list(range(moving, spec.action_dim)),
+        "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
         "fps": spec.fps,
         "obs_horizon": spec.obs_horizon,
         "pred_horizon": spec.pred_horizon,

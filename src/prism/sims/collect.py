@@ -34,7 +34,7 @@ from prism.io.processes import end_with_parent
 from prism.sensors import SensorSpec
 from prism.sims import metaworld
 from prism.sims.base import TEST_SEED, Array, Env, Expert, NoExpertError
-from prism.sims.tasks import make_env, make_expert, task_names
+from prism.sims.tasks import TASKS, make_env, make_expert, task_names
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -184,11 +184,12 @@ def _progress(console: Console | None) -> Progress:
 
 def collect(
     task: str, episodes: int, path: Path, *, seed: int = 0, console: Console | None = None, overwrite: bool = False,
-    workers: int | None = None, noise: float = 0.0, failures: bool = False,
+    workers: int | None = None, noise: float = 0.0, failures: bool = False, go_on: bool = False,
 ) -> Collected:  # fmt: skip
     """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
 
-    `failures`: records `episodes` attempts, whatever becomes of them.
+    `failures`: records `episodes` attempts, whatever becomes of them. `go_on`: keeps those that are there, recorded
+    from the same seed with the same noise, and adds what is missing: the dataset is the same as recorded at once.
     """
     if episodes < 1 or seed < 0 or noise < 0.0:
         raise PrismError(f"cannot record {episodes} episodes from seed {seed} with noise {noise}: use 1, 0, 0 or more")
@@ -205,9 +206,15 @@ def collect(
     provenance = settings(task, episodes, seed, noise, failures)
     bar = _progress(console)
     attempts = successes = steps = 0
-    with DatasetWriter(path, sensors, action_dim, fps, task, overwrite, provenance) as writer, bar:
-        shown = bar.add_task(f"{task}: demonstrations", total=episodes)
-        span = range(seed, last)
+    with DatasetWriter(path, sensors, action_dim, fps, task, overwrite or go_on, provenance) as writer, bar:
+        if go_on:
+            there = StoreSource(path)
+            attempts, successes = there.provenance["attempts"], there.provenance["successes"]
+            for number in range(len(there.lengths)):
+                episode = there.read(number)
+                writer.add(episode.streams, episode.actions, episode.present)
+        shown = bar.add_task(f"{task}: demonstrations", total=episodes, completed=writer.episodes)
+        span = range(seed + attempts, last)
         if workers == 1:
             source = _in_this_process(task, span, noise, failures)
         else:
@@ -241,6 +248,7 @@ def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) 
         + (" --failures" if failures else ""),
         "first_seed": seed,
         "noise": noise,
+        "failures": failures,
         "versions": _versions(task),
     }
 
@@ -249,16 +257,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_ROBOSUITE = ("robosuite", "mujoco")
-_PACKAGES = {
-    "pusht": ("gym-pusht", "pymunk"), "metaworld": ("metaworld", "mujoco"),
-    "robosuite": _ROBOSUITE, "tabletop": _ROBOSUITE,
-}  # what determines the physics, by the first word of a task's name  # fmt: skip
-
-
 def _versions(task: str) -> dict[str, str]:
     found = {}
-    for package in ("prism-policy", *_PACKAGES.get(task.partition("-")[0], ())):
+    for package in ("prism-policy", *TASKS[task].packages):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -270,7 +271,7 @@ def other_simulator(task: str, provenance: dict[str, Any]) -> str | None:
     """What differs between the simulator of a recording and the one installed, where the same actions may lead
     elsewhere; None: nothing."""
     recorded, installed = provenance.get("versions", {}), _versions(task)
-    for package in _PACKAGES.get(task.partition("-")[0], ()):
+    for package in TASKS[task].packages:
         if recorded.get(package, installed[package]) != installed[package]:
             return f"recorded with {package} {recorded[package]}, installed is {installed[package]}"
     return None

@@ -1,68 +1,127 @@
-"""Task names -> environments and experts. A new simulator adds one line to each function."""
+"""The table of tasks: name -> environment, expert, and how it is learned. A new simulator is a family of rows here; a
+task of another package is an entry point of the group prism.tasks (examples/my_task)."""
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, Literal
 
 from prism.errors import PrismError
+from prism.io.plugins import Table
 from prism.sims import calvin_checkout, metaworld, robosuite, tabletop
 from prism.sims.base import Env, Expert, NoExpertError
 from prism.sims.pusht_features import VARIANTS
 
 
+@dataclass(frozen=True)
+class Task:
+    """A row of the table. Simulators know no policy, so its recipe is a name: a key of runs/recipes.RECIPES."""
+
+    env: Callable[[], Env]
+    expert: Callable[[Any], Expert] | None = None  # of that environment; None: nothing here can demonstrate it
+    recipe: str = "state"
+    actions: Literal["absolute", "delta"] = "absolute"  # does an action name a pose, or a change of pose?
+    grippers: tuple[int, ...] = ()  # entries of an action that are no motion
+    packages: tuple[str, ...] = ()  # whose versions determine the physics
+    remedy: str = "train on a recording of it (prism train PATH)"  # where there is no expert
+
+
+def _make(path: str, *arguments: Any) -> Any:
+    """ "module:class", imported when it is needed: a simulator that is not installed is not missed before."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"prism.sims.{module}"), name)(*arguments)
+
+
+def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
+    """Tasks of one simulator: a name -> what its environment is made with. `recipe`: one, or one for each variant."""
+    expert = row.pop("expert", None)
+    recipe = row.pop("recipe")
+    rows = {}
+    for name, made_with in names.items():
+        arguments = made_with if isinstance(made_with, tuple) else (made_with,)
+        rows[name] = Task(
+            partial(_make, env, *arguments),
+            None if expert is None else partial(_make, expert),
+            recipe if isinstance(recipe, str) else recipe[arguments[-1]],
+            **row,
+        )
+    return rows
+
+
+_ARM = {"actions": "delta", "grippers": (6,), "packages": ("robosuite", "mujoco")}
+_BY_INPUTS = {"state": "disturbed", "pixels": "pixels", "rgbd": "pixels"}
+
+TASKS: Table[Task] = Table(
+    "prism.tasks",
+    "task",
+    {
+        **_family(
+            {name: name for name in VARIANTS},
+            "pusht:PushTEnv",
+            expert="pusht_expert:PushTExpert",
+            recipe={name: "pusht-edge" if name == "pusht-edge" else "pusht" for name in VARIANTS},
+            packages=("gym-pusht", "pymunk"),
+        ),
+        **_family(
+            metaworld.NAMES,
+            "metaworld:MetaWorldEnv",
+            expert="metaworld:MetaWorldExpert",
+            recipe={**_BY_INPUTS, "state": "state"},
+            actions="delta",
+            grippers=(3,),
+            packages=("metaworld", "mujoco"),
+        ),
+        **_family(
+            {name: what for name, what in robosuite.NAMES.items() if what[0] != "transport"},
+            "robosuite:RobosuiteEnv",
+            expert="robosuite_expert:make_robosuite_expert",
+            recipe=_BY_INPUTS,
+            **_ARM,
+        ),
+        **_family(
+            {name: what for name, what in robosuite.NAMES.items() if what[0] == "transport"},
+            "robosuite:RobosuiteEnv",
+            expert="robosuite_expert:make_robosuite_expert",
+            recipe=_BY_INPUTS,
+            **{**_ARM, "grippers": (6, 13)},  # two arms
+        ),
+        **_family(
+            tabletop.NAMES,
+            "tabletop:TabletopEnv",
+            expert="tabletop_expert:TabletopExpert",
+            recipe=_BY_INPUTS,
+            **_ARM,
+        ),
+        **_family(
+            calvin_checkout.NAMES,
+            "calvin:CalvinEnv",
+            recipe="state",
+            actions="delta",
+            grippers=(6,),
+            remedy="train on CALVIN's recordings (prism train CALVIN/training)",
+        ),
+    },
+    also="metaworld-",
+)
+
+
 def task_names() -> tuple[str, ...]:
     """Every task that make_env knows; needs no simulator installed."""
-    return (*VARIANTS, *metaworld.NAMES, *robosuite.NAMES, *tabletop.NAMES, *calvin_checkout.NAMES)
+    return tuple(TASKS)
 
 
 def make_env(name: str) -> Env:
-    if name in VARIANTS:
-        from prism.sims.pusht import PushTEnv
-
-        return PushTEnv(name)
-    if name in metaworld.NAMES:
-        return metaworld.MetaWorldEnv(*metaworld.NAMES[name])
-    if name in robosuite.NAMES:
-        return robosuite.RobosuiteEnv(*robosuite.NAMES[name])
-    if name in tabletop.NAMES:
-        return tabletop.TabletopEnv(*tabletop.NAMES[name])
-    if name in calvin_checkout.NAMES:
-        from prism.sims.calvin import CalvinEnv
-
-        return CalvinEnv(calvin_checkout.NAMES[name])
-    raise _unknown(name)
+    return TASKS[name].env()
 
 
 def make_expert(name: str, env: Env) -> Expert:
     """The expert of a task, acting in `env`, which make_env(name) made."""
-    if name not in task_names():
-        raise _unknown(name)
+    task = TASKS[name]
     if env.name != name:
         raise PrismError(f"the expert of '{name}' cannot act in '{env.name}': pass make_env('{name}')")
-    if name in calvin_checkout.NAMES:
-        raise NoExpertError(
-            f"'{name}' has no scripted expert: train on CALVIN's recordings (prism train CALVIN/training)"
-        )
-    if isinstance(env, metaworld.MetaWorldEnv):
-        return metaworld.MetaWorldExpert(env)
-    if name in robosuite.NAMES:
-        from prism.sims.robosuite_expert import make_robosuite_expert
-
-        assert isinstance(env, robosuite.RobosuiteEnv)
-        return make_robosuite_expert(env)
-    if isinstance(env, tabletop.TabletopEnv):
-        from prism.sims.tabletop_expert import TabletopExpert
-
-        return TabletopExpert(env)
-    from prism.sims.pusht import PushTEnv
-    from prism.sims.pusht_expert import PushTExpert
-
-    assert isinstance(env, PushTEnv)
-    return PushTExpert(env)
-
-
-def _unknown(name: str) -> PrismError:
-    close = difflib.get_close_matches(name, task_names(), n=3, cutoff=0.5)
-    close = close or difflib.get_close_matches(f"metaworld-{name}", task_names(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(task_names()[:4])}"
-    return PrismError(f"unknown task '{name}': {hint}")
+    if task.expert is None:
+        raise NoExpertError(f"'{name}' has no scripted expert: {task.remedy}")
+    return task.expert(env)
