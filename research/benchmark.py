@@ -32,7 +32,7 @@ from prism.io.jsonconfig import to_json
 from prism.policy import PolicySpec
 from prism.report.charts import interval_bar
 from prism.report.run import Log, write_report
-from prism.rollout.episodes import IncompleteError, RecordConfig, check_spec_fits, make_env_of
+from prism.rollout.episodes import IncompleteError, RecordConfig, check_fits
 from prism.rollout.results import (
     EvaluationResult,
     load_result,
@@ -43,6 +43,7 @@ from prism.rollout.results import (
 from prism.runs.grid import RESULT, Grid, Result
 from prism.runs.recipes import Experiment
 from prism.runs.run import EvalOptions, Run, is_run
+from prism.sims.tasks import make_env
 from prism.training.checkpoint import list_checkpoints
 from prism.training.monitor import read_log
 from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
@@ -250,9 +251,9 @@ def _check_fits(bench: Benchmark, cells: Sequence[Cell]) -> None:
         if kind in seen:
             continue
         seen.add(kind)
-        env = make_env_of(cell.task)
+        env = make_env(cell.task)
         try:
-            check_spec_fits(env, cell.spec)
+            check_fits(env, cell.spec)
         except PrismError as error:
             raise PrismError(f"{cell.path}: {error}") from None
         finally:

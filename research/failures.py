@@ -38,10 +38,12 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
 from prism.policy import Policy
 from prism.rollout import metrics
-from prism.rollout.episodes import TEST_SEED, check_fits, load_policy_at, make_env_of, run_episode
+from prism.rollout.episodes import TEST_SEED, check_fits, run_episode
 from prism.rollout.results import EpisodeResult
 from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
+from prism.sims.tasks import make_env
+from prism.training.checkpoint import load_policy
 from research.report import Claim, Drawn, Study, Verdict, settings_of, show_rows
 from research.selection import subjects
 
@@ -164,10 +166,10 @@ def fitting(signals: Signals, usual_jerk: float) -> list[str]:
 
 
 def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, console: Console) -> Result:
-    env = make_env_of(task)
+    env = make_env(task)
     try:
-        policy = load_policy_at(path)
-        check_fits(env, policy)
+        policy = load_policy(path)
+        check_fits(env, policy.spec)
         watched = WatchedController(policy, controller)
         rows = []
         with Progress(console=console, transient=True) as progress:

@@ -101,7 +101,7 @@ def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
         ("pusht",),
         (Contestant("prism", "prism"), Contestant("mse", "mse")),
         seeds=(0,),
-        steps=60,
+        steps=300,  # long enough that both cells are still training when the node goes
         settings=(*small, "train.checkpoint_every=5", "train.log_every=1", "train.val_batches=1"),
         evaluation=EvaluationPlan(1, 100_000, (), 1),
     )
@@ -130,7 +130,7 @@ def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
                 k: other[k] for k in ("seed", "score", "success", "steps", "jerk")
             }
         steps = [record["step"] for record in read_log(folder_of(folder / "far", id))]
-        assert steps == list(range(1, 61))
+        assert steps == list(range(1, 301))
 
 
 if __name__ == "__main__":

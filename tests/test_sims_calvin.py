@@ -156,7 +156,7 @@ class Puller(Policy):
 
 def test_a_policy_plays_a_chain_and_starts_anew_with_each_command(fake: World) -> None:
     env, policy = CalvinEnv(), Puller(80)  # reserves other bytes for text than the environment
-    check_fits(env, policy)
+    check_fits(env, policy.spec)
     controller = Controller(policy, ControllerConfig(exec_horizon=8, candidates=2))
     result = run_episode(env, controller, 100_000)
     assert result.success

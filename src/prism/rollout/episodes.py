@@ -7,13 +7,17 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
@@ -25,6 +29,9 @@ from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.sensors import decode_text
 from prism.sims.base import TEST_SEED as TEST_SEED  # the others know it from here
 from prism.sims.base import Array, Env, EnvView
+from prism.sims.offscreen import rendering_hint
+from prism.sims.tasks import make_env
+from prism.training.checkpoint import load_policy
 
 logger = logging.getLogger("prism.evaluate")
 
@@ -114,12 +121,12 @@ class Rollouts:
         self.task, self.controller = task, controller or ControllerConfig()
         self._record = record or RecordConfig()
         if isinstance(policy, Path):
-            load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy_at, policy)
+            load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy, policy)
             self.policy = str(policy)
         else:
             load = policy
             self.policy = getattr(load, "__qualname__", repr(load))
-        make = env or functools.partial(make_env_of, task)
+        make = env or functools.partial(make_env, task)
         setup = functools.partial(_Player, load, make, self.controller, self._record)
         kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool if workers else Inline
         self._pool = kind(setup, workers)
@@ -218,7 +225,7 @@ class _Player:
     ) -> None:
         self._env, self._record = make_env(), record
         policy = load()
-        check_fits(self._env, policy)
+        check_fits(self._env, policy.spec)
         self._controller = Controller(policy, config)
 
     def __call__(self, job: _Job) -> _Outcome:
@@ -226,8 +233,6 @@ class _Player:
         episode = run_episode(env, self._controller, job.seed, self._record, job.film_every)
         hint = None
         if job.film_every is not None and not episode.frames:
-            from prism.sims.offscreen import rendering_hint
-
             hint = rendering_hint() or f"{env.name} draws no pictures"
         return _Outcome(episode, env.fps, hint, rate_note(env, self._controller.policy.spec))
 
@@ -249,13 +254,8 @@ class DropSensors(EnvView):
         return {name: value for name, value in observation.items() if name not in self._names}
 
 
-def check_fits(env: Env, policy: Policy) -> None:
+def check_fits(env: Env, spec: PolicySpec) -> None:
     """PrismError unless the environment has what the policy needs, and takes what it gives."""
-    check_spec_fits(env, policy.spec)
-
-
-def check_spec_fits(env: Env, spec: PolicySpec) -> None:
-    """The same without the weights."""
     available = {sensor.name: sensor for sensor in env.sensors}
     remedy = "evaluate the policy on the task it was trained for"
     if missing := [sensor.name for sensor in spec.sensors if sensor.name not in available]:
@@ -374,8 +374,6 @@ def _readable(observation: dict[str, Array], known: Mapping[str, str]) -> dict[s
 
 
 def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
-    from PIL import Image
-
     image = Image.fromarray(picture)
     image.thumbnail((record.size, record.size), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
@@ -383,44 +381,26 @@ def encode_frame(picture: NDArray[np.uint8], record: RecordConfig) -> bytes:
     return buffer.getvalue()
 
 
-def load_policy_at(path: Path) -> Policy:
-    from prism.training.checkpoint import load_policy
-
-    return load_policy(path)
-
-
-def make_env_of(task: str) -> Env:
-    from prism.sims.tasks import make_env
-
-    return make_env(task)
-
-
-class _progress_bar:  # noqa: N801 - a context manager that reads as a function
+@contextmanager
+def _progress_bar(task: str, progress: Progress | bool) -> Iterator[Progress]:
     """A bar with the running success rate; or the caller's own; or none."""
+    if callable(progress):
+        yield progress
+        return
+    wins = 0
+    columns = (
+        TextColumn("evaluate [bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("success {task.fields[success]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, disable=not progress) as bar:
+        row = bar.add_task(task, total=None, success="-")
 
-    def __init__(self, task: str, progress: Progress | bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        def update(episode: EpisodeResult, done: int, total: int) -> None:
+            nonlocal wins
+            wins += episode.success
+            bar.update(row, completed=done, total=total, success=f"{wins}/{done}")
 
-        self.own = progress if callable(progress) else None
-        self.wins = 0
-        self.bar = RichProgress(
-            TextColumn("evaluate [bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("success {task.fields[success]}"),
-            TimeRemainingColumn(),
-            disable=self.own is not None or not progress,
-        )
-        self.id = self.bar.add_task(task, total=None, success="-")
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        return self.own or self._update
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def _update(self, episode: EpisodeResult, done: int, total: int) -> None:
-        self.wins += episode.success
-        self.bar.update(self.id, completed=done, total=total, success=f"{self.wins}/{done}")
+        yield update

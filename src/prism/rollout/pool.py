@@ -11,16 +11,18 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections import deque
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from prism.errors import PrismError
 
 HOPELESS = 2  # jobs given up before any was done: it is not the jobs
+LOSSES = 10  # nodes that a job may lose beside its crashes; workers in a row that may fail to start
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -45,66 +47,39 @@ class LostJobsError(PrismError):
         self.lost = dict(lost)  # the reason, by the number of the job
 
 
-class Pool(Protocol[Job, Result]):
-    """What evaluations need of their workers, wherever these are."""
-
-    crashes: list[str]  # a line for each worker that died
-
-    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int, retries: int = 2) -> None: ...
-    def __enter__(self) -> Pool[Job, Result]: ...
-    def __exit__(self, *exception: object) -> None: ...
-    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]: ...
+class NoWorkersError(PrismError):
+    """There is no place for a worker, and none came."""
 
 
-class Inline(Generic[Job, Result]):
-    """No pool: the jobs are done in this process, one after the other; its death is the caller's."""
-
-    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int = 0, retries: int = 0) -> None:
-        self.crashes: list[str] = []
-        self._setup = setup
-        self._run: Callable[[Job], Result] | None = None
-
-    def __enter__(self) -> Inline[Job, Result]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if (close := getattr(self._run, "close", None)) is not None:
-            close()
-
-    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
-        self._run = self._run or self._setup()
-        results = []
-        for job in jobs:
-            results.append(self._run(job))
-            if on_done is not None:
-                on_done(results[-1])
-        return results
-
-
-class WorkerPool(Generic[Job, Result]):
+class Pool(ABC, Generic[Job, Result]):
     """`setup` (picklable) runs once in each worker and returns the function that does a job.
 
-    Workers start when there is work and stay until `close`; use it as a context manager. Ctrl-C ends them before it
-    is passed on.
+    Workers start when there is work and stay until `close`; use it as a context manager.
     """
 
-    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int, retries: int = 2) -> None:
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int = 1, retries: int = 2) -> None:
         self.crashes: list[str] = []  # a line for each worker that died
         self._setup = setup
         self._workers = workers
         self._retries = retries
-        self._slots: list[_Slot] = []
 
-    def __enter__(self) -> WorkerPool[Job, Result]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
-        for slot in self._slots:
-            _stop(slot)
-        self._slots = []
+        """End every worker; the next `run` starts new ones."""
+
+    @abstractmethod
+    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None:
+        """Give waiting jobs, by number, to workers that are free."""
+
+    @abstractmethod
+    def _ended(self) -> list[tuple[int, str, Any]]:
+        """Wait; then (job, done | crashed | lost, result or reason). "lost" is a death by no fault of the job."""
 
     def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
         """Results in the order of `jobs`.
@@ -112,46 +87,101 @@ class WorkerPool(Generic[Job, Result]):
         A job that raises PrismError stops everything with that error: running it again would not help. Any other
         exception, or the death of the process, is a crash; after `retries` repetitions of the same job it is given
         up, the others are done, and LostJobsError carries their results. Where nothing succeeds, the rest of the
-        jobs is not tried.
+        jobs is not tried. An error, and Ctrl-C, ends the workers before it is passed on.
         """
         results: dict[int, Result] = {}
         lost: dict[int, str] = {}
-        attempts = [0] * len(jobs)
+        deaths = {"crashed": Counter[int](), "lost": Counter[int]()}
         pending = deque(range(len(jobs)))
-        while len(results) + len(lost) < len(jobs):
-            while pending and len(self._slots) < min(self._workers, len(jobs)):
-                self._slots.append(_start(self._setup))
-            for slot in self._slots:
-                if slot.job is None and pending:
-                    slot.job = pending.popleft()
-                    _send(slot.connection, jobs[slot.job])
-            ready = wait([slot.connection for slot in self._slots])
-            for slot in [slot for slot in self._slots if slot.connection in ready]:
-                kind, value = _receive(slot)
-                if kind == "done" and slot.job is not None:
-                    results[slot.job] = value
-                    slot.job = None
-                    if on_done is not None:
-                        on_done(value)
-                    continue
-                self._slots.remove(slot)
-                _stop(slot)
-                if kind == "refused":
-                    raise PrismError(value)
-                if slot.job is None:  # it had nothing to do; a new one starts when there is work
-                    continue
-                job = jobs[slot.job]
-                attempts[slot.job] += 1
-                self.crashes.append(f"{job}: {value}")
-                if attempts[slot.job] <= self._retries:
-                    pending.appendleft(slot.job)
-                    continue
-                lost[slot.job] = f"a worker died {attempts[slot.job]} times at {job}: {value}"
-                if len(lost) >= HOPELESS and not results:
-                    raise LostJobsError(results, lost)
+        try:
+            while len(results) + len(lost) < len(jobs):
+                self._assign(pending, jobs)
+                for job, how, value in self._ended():
+                    if how == "done":
+                        results[job] = value
+                        if on_done is not None:
+                            on_done(value)
+                        continue
+                    self.crashes.append(f"{jobs[job]}: {value}")
+                    deaths[how][job] += 1
+                    crashes, losses = deaths["crashed"][job], deaths["lost"][job]
+                    if crashes <= self._retries and losses <= LOSSES:
+                        pending.appendleft(job)
+                        continue
+                    lost[job] = f"a worker died {crashes + losses} times at {jobs[job]}: {value}"
+                    if len(lost) >= HOPELESS and not results:
+                        raise LostJobsError(results, lost)
+        except NoWorkersError as error:
+            self.close()
+            raise LostJobsError(results, {i: str(error) for i in range(len(jobs)) if i not in results}) from None
+        except BaseException:
+            self.close()
+            raise
         if lost:
             raise LostJobsError(results, lost)
-        return [results[index] for index in range(len(jobs))]
+        return [results[job] for job in range(len(jobs))]
+
+
+class Inline(Pool[Job, Result]):
+    """No workers: the jobs are done in this process, one after the other; its death is the caller's."""
+
+    _do: Callable[[Job], Result] | None = None
+
+    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
+        self._do = self._do or self._setup()
+        results = []
+        for job in jobs:
+            results.append(self._do(job))
+            if on_done is not None:
+                on_done(results[-1])
+        return results
+
+    def close(self) -> None:
+        if (close := getattr(self._do, "close", None)) is not None:
+            close()
+        self._do = None
+
+    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None: ...
+
+    def _ended(self) -> list[tuple[int, str, Any]]:
+        return []
+
+
+class WorkerPool(Pool[Job, Result]):
+    """Processes of this machine, one thread each."""
+
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int = 1, retries: int = 2) -> None:
+        super().__init__(setup, workers, retries)
+        self._slots: list[_Slot] = []
+
+    def close(self) -> None:
+        for slot in self._slots:
+            _stop(slot)
+        self._slots = []
+
+    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None:
+        while pending and len(self._slots) < min(self._workers, len(jobs)):
+            self._slots.append(_start(self._setup))
+        for slot in self._slots:
+            if slot.job is None and pending:
+                slot.job = pending.popleft()
+                _send(slot.connection, jobs[slot.job])
+
+    def _ended(self) -> list[tuple[int, str, Any]]:
+        ended = []
+        ready = wait([slot.connection for slot in self._slots])
+        for slot in [slot for slot in self._slots if slot.connection in ready]:
+            how, value = _receive(slot)
+            if how == "refused":
+                raise PrismError(value)
+            if slot.job is not None:
+                ended.append((slot.job, how, value))
+            if how == "done":
+                slot.job = None
+            else:  # a new one starts when there is work
+                self._slots.remove(slot)
+                _stop(slot)
+        return ended
 
 
 def _start(setup: Callable[[], Callable[[Job], Result]]) -> _Slot:

@@ -15,18 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from prism.errors import PrismError
-from prism.rollout.pool import HOPELESS, LostJobsError
+from prism.rollout.pool import LOSSES, Job, NoWorkersError, Pool, Result
 
 if TYPE_CHECKING:
     from prism.policy import Policy
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-LOSSES = 10  # nodes that a job may lose beside its crashes; workers in a row that may fail to start
 PATIENCE = 600.0  # seconds that a cluster may be without any processor
 LOST_NODE = "its node was lost, or does not answer"
 _LOOK_SECONDS = 5.0
@@ -57,10 +53,6 @@ def cpus() -> int:
     return max(1, int(connect().cluster_resources().get("CPU", 1)))
 
 
-class NoProcessorsError(PrismError):
-    """No node is left, and none came."""
-
-
 class Processors:
     """Waits for Ray, but not for a cluster without a processor: PATIENCE seconds for new nodes, then an error."""
 
@@ -76,7 +68,7 @@ class Processors:
         elif self._gone is None:
             self._gone = time.monotonic()
         elif time.monotonic() - self._gone > PATIENCE:
-            raise NoProcessorsError(
+            raise NoWorkersError(
                 f"the Ray cluster has had no processor for {PATIENCE / 60:g} minutes: add a node (ray start "
                 "--address=...), then run the same command again"
             )
@@ -148,91 +140,61 @@ class _Hired:
     node: str  # its id
 
 
-class RayPool(Generic[Job, Result]):
-    """As prism.rollout.pool.WorkerPool, which says what `run` promises.
+class RayPool(Pool[Job, Result]):
+    """Actors of a Ray cluster.
 
     A job is given to an actor that answers, never to one that Ray still seeks a place for: when a node is lost, the
     others take over its jobs. The loss of a node is not the fault of the job, which has LOSSES further trials then.
     """
 
-    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int, retries: int = 2) -> None:
-        self.crashes: list[str] = []
+    def __init__(self, setup: Callable[[], Callable[[Job], Result]], workers: int = 1, retries: int = 2) -> None:
+        super().__init__(setup, workers, retries)
         self._ray = connect()
-        self._setup = self._ray.put(setup)
-        self._workers = workers
-        self._retries = retries
+        self._sent = self._ray.put(setup)
         self._starting: dict[Any, Any] = {}  # reference of its first answer -> actor
         self._idle: list[_Hired] = []
+        self._busy: dict[Any, tuple[_Hired, int]] = {}  # reference -> who does which job
         self._stillborn = 0  # actors in a row that died before they answered
-
-    def __enter__(self) -> RayPool[Job, Result]:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._processors = Processors(self._ray)
 
     def close(self) -> None:
-        for actor in (*self._starting.values(), *(one.actor for one in self._idle)):
+        hired = (*self._idle, *(one for one, _ in self._busy.values()))
+        for actor in (*self._starting.values(), *(one.actor for one in hired)):
             self._ray.kill(actor)
-        self._starting, self._idle = {}, []
+        self._starting, self._idle, self._busy = {}, [], {}
 
-    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
-        ray = self._ray
-        results: dict[int, Result] = {}
-        lost: dict[int, str] = {}
-        crashes, losses = [0] * len(jobs), [0] * len(jobs)
-        pending = deque(range(len(jobs)))
-        busy: dict[Any, tuple[_Hired, int]] = {}  # reference -> who does which job
-        processors = Processors(ray)
-        try:
-            while len(results) + len(lost) < len(jobs):
-                while pending and self._idle:
-                    one, index = self._idle.pop(), pending.popleft()
-                    busy[one.actor.do.remote(jobs[index])] = one, index
-                while len(pending) > len(self._starting) and len(busy) + len(self._starting) < self._workers:
-                    self._start()
-                for reference in processors.wait([*busy, *self._starting]):
-                    if reference in self._starting:
-                        self._welcome(reference)
-                        continue
-                    one, index = busy.pop(reference)
-                    try:
-                        kind, value = ray.get(reference)
-                    except ray.exceptions.RayError as error:  # the actor or its node is gone, or the job raised
-                        ray.kill(one.actor)
-                        if is_node_loss(ray, error, one.node):
-                            reason, count = LOST_NODE, losses
-                            self._idle = [other for other in self._idle if other.node != one.node]
-                        else:
-                            reason, count = last_line(error), crashes
-                        self.crashes.append(f"{jobs[index]}: {reason}")
-                        count[index] += 1
-                        if crashes[index] <= self._retries and losses[index] <= LOSSES:
-                            pending.appendleft(index)
-                            continue
-                        times = crashes[index] + losses[index]
-                        lost[index] = f"a worker died {times} times at {jobs[index]}: {reason}"
-                        if len(lost) >= HOPELESS and not results:
-                            raise LostJobsError(results, lost) from None
-                        continue
-                    self._idle.append(one)
-                    if kind == "refused":
-                        raise PrismError(value)
-                    results[index] = value
-                    if on_done is not None:
-                        on_done(value)
-        except NoProcessorsError as error:
-            raise LostJobsError(results, {i: str(error) for i in range(len(jobs)) if i not in results}) from None
-        finally:  # an error, or Ctrl-C
-            for one, _ in busy.values():
-                ray.kill(one.actor)
-        if lost:
-            raise LostJobsError(results, lost)
-        return [results[index] for index in range(len(jobs))]
+    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None:
+        while pending and self._idle:
+            one, job = self._idle.pop(), pending.popleft()
+            self._busy[one.actor.do.remote(jobs[job])] = one, job
+        while len(pending) > len(self._starting) and len(self._busy) + len(self._starting) < self._workers:
+            self._start()
+
+    def _ended(self) -> list[tuple[int, str, Any]]:
+        ended = []
+        for reference in self._processors.wait([*self._busy, *self._starting]):
+            if reference in self._starting:
+                self._welcome(reference)
+                continue
+            one, job = self._busy.pop(reference)
+            try:
+                how, value = self._ray.get(reference)
+            except self._ray.exceptions.RayError as error:  # the actor or its node is gone, or the job raised
+                self._ray.kill(one.actor)
+                how, value = "crashed", last_line(error)
+                if is_node_loss(self._ray, error, one.node):
+                    how, value = "lost", LOST_NODE
+                    self._idle = [other for other in self._idle if other.node != one.node]
+            else:
+                self._idle.append(one)
+            if how == "refused":
+                raise PrismError(value)
+            ended.append((job, how, value))
+        return ended
 
     def _start(self) -> None:
         # One CPU also makes Ray set OMP_NUM_THREADS to 1 in the actor.
-        actor = self._ray.remote(_Worker).options(num_cpus=1, max_restarts=0).remote(self._setup)
+        actor = self._ray.remote(_Worker).options(num_cpus=1, max_restarts=0).remote(self._sent)
         self._starting[actor.where.remote()] = actor
 
     def _welcome(self, reference: Any) -> None:

@@ -30,7 +30,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from prism.errors import PrismError
 from prism.io import files
-from prism.rollout.ray_pool import LOSSES, LOST_NODE, Processors, connect, is_node_loss, last_line
+from prism.rollout.pool import LOSSES
+from prism.rollout.ray_pool import LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.rollout.results import write_json
 from prism.runs.recipes import Experiment
 from prism.training.monitor import read_log
