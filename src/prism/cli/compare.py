@@ -141,27 +141,13 @@ def print_comparison(comparison: Comparison) -> None:
     console = Console()
     console.width = max(console.width, 126)  # a narrow terminal wraps lines; cut figures would be worse
     for recipe in config.recipes:
-        rows = [row for row in comparison.rows if row.recipe == recipe]
+        (first, *names), rows = comparison.table(recipe)
         table = Table(box=None, padding=(0, 1, 0, 0), title=f"{recipe}, {config.budget}", title_justify="left")
-        table.add_column("method", no_wrap=True)
-        against = f"- {config.reference} [95 %]"
-        for name in ("n", "score [95 %]", against, "p", "success [95 %]", "plan ms", "K, Ta", "jerk", "steps"):
+        table.add_column(first, no_wrap=True)
+        for name in names:
             table.add_column(name, justify="right", no_wrap=True)
         for row in rows:
-            d = row.difference
-            few = "" if d is None or d.seeds == len(row.seeds) else f" n={d.seeds}"
-            table.add_row(
-                row.contestant,
-                str(len(row.seeds)) + ("" if row.complete else f"/{row.of}"),
-                f"{row.score:.3f} [{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]",
-                "" if d is None else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]{few}",
-                "" if d is None else f"{d.p:.2g}",
-                f"{row.success:.0%} [{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]",
-                f"{row.latency_p50_ms:.1f}",
-                f"{row.candidates}, {row.exec_horizon}",
-                f"{row.jerk:.4f}",
-                f"{row.steps:,.0f}",
-            )
+            table.add_row(*row)
         console.print(table)
     if comparison.rows:
         test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes; K, Ta: candidates drawn "

@@ -12,7 +12,7 @@ from importlib import resources
 import numpy as np
 
 _WIDTH, _HEIGHT = 360, 216
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 12, 34
+LEFT, RIGHT, TOP, BASE = 46, 348, 12, 182  # edges of the plot
 
 
 def page(title: str, lead: str, content: str, footer: str, style: str = "", header: str = "", script: str = "") -> str:
@@ -39,6 +39,21 @@ def page(title: str, lead: str, content: str, footer: str, style: str = "", head
 {bottom}</body>
 </html>
 """
+
+
+def table(names: Sequence[str], rows: Sequence[Sequence[str]], label: str, sortable: bool = False) -> str:
+    """A table in a panel that scrolls sideways; the first cell of a row is its name. Names are text, cells are HTML,
+    `sortable` needs report.js."""
+    heads = [f'<button type="button">{escape(name)}</button>' if sortable else escape(name) for name in names]
+    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(c if c.startswith("<td") else f"<td>{c}</td>" for c in cells)}</tr>'
+        for first, *cells in rows
+    )
+    return (
+        f'<div class="panel scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 @dataclass(frozen=True)
@@ -75,13 +90,13 @@ def line_chart(
         y_high = max(y_high, ticks[-1])
 
     def at_x(value: float) -> float:
-        return _LEFT + (value - x_low) / (x_high - x_low) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + (value - x_low) / (x_high - x_low) * (RIGHT - LEFT)
 
     def at_y(value: float) -> float:
         low, high, here = (math.log(v) for v in (y_low, y_high, value)) if log_y else (y_low, y_high, value)
-        return _HEIGHT - _BOTTOM - (here - low) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return BASE - (here - low) / (high - low) * (BASE - TOP)
 
-    parts = [_grid(at_y, ticks, percent), _x_axis(at_x, linear_ticks(x_low, x_high), x_high, x_label)]
+    parts = [y_axis(at_y, ticks, percent), x_axis(at_x, linear_ticks(x_low, x_high), x_high, x_label)]
     for one in kept:
         points = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in zip(one.x, one.y, strict=True))
         parts.append(f'<polyline class="curve {one.css}" points="{points}"/>')
@@ -90,7 +105,7 @@ def line_chart(
     legend = "".join(
         f'<span class="key {one.css}">{escape(one.name)} <b>{number(one.y[-1], percent)}</b></span>' for one in kept
     )
-    return f'{_svg(parts, f"{label}; at the end: {last}")}<p class="legend">{legend}</p>'
+    return f'{svg(parts, f"{label}; at the end: {last}")}<p class="legend">{legend}</p>'
 
 
 def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence[tuple[str, float]]) -> str:
@@ -107,19 +122,19 @@ def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence
     top = float(counts.max())
 
     def at_x(value: float) -> float:
-        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + (value - low) / (high - low) * (RIGHT - LEFT)
 
     def at_y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - value / top * (_HEIGHT - _TOP - _BOTTOM - 14)
+        return BASE - value / top * (BASE - TOP - 14)
 
     parts = [
-        _grid(at_y, [t for t in linear_ticks(0, top, 4) if t == int(t)], False),
-        _x_axis(at_x, linear_ticks(low, high), high, x_label),
+        y_axis(at_y, [t for t in linear_ticks(0, top, 4) if t == int(t)], False),
+        x_axis(at_x, linear_ticks(low, high), high, x_label),
     ]
     for count, left, right in zip(counts, edges[:-1], edges[1:], strict=True):
         if count:
             x, y = at_x(left), at_y(count)
-            width, height = at_x(right) - x - 1.2, _HEIGHT - _BOTTOM - y
+            width, height = at_x(right) - x - 1.2, BASE - y
             parts.append(
                 f'<rect class="bar" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="1.5">'
                 f"<title>{left:.2f} to {right:.2f}: {count}</title></rect>"
@@ -128,11 +143,11 @@ def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence
         x = at_x(value)
         anchor = "end" if x > _WIDTH * 0.7 else "start"
         shift = -4 if anchor == "end" else 4
-        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BASE}"/>')
         parts.append(
-            f'<text class="strong" x="{x + shift:.1f}" y="{_TOP + 9}" text-anchor="{anchor}">{escape(name)}</text>'
+            f'<text class="strong" x="{x + shift:.1f}" y="{TOP + 9}" text-anchor="{anchor}">{escape(name)}</text>'
         )
-    return _svg(parts, label)
+    return svg(parts, label)
 
 
 def interval_bar(value: float, low: float, high: float, label: str) -> str:
@@ -191,30 +206,28 @@ def _clean(one: Series, log_y: bool) -> Series:
     return Series(one.name, [x for x, _ in pairs], [y for _, y in pairs], one.css)
 
 
-def _grid(at_y: Callable[[float], float], ticks: Sequence[float], percent: bool) -> str:
+def y_axis(at_y: Callable[[float], float], ticks: Sequence[float], percent: bool) -> str:
     rows = []
     for tick in ticks:
         y = at_y(tick)
-        rows.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        rows.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick, percent)}</text>')
+        rows.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        rows.append(f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick, percent)}</text>')
     return "".join(rows)
 
 
-def _x_axis(at_x: Callable[[float], float], ticks: Sequence[float], end: float, label: str) -> str:
-    base = _HEIGHT - _BOTTOM
-    rows = [f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>']
+def x_axis(at_x: Callable[[float], float], ticks: Sequence[float], end: float, label: str) -> str:
+    base = BASE
+    rows = [f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{base}" y2="{base}"/>']
     rows += [
         f'<text x="{at_x(tick):.1f}" y="{base + 14}" text-anchor="middle">{number(tick)}</text>'
         for tick in ticks
         if tick <= end * 1.0001
     ]
-    rows.append(
-        f'<text x="{(_LEFT + _WIDTH - _RIGHT) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(label)}</text>'
-    )
+    rows.append(f'<text x="{(LEFT + RIGHT) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(label)}</text>')
     return "".join(rows)
 
 
-def _svg(parts: Sequence[str], label: str) -> str:
+def svg(parts: Sequence[str], label: str) -> str:
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg>"

@@ -8,7 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, log_ticks, number, page
+from prism.report import charts
+from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, page
 from prism.rollout.results import write_atomic
 
 if TYPE_CHECKING:
@@ -21,15 +22,14 @@ _STYLE = "".join(
     for i, colour in enumerate(_COLOURS)
 ) + (
     ".charts{align-items:start}.wide{overflow:auto}.frontier{fill:none;stroke:var(--object);stroke-dasharray:3 3}"
-    ".whisker{stroke:var(--ink);stroke-width:1.1;opacity:.5}.best{font-weight:650}.sub{color:var(--soft)}"
-    "td.name,th.name{text-align:left}.missing li{overflow-wrap:anywhere}.scroll td,.scroll th{padding-inline:9px}"
+    ".whisker{stroke:var(--ink);stroke-width:1.1;opacity:.5}"
+    ".missing li{overflow-wrap:anywhere}.scroll td,.scroll th{padding-inline:9px}"
 )
 
 _PARETO_NOTE = (
     "Up and to the left is better; the line joins the best. A plan is of K candidates and lasts Ta steps (table): who "
     "executes one step of it plans that much more often."
 )
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 240, 46, 14, 14, 36
 
 
 def write_page(path: Path, comparison: Comparison) -> Path:
@@ -74,7 +74,9 @@ def _section(comparison: Comparison, recipe: str) -> str:
         for name, chart, note in figures
         if chart
     )
-    return f'<h3>{escape(recipe)}</h3>{_table(comparison, rows)}<p></p><div class="charts">{drawn}</div>'
+    names, lines = comparison.table(recipe)
+    table = charts.table(names, [[escape(cell) for cell in line] for line in lines], "All methods")
+    return f'<h3>{escape(recipe)}</h3>{table}<p></p><div class="charts">{drawn}</div>'
 
 
 def _bar(row: Row) -> Bar:
@@ -98,41 +100,6 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
     return line_chart(series, "Score over training time", "minutes of training")
 
 
-def _table(comparison: Comparison, rows: Sequence[Row]) -> str:
-    reference = comparison.config.reference
-    names = (
-        *("Method", "Seeds", "Score", f"against {reference}", "p", "Success", "Jerk", "Plan, ms", "K, Ta"),
-        *("Steps", "Size"),
-    )
-    head = "".join(f'<th scope="col" class="{"name" if i == 0 else ""}">{escape(n)}</th>' for i, n in enumerate(names))
-    best = max(row.score for row in rows)
-    body = []
-    for row in rows:
-        d = row.difference
-        apart = ("", "") if d is None else (f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]", f"{d.p:.3g}")
-        if d is not None and d.seeds < len(row.seeds):
-            apart = (f"{apart[0]} ({d.seeds} seeds)", apart[1])
-        cells = [
-            f"{len(row.seeds)}" if row.complete else f"<b>{len(row.seeds)} of {row.of}</b>",
-            f'<span class="{"best" if row.score == best else ""}">{row.score:.3f}</span> '
-            f'<span class="sub">[{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]</span>',
-            *apart,
-            f"{row.success:.0%} "
-            f'<span class="sub">[{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]</span>',
-            f"{row.jerk:.4f}",
-            f"{row.latency_p50_ms:.1f}",
-            f"{row.candidates}, {row.exec_horizon}",
-            f"{row.steps:,.0f}",
-            f"{row.parameters / 1e6:.2f} M",
-        ]
-        columns = "".join(f"<td>{cell}</td>" for cell in cells)
-        body.append(f'<tr><th scope="row" class="name">{escape(row.contestant)}</th>{columns}</tr>')
-    return (
-        '<div class="panel scroll" tabindex="0" role="region" aria-label="All methods"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
 def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
     """Success over the median time to a plan, log axis; the methods that no other beats in both are joined."""
     shown = [row for row in rows if row.latency_p50_ms > 0]
@@ -141,47 +108,33 @@ def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
     low, high = min(r.latency_p50_ms for r in shown) / 1.4, max(r.latency_p50_ms for r in shown) * 1.4
 
     def at_x(value: float) -> float:
-        return _LEFT + math.log(value / low) / math.log(high / low) * (_WIDTH - _LEFT - _RIGHT)
+        return charts.LEFT + math.log(value / low) / math.log(high / low) * (charts.RIGHT - charts.LEFT)
 
     def at_y(value: float) -> float:
-        return _HEIGHT - _BOTTOM - value * (_HEIGHT - _TOP - _BOTTOM)
+        return charts.BASE - value * (charts.BASE - charts.TOP)
 
-    base = _HEIGHT - _BOTTOM
-    parts = []
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = at_y(tick)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{tick:.0%}</text>')
-    parts += [
-        f'<text x="{at_x(tick):.1f}" y="{base + 14}" text-anchor="middle">{number(tick)}</text>'
-        for tick in log_ticks(low, high)
-        if low <= tick <= high
+    ticks = [tick for tick in charts.log_ticks(low, high) if low <= tick <= high]
+    parts = [
+        charts.y_axis(at_y, (0.0, 0.25, 0.5, 0.75, 1.0), percent=True),
+        charts.x_axis(at_x, ticks, high, "ms to a plan (median, log)"),
     ]
-    middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">ms to a plan (median, log)</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
     corners: list[str] = []
     for row in frontier(shown):
         x, y = at_x(row.latency_p50_ms), at_y(row.success)
         corners += [f"{x:.1f},{corners[-1].split(',')[1]}", f"{x:.1f},{y:.1f}"] if corners else [f"{x:.1f},{y:.1f}"]
     parts.append(f'<polyline class="frontier" points="{" ".join(corners)}"/>')
+    keys, said = [], []
     for row in shown:
         x, y = at_x(row.latency_p50_ms), at_y(row.success)
         a, b = (at_y(value) for value in row.success_ci)
-        words = f"{row.contestant}: success {row.success:.0%}, {row.latency_p50_ms:.1f} ms"
+        name, words = escape(row.contestant), f"{row.success:.0%}, {row.latency_p50_ms:.1f} ms"
         parts.append(f'<line class="whisker" x1="{x:.1f}" x2="{x:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>')
         parts.append(f'<circle class="end {css[row.contestant]}" cx="{x:.1f}" cy="{y:.1f}" r="5">')
-        parts.append(f"<title>{escape(words)}</title></circle>")
-    legend = "".join(
-        f'<span class="key {css[row.contestant]}">{escape(row.contestant)} <b>{row.success:.0%}, '
-        f"{row.latency_p50_ms:.1f} ms</b></span>"
-        for row in shown
-    )
-    said = "; ".join(f"{row.contestant} {row.success:.0%} at {row.latency_p50_ms:.1f} ms" for row in shown)
-    return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="Success against time: '
-        f'{escape(said)}">{"".join(parts)}</svg><p class="legend">{legend}</p>'
-    )
+        parts.append(f"<title>{name}: success {words}</title></circle>")
+        keys.append(f'<span class="key {css[row.contestant]}">{name} <b>{words}</b></span>')
+        said.append(f"{row.contestant} {words}")
+    picture = charts.svg(parts, "Success against time: " + "; ".join(said))
+    return f'{picture}<p class="legend">{"".join(keys)}</p>'
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:

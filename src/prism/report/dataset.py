@@ -25,6 +25,7 @@ from prism.data.inspect import (
     summarise,
 )
 from prism.io.files import atomic_file
+from prism.report.charts import page, table
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -58,12 +59,8 @@ def render(source: EpisodeSource, summary: Summary, progress: Progress | None = 
     parts = [_head(summary), _lengths(summary)]
     parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
     parts += [_stream_section(*drawn) for drawn in zip(streams, histograms, traces, strict=True)]
-    title = escape(summary.path.name)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title} - dataset</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    lead = escape(summary.format) + (f" &middot; task {escape(summary.task)}" if summary.task else "")
+    return page(summary.path.name, lead, "".join(parts), "", style=_STYLE)
 
 
 def _histograms(
@@ -111,23 +108,18 @@ def _head(summary: Summary) -> str:
         "on disk": size(summary.bytes_on_disk),
     }
     cells = "".join(f"<div><b>{escape(value)}</b><span>{key}</span></div>" for key, value in tiles.items())
-    rows = "".join(
-        f"<tr><td>{escape(s.name)}</td><td>{escape(s.kind)}</td><td>{' &times; '.join(map(str, s.shape))}</td>"
-        f"<td>{escape(s.dtype)}</td><td class=n>{escape(s.rate)}</td>"
-        f"<td class=n>{_number(s, s.low)}</td><td class=n>{_number(s, s.high)}</td>"
-        f"<td class=n>{s.present:.0%}</td></tr>"
+    rows = [
+        [
+            *(escape(s.name), escape(s.kind), " &times; ".join(map(str, s.shape)), escape(s.dtype), escape(s.rate)),
+            *(_number(s, s.low), _number(s, s.high), f"{s.present:.0%}"),
+        ]
         for s in (summary.actions, *summary.sensors)
-    )
-    remarks = "".join(f"<li class=warn>{escape(text)}</li>" for text in summary.warnings)
+    ]
+    names = ("stream", "kind", "shape of a step", "type", "rate", "lowest", "highest", "present")
+    remarks = "".join(f'<li class="warn">{escape(text)}</li>' for text in summary.warnings)
     remarks += "".join(f"<li>{escape(text)}</li>" for text in summary.notes)
-    task = f" &middot; task {escape(summary.task)}" if summary.task else ""
-    return (
-        f"<h1>{escape(summary.path.name)}</h1><p class=sub>{escape(summary.format)}{task}</p>"
-        f"<div class=tiles>{cells}</div>"
-        "<div class=scroll><table><tr><th>stream</th><th>kind</th><th>shape of a step</th><th>type</th>"
-        "<th class=n>rate</th><th class=n>lowest</th><th class=n>highest</th><th class=n>present</th></tr>"
-        f"{rows}</table></div>" + (f"<ul>{remarks}</ul>" if remarks else "")
-    )
+    streams = table(names, rows, "Streams of the dataset")
+    return f'<div class="tiles">{cells}</div>{streams}' + (f'<ul class="hint">{remarks}</ul>' if remarks else "")
 
 
 def _number(stream: StreamSummary, value: float) -> str:
@@ -141,7 +133,8 @@ def _lengths(summary: Summary) -> str:
     labels = [f"{edges[i]:.0f} to {edges[i + 1]:.0f} steps: {n} episodes" for i, n in enumerate(counts)]
     return (
         f"<h2>Episode lengths</h2><p class=sub>{low} to {high} steps, median {np.median(lengths):g}</p>"
-        f"<figure class=wide>{_bars(counts, labels, 640, 120)}"
+        f'<figure class="panel wide">'
+        f"{_bars(counts, labels, 640, 120)}"
         f"<figcaption><span>{low}</span><span>{high} steps</span></figcaption></figure>"
     )
 
@@ -160,12 +153,14 @@ def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array
             body += f"<figcaption><span>{low:.4g}</span><span>{high:.4g}</span></figcaption>"
             body += _lines([trace[:, dim] for trace in traces], low, high)
         mean, std = float(stats.mean[dim]), float(stats.std[dim])
-        cards.append(f"<figure><h3>[{dim}] <small>mean {mean:.4g}, std {std:.4g}</small></h3>{body}</figure>")
+        cards.append(
+            f"<figure class=panel><h4>[{dim}] <small>mean {mean:.4g}, std {std:.4g}</small></h4>{body}</figure>"
+        )
     more = stream.shape[0] - len(cards)
     rest = f"<p class=sub>{more} more dimensions are not drawn.</p>" if more > 0 else ""
     return (
         f"<h2>{escape(stream.name)}</h2><p class=sub>each dimension: how often it has which value, and over time in "
-        f"{len(traces)} episodes</p><div class=grid>{''.join(cards)}</div>{rest}"
+        f"{len(traces)} episodes</p><div class=small>{''.join(cards)}</div>{rest}"
     )
 
 
@@ -201,7 +196,7 @@ def _bars(counts: NDArray[np.int64], labels: Sequence[str], width: int, height: 
         f'height="{h:.1f}"><title>{escape(label)}</title></rect>'
         for i, (n, label) in enumerate(zip(counts, labels, strict=True))
     )
-    return f'<svg class=bars viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg>'
+    return f'<svg class="bars" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg>'
 
 
 def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, height: int = 56) -> str:
@@ -212,34 +207,19 @@ def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, h
         y = height - 2 - (trace.astype(np.float64) - low) / (high - low) * (height - 4)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
         paths.append(f'<polyline points="{points}"/>')
-    return f'<svg class=lines viewBox="0 0 {width} {height}" preserveAspectRatio="none">{"".join(paths)}</svg>'
+    return f'<svg class="lines" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{"".join(paths)}</svg>'
 
 
-_STYLE = """
-:root{--ink:#1b2026;--soft:#5d6873;--line:#dde2e7;--page:#fff;--card:#f6f8fa;--mark:#2f6fb4;--warn:#a15c00}
-@media (prefers-color-scheme:dark){:root{--ink:#e6eaee;--soft:#9aa5b0;--line:#2f3740;--page:#14181c;--card:#1c2227;
---mark:#6aa6e8;--warn:#e3a54a}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1080px;margin:0 auto;padding:24px 16px 64px}
-h1{font-size:26px;margin:0;overflow-wrap:anywhere}h2{font-size:19px;margin:40px 0 0}
-h3{font-size:14px;margin:0 0 6px}small,.sub{color:var(--soft);font-weight:400}.sub{margin:2px 0 14px}
-.tiles{display:flex;flex-wrap:wrap;gap:12px 36px;margin:18px 0}
-.tiles b{display:block;font-size:22px;line-height:1.2}.tiles span{color:var(--soft);font-size:13px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-th,td{text-align:left;padding:6px 14px 6px 0;border-bottom:1px solid var(--line);white-space:nowrap}
-th{color:var(--soft);font-weight:400;font-size:13px}.n{text-align:right}td.n:last-child,th.n:last-child{padding-right:0}
-ul{padding-left:18px;color:var(--soft)}.warn{color:var(--warn)}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(230px,1fr));gap:12px}
-.grid figure,.wide{margin:0;background:var(--card);border-radius:8px;padding:12px}
-.frames{display:grid;grid-template-columns:repeat(6,1fr);gap:10px;margin-bottom:10px}.frames figure{margin:0}
-.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}
-svg{display:block;width:100%}.grid svg{height:56px}.wide svg{height:120px}
-.bars rect{fill:var(--mark)}.bars rect:hover{fill:var(--ink)}
-.lines{margin-top:8px}
-.lines polyline{fill:none;stroke:var(--mark);stroke-width:1.2;opacity:.6;vector-effect:non-scaling-stroke}
-figcaption{display:flex;justify-content:space-between;color:var(--soft);font-size:12px;margin-top:2px}
-.flat{color:var(--soft);margin:0}
-@media (max-width:600px){.grid{grid-template-columns:1fr 1fr}.grid figure{padding:10px}h3 small{display:block}
-.frames{grid-template-columns:repeat(3,1fr)}}
-"""
+_STYLE = (
+    ".tiles{display:flex;flex-wrap:wrap;gap:.75rem 2.25rem;margin:1.1rem 0}.tiles b{display:block;font-size:1.4rem}"
+    ".tiles span,small,.flat,.sub{color:var(--soft);font-weight:400}.sub{margin:.1rem 0 .9rem}.flat{margin:0}"
+    "h1{overflow-wrap:anywhere}h2{margin:2.5rem 0 0}"
+    ".small{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,14.5rem),1fr));"
+    "gap:.75rem}.small h4{margin:0 0 .4rem}.warn{color:var(--bad)}"
+    ".frames{display:grid;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr));gap:.6rem;margin-bottom:.6rem}"
+    ".frames figure{margin:0}.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}"
+    ".bars,.lines{display:block;width:100%;height:56px}.wide .bars{height:120px}.lines{margin-top:8px}"
+    ".bars rect{fill:var(--m0)}.bars rect:hover{fill:var(--ink)}"
+    ".lines polyline{fill:none;stroke:var(--m0);stroke-width:1.2;opacity:.6;vector-effect:non-scaling-stroke}"
+    "figcaption{display:flex;justify-content:space-between;color:var(--soft);font-size:.75rem;margin-top:2px}"
+)

@@ -217,30 +217,26 @@ def _success_by_step(result: EvaluationResult) -> str:
 
 def _table(result: EvaluationResult) -> str:
     """Every episode. Beyond _ROWS they wait for a checkbox that says how many; it needs no script."""
-    rows = "".join(_row(episode) for episode in result.episodes)
     names = ("Seed", "Success", "Score", "Steps", "Jerk", "Switches", "Modes", "Plan, ms")
-    head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in names)
+    table = charts.table(names, [_row(episode) for episode in result.episodes], "Table of episodes", sortable=True)
     more = ""
     if (total := len(result.episodes)) > _ROWS:
         text = f"Show all {total} episodes ({total - _ROWS} are hidden otherwise)"
         more = f'<label class="more"><input type="checkbox"> {text}</label>'
     crashes = "".join(f"<li>{escape(line)}</li>" for line in result.crashes)
     note = f'<p class="hint">Workers that died and were replaced:</p><ul class="hint">{crashes}</ul>' if crashes else ""
-    return (
-        f'<h3>Episodes</h3><div class="rows"><div class="panel scroll" tabindex="0" role="region" aria-label="Table of '
-        f'episodes"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{more}</div>{note}'
-    )
+    return f'<h3>Episodes</h3><div class="rows">{table}{more}</div>{note}'
 
 
-def _row(e: EpisodeResult) -> str:
+def _row(e: EpisodeResult) -> list[str]:
     filled = 100 * min(1.0, max(0.0, e.score))
-    return (
-        f'<tr><th scope="row">{e.seed}</th>'
-        f'<td data-v="{int(e.success)}">{_mark(e.success)}{"yes" if e.success else "no"}</td>'
-        f'<td data-v="{e.score:.4f}"><span class="meter"><i style="width:{filled:.0f}%"></i></span>{e.score:.3f}</td>'
-        f"<td>{e.steps}</td><td>{e.jerk:.3f}</td><td>{e.mode_switches}</td><td>{e.modes:.1f}</td>"
-        f"<td>{_ms(metrics.percentile(e.latency_ms, 50))}</td></tr>"
-    )
+    return [
+        str(e.seed),
+        f'<td data-v="{int(e.success)}">{_mark(e.success)}{"yes" if e.success else "no"}</td>',
+        f'<td data-v="{e.score:.4f}"><span class="meter"><i style="width:{filled:.0f}%"></i></span>{e.score:.3f}</td>',
+        *(str(e.steps), f"{e.jerk:.3f}", str(e.mode_switches), f"{e.modes:.1f}"),
+        _ms(metrics.percentile(e.latency_ms, 50)),
+    ]
 
 
 def _provenance(result: EvaluationResult) -> str:

@@ -174,6 +174,30 @@ class Comparison:
         """Of the code that trained the cells, as their last process loaded it."""
         return sorted({str((c.get("trained_by") or c["info"]).get("commit", "unknown")) for c in self.cells.values()})
 
+    def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
+        """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""
+        names = ["method", "n", "score [95 %]", f"- {self.config.reference} [95 %]", "p", "success [95 %]", "plan ms"]
+        rows = []
+        for row in (row for row in self.rows if row.recipe == recipe):
+            d = row.difference
+            few = "" if d is None or d.seeds == len(row.seeds) else f" n={d.seeds}"
+            rows.append(
+                [
+                    row.contestant,
+                    str(len(row.seeds)) if row.complete else f"{len(row.seeds)} of {row.of}",
+                    f"{row.score:.3f} [{row.score_ci[0]:.3f}, {row.score_ci[1]:.3f}]",
+                    "" if d is None else f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]{few}",
+                    "" if d is None else f"{d.p:.2g}",
+                    f"{row.success:.0%} [{row.success_ci[0] * 100:.0f}, {row.success_ci[1] * 100:.0f}]",
+                    f"{row.latency_p50_ms:.1f}",
+                    f"{row.candidates}, {row.exec_horizon}",
+                    f"{row.jerk:.4f}",
+                    f"{row.steps:,.0f}",
+                    f"{row.parameters / 1e6:.2f} M",
+                ]
+            )
+        return [*names, "K, Ta", "jerk", "steps", "size"], rows
+
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
         recipes the mean over them, null where one of them is missing."""
