@@ -150,6 +150,7 @@ class PushTDemonstrations:
         self.action_dim, self.fps = source.action_dim, source.fps
         self.lengths = np.tile(source.lengths, self.copies)
         self.notes = source.notes
+        self.sometimes_absent: frozenset[str] = frozenset()  # computed from the state, which is always there
         self.read_together = read_together(source) if self._has_images else 0
         if variant == "pixels" and not self._has_images:
             self.notes += (f"no '{IMAGE}' of {size} is stored: pictures are drawn from '{STATE}' as they are needed",)

@@ -290,7 +290,7 @@ class LeRobotSource(TableSource):
             for feature in self._meta.features.values()
             if feature.key.startswith(PRESENT) and feature.dtype == "bool"
         }
-        stored, action = _stored_specs(path)
+        stored, action = stored_specs(path)
         columns = self._columns(notes, stored)
         if stored and not entries:
             entries = [Entry((key,), spec.name, spec.kind) for key, spec in stored.items()]
@@ -395,7 +395,7 @@ def _number(feature: Feature, path: Path) -> np.dtype[Any]:
     return dtype
 
 
-def _stored_specs(path: Path) -> tuple[dict[str, SensorSpec], ActionSpec]:
+def stored_specs(path: Path) -> tuple[dict[str, SensorSpec], ActionSpec]:
     file = path / SPECS
     if not file.is_file():
         return {}, ActionSpec()
