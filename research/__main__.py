@@ -21,6 +21,8 @@ MODULES = {
     "global-batch": "global_batch",
     "data": "data",
     "scaling": "scaling",
+    "realtime": "realtime",
+    "server": "server",
     "sims": "sims",
     "size": "size",
     "benchmark": "benchmark",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from prism.bench import realtime
 from prism.bench.realtime import RealtimeBenchConfig, run_loop, synthetic_frames
 from prism.errors import PrismError
+from research import realtime as research_realtime
 from research import scaling
 from research.report import carry_out
 
@@ -48,10 +50,8 @@ def test_frames_differ_and_look_like_the_sensors() -> None:
 
 def test_realtime_reports_the_promised_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(realtime, "_FRAMES", 16)
-    config = RealtimeBenchConfig(
-        sensors="wrist", seconds=1.0, rate=10.0, backend="eager", size="tiny", lanes=2, json=tmp_path / "r.json"
-    )
-    realtime.main(config)
+    options: dict[str, Any] = {"seconds": 1.0, "rate": 10.0, "backend": "eager", "size": "tiny", "lanes": 2}
+    carry_out(research_realtime, research_realtime.Config(**options, json=tmp_path / "r.json"))
     result = json.loads((tmp_path / "r.json").read_text())
     assert {"actions_per_s", "late_actions", "p99_ms", "p50_ms", "plan_latency_p99_ms", "plan_misses"} <= set(result)
     assert result["frames"] == result["frames_encoded"] == 10  # one camera, ten slots
@@ -63,7 +63,7 @@ def test_realtime_reports_the_promised_keys(tmp_path: Path, monkeypatch: pytest.
     assert {"command", "date", "machine"} <= set(result)
     assert result["stolen_s"] >= 0
     with pytest.raises(PrismError, match=r"r\.json exists"):
-        realtime.main(config)
+        realtime.main(RealtimeBenchConfig(**options, json=tmp_path / "r.json"))
 
 
 def test_scaling_fits_exponents_and_draws(tmp_path: Path) -> None:

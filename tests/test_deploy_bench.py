@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from prism.bench.server import Load, ServerBenchConfig, load_keys
 from prism.cli import main
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, decode_text
-from prism.serve.backends import EagerBackend
 from prism.serve.metrics import Histogram
+from research import realtime as research_realtime
+from research.__main__ import main as research
 from tests.policy_fakes import VECTORS, save_run, small_config, small_policy
 
 
 def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "server.json"
-    assert main(["bench", "server", "--clients", "3", "--seconds", "0.5", "--fuzz", "60", "--json", str(file)]) == 0
+    assert research(["server", "--clients", "3", "--seconds", "0.5", "--fuzz", "60", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert result["errors"] == 0
     assert 1 <= result["requests"] <= 18  # 15, fewer on a machine too busy to connect them in time
@@ -33,12 +35,12 @@ def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: py
     assert result["fuzz_server_alive"]
     assert {"command", "seed", "date", "machine"} <= set(result)
     assert "64 clients" not in capsys.readouterr().out
-    assert main(["bench", "server", "--json", str(file)]) == 2  # before anything is measured
+    assert main(["bench", "server", "--json", str(file)]) == 2  # before anything is measured; the same with research
     assert "exists already" in capsys.readouterr().err
 
 
 def test_configurations_are_checked() -> None:
-    for bad in ({"clients": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"fuzz": -1}, {"sensors": "radar"}):
+    for bad in ({"clients": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"sensors": "radar"}):
         with pytest.raises(PrismError):
             ServerBenchConfig(**bad)
 
@@ -56,11 +58,12 @@ def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
     assert realtime.slot_rate(RealtimeBenchConfig(), policy) == pytest.approx(50.5)
     frames = realtime.synthetic_frames(policy.spec.sensors, 16, np.random.default_rng(0))
     assert decode_text(frames[0]["text"]) == "push t"
-    found = realtime.measure(EagerBackend(policy), policy, frames, 10, 100.0, config, saturated=0.0)
+    ready = dataclasses.replace(realtime.prepare(config), frames=frames, rate=100.0)
+    found = realtime.measure(ready, 10, config, saturated=0.0)
     assert found["plan_budget_ms"] == pytest.approx(80.0)  # exec_horizon 8 at the rate that is run, not the policy's
     assert found["plan_errors"] == 0
     with pytest.raises(PrismError, match=r"--compare .* without --checkpoint"):
-        RealtimeBenchConfig(checkpoint=run, compare=True)
+        research_realtime.Config(checkpoint=run, compare=True)
 
 
 def test_percentiles_count_from_when_a_request_was_due() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from prism_client import wire
 
-from prism.bench.server_fuzz import damaged_frame
 from prism.serve.sessions import Reader, Request, RequestError
+from research.server import damaged_frame
 from tests.policy_fakes import VECTORS
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("?", "u1", "<i4", ">i2", "<f4", "<f8", ">f4", "<f2", "<u8")])

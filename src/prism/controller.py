@@ -253,9 +253,9 @@ class Controller:
             before, there = self._window[-1], self._present[-1]
             steps = range(max(1, missed + 2 - horizon), missed + 1)
             gained = [self._between(before, there, streams, present, step / (missed + 1)) for step in steps] + gained
-        for own, known in gained * (1 if self._window else horizon):  # edge padding: the first one fills the window
+        for own, there_now in gained * (1 if self._window else horizon):  # edge padding: the first one fills it
             self._window.append(own)
-            self._present.append(known)
+            self._present.append(there_now)
         return gained
 
     def _between(

@@ -15,7 +15,7 @@ holds            actions without a plan (the old one was used up): 0 when planni
 cpu_share        of the cores, by this process; stolen_s: what a virtual machine's host withheld of them in that time
 max_actions_per_s   with the frames fed as fast as they are encoded, instead of by the clock
 max_action_difference (robot units), max_action_difference_scaled (half ranges)   back end against eager, same latents
-token_cache_*    see bench/token_cache.py; compare_*: see bench/realtime_compare.py
+`python -m research realtime` adds what kept tokens bring, and other methods in the same loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from prism.methods.context import ContextPolicy
 from prism.methods.table import build_policy, preset
 from prism.rollout.results import run_info
 from prism.sensors import SensorSpec, encode_text
-from prism.serve.backends import Backend, Frame, load_backend
+from prism.serve.backends import Agreement, Backend, Frame, load_backend
 from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
 from prism.serve.tokens import warm_up
 
@@ -73,8 +73,6 @@ class RealtimeBenchConfig:
     checkpoint: Path | None = None  # a run or checkpoint with its own sensors, instead of random weights
     lanes: int | None = None  # None: one a core
     candidates: int = 8
-    compare: bool = False
-    cache: bool = True  # measure the token cache
     json: Path | None = None
     overwrite: bool = False
     seed: int = 0
@@ -87,8 +85,6 @@ class RealtimeBenchConfig:
             raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
         if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
             raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
-        if self.compare and self.checkpoint is not None:
-            raise PrismError("--compare builds the other methods for --sensors: use it without --checkpoint")
 
 
 def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random.Generator) -> list[Frame]:
@@ -174,36 +170,42 @@ def main(config: RealtimeBenchConfig) -> None:
     Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)
 
 
-def run(config: RealtimeBenchConfig, console: Console) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Ready:
+    """What is measured."""
+
+    policy: ContextPolicy
+    backend: Backend
+    agreement: Agreement
+    frames: list[Frame]
+    rate: float
+
+
+def prepare(config: RealtimeBenchConfig) -> Ready:
     policy = _policy(config)
-    rate = slot_rate(config, policy)
-    name = config.backend or BACKENDS[config.sensors]
     frames = synthetic_frames(policy.spec.sensors, _FRAMES, np.random.default_rng(config.seed))
+    name = config.backend or BACKENDS[config.sensors]
+    backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
+    return Ready(policy, backend, agreement, frames, slot_rate(config, policy))
+
+
+def run(config: RealtimeBenchConfig, console: Console, ready: Ready | None = None) -> dict[str, Any]:
     threads = torch.get_num_threads()
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(f"back end {name}", total=None)
-        backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
-        slots = max(1, round(config.seconds * rate))
-        own = ", ".join(spec.name for spec in policy.spec.sensors)
-        sensors = config.sensors if config.checkpoint is None else own
-        result: dict[str, Any] = {"sensors": sensors, "backend": name, "rate": rate}
+        bar = progress.add_task("back end", total=None)
+        ready = ready or prepare(config)
+        policy, agreement = ready.policy, ready.agreement
+        slots = max(1, round(config.seconds * ready.rate))
+        progress.update(bar, description=f"{ready.rate:g} actions/s", total=slots)
         with steady(realtime=True):
-            progress.update(bar, description=f"{rate:g} actions/s", total=slots)
-            result |= measure(
-                backend, policy, frames, slots, rate, config, lambda slot: progress.update(bar, completed=slot)
-            )
-            if config.compare:
-                from prism.bench.realtime_compare import compare
-
-                progress.update(bar, description="other methods", total=None)
-                result |= compare(config, backend, policy, frames, rate)
-        if config.cache:
-            from prism.bench.token_cache import token_cache
-
-            progress.update(bar, description="token cache", total=None)
-            result |= token_cache(backend, config.candidates, config.seed)
+            seen = measure(ready, slots, config, lambda slot: progress.update(bar, completed=slot))
     torch.set_num_threads(threads)
-    return result | {
+    own = ", ".join(spec.name for spec in policy.spec.sensors)
+    return {
+        "sensors": config.sensors if config.checkpoint is None else own,
+        "backend": ready.backend.name,
+        "rate": ready.rate,
+        **seen,
         "max_action_difference": agreement.max_difference,
         "max_action_difference_scaled": agreement.max_difference_scaled,
         "mean_action_difference_scaled": agreement.mean_difference_scaled,
@@ -227,16 +229,10 @@ def slot_rate(config: RealtimeBenchConfig, policy: ContextPolicy) -> float:
 
 
 def measure(
-    backend: Backend,
-    policy: ContextPolicy,
-    frames: list[Frame],
-    slots: int,
-    rate: float,
-    config: RealtimeBenchConfig,
-    on_slot: Any = None,
-    saturated: float = 5.0,
+    ready: Ready, slots: int, config: RealtimeBenchConfig, on_slot: Any = None, saturated: float = 5.0
 ) -> dict[str, Any]:
     """The loop by the clock, then as fast as it goes."""
+    policy, backend, frames, rate = ready.policy, ready.backend, ready.frames, ready.rate
     count = config.lanes or os.cpu_count() or 1
     controller = controller_for(policy, config.candidates, config.seed)
     planner = LocalPlanner(controller, backend, count)

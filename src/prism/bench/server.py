@@ -1,12 +1,10 @@
-"""`prism bench server`: many robots on one policy server, then frames that no robot would send.
+"""`prism bench server`: many robots on one policy server.
 
 The server is a process of its own with a random `tiny` policy (or the one of a run); all clients share this process
 and one event loop. Each asks for a plan at fixed times, so a late reply delays nothing but itself: `p99_ms` counts
 from the time at which the request was due (no coordinated omission), `service_p99_ms` from the time it was sent.
 
-    load    `clients` robots at `rate` requests a second, `seconds` long                errors, p99_ms, requests, ...
-    viewer  a quarter of them, blocks of a few seconds without and with a live page     viewer_*
-    fuzz    random and mutated frames on eight connections, four robots served meanwhile   fuzz_*
+`python -m research server` adds what an open live page costs, and frames that no robot would send.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from prism.bench.output import Output
-from prism.bench.server_fuzz import FuzzReport, fuzz
 from prism.errors import PrismError
 from prism.rollout.results import run_info
 
@@ -40,7 +37,6 @@ SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "camera": {"proprio": (9,), "rgb_wrist": (84, 84, 3)},
 }
 _ACTION_DIM, _FPS = 7, 10.0
-_VIEWER_BLOCKS, _BLOCK_SECONDS = 8, 4.0
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,6 @@ class ServerBenchConfig:
     clients: int = 64
     seconds: float = 60.0
     rate: float = 10.0  # requests a second of each client
-    fuzz: int = 0  # frames
-    viewer: bool = False
     run: Path | None = None  # None: a random tiny policy
     sensors: str = "state"  # of that random policy
     json: Path | None = None
@@ -57,8 +51,8 @@ class ServerBenchConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or self.fuzz < 0:
-            raise PrismError(f"--clients {self.clients} must be at least 1 and --fuzz {self.fuzz} at least 0")
+        if self.clients < 1:
+            raise PrismError(f"--clients {self.clients} must be at least 1")
         if not (self.seconds > 0 and self.rate > 0):
             raise PrismError("--seconds and --rate must be above 0")
         if self.sensors not in SENSORS:
@@ -215,65 +209,13 @@ async def drive(port: int, clients: int, rate: float, seconds: float, seed: int)
     return load
 
 
-@contextlib.asynccontextmanager
-async def viewer(port: int) -> AsyncIterator[list[int]]:
-    """A live page that reads everything; the sizes of its snapshots."""
-    from websockets.asyncio.client import connect
-
-    sizes: list[int] = []
-
-    async def read(socket: Any) -> None:
-        async for message in socket:
-            sizes.append(len(message))  # noqa: PERF401  # seen while it grows
-
-    async with connect(f"ws://127.0.0.1:{port}/live", compression=None, max_size=None) as socket:
-        task = asyncio.create_task(read(socket))
-        try:
-            yield sizes
-        finally:
-            task.cancel()
-
-
-async def viewer_blocks(config: ServerBenchConfig, port: int, tick: Any) -> dict[str, Any]:
-    """The same robots without and with a viewer, in turns."""
-    clients = max(1, config.clients // 4)
-    times: dict[bool, list[NDArray[np.float64]]] = {False: [], True: []}
-    sizes: list[int] = []
-    for block in range(_VIEWER_BLOCKS):
-        watched = block % 2 == 1
-        if watched:
-            async with viewer(port) as seen:
-                load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
-            sizes += seen
-        else:
-            load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
-        if load.errors:
-            raise PrismError(f"the server failed while it was watched: {load.first_error}")
-        times[watched].append(1e3 * np.array(load.service))
-        tick(_BLOCK_SECONDS)
-    alone, watched_times = (np.concatenate(times[which]) for which in (False, True))
-    seconds = _VIEWER_BLOCKS / 2 * _BLOCK_SECONDS
-    return {
-        "viewer_clients": clients,
-        "viewer_p50_ms": float(np.median(watched_times)),
-        "viewer_p50_ms_without": float(np.median(alone)),
-        "viewer_p50_ratio": float(
-            np.median([np.median(b) / np.median(a) for a, b in zip(times[False], times[True], strict=True)])
-        ),
-        "viewer_p99_ms": float(np.quantile(watched_times, 0.99)),
-        "viewer_p99_ms_without": float(np.quantile(alone, 0.99)),
-        "viewer_snapshots_per_s": len(sizes) / seconds,
-        "viewer_snapshot_kb": float(np.mean(sizes)) / 1e3 if sizes else 0.0,
-    }
-
-
-def run(config: ServerBenchConfig) -> dict[str, Any]:
-    rounds = config.seconds + (_VIEWER_BLOCKS * _BLOCK_SECONDS if config.viewer else 0) + config.fuzz / 400
+def run(config: ServerBenchConfig, more: Callable[[int], Awaitable[dict[str, Any]]] | None = None) -> dict[str, Any]:
+    """`more`: what else is measured on the server's port; its keys are added."""
     with (
         Progress(console=Console(stderr=True), transient=True) as progress,
         running_server(config) as (port, process),
     ):
-        bar = progress.add_task("robots", total=rounds)
+        bar = progress.add_task("robots", total=config.seconds)
 
         async def measure() -> dict[str, Any]:
             warm = await drive(port, min(4, config.clients), config.rate, 1.0, config.seed)
@@ -283,18 +225,14 @@ def run(config: ServerBenchConfig) -> dict[str, Any]:
             ticking = asyncio.create_task(_tick(progress, bar))
             load = await drive(port, config.clients, config.rate, config.seconds, config.seed)
             ticking.cancel()
-            progress.update(bar, completed=config.seconds, description="viewers and fuzz")
-            after = scrape(port)
-            result = load_keys(config, load, before, after)
-            if config.viewer:
-                result |= await viewer_blocks(config, port, lambda done: progress.advance(bar, done))
-            if config.fuzz:
-                result |= await fuzz_keys(config, port, lambda done: progress.advance(bar, done / 400))
-                result["fuzz_server_alive"] = process.poll() is None
-            return result
+            progress.update(bar, total=None, description="more")
+            result = load_keys(config, load, before, scrape(port))
+            if more is not None:
+                result |= await more(port)
+            return {**result, "server_alive": process.poll() is None}
 
         result = asyncio.run(measure())
-    settings = {name: getattr(config, name) for name in ("clients", "seconds", "rate", "fuzz", "sensors")}
+    settings = {name: getattr(config, name) for name in ("clients", "seconds", "rate", "sensors")}
     policy = "random tiny" if config.run is None else config.run.name
     return {**result, "settings": {**settings, "policy": policy}, **run_info(config.seed)}
 
@@ -327,41 +265,6 @@ def load_keys(
         / max(1, len(load.due)),  # a request
         "memory_mb": after["process_resident_memory_bytes"] / 1e6,
         "memory_growth_mb": (after["process_resident_memory_bytes"] - before["process_resident_memory_bytes"]) / 1e6,
-    }
-
-
-async def fuzz_keys(config: ServerBenchConfig, port: int, tick: Any) -> dict[str, Any]:
-    """The frames, while four robots work; memory from a tenth of the way to the end."""
-    done = asyncio.Event()
-    others = Load()
-
-    async def bystanders() -> None:
-        rates = [robot(port, 10.0, 0.0, float("inf"), config.seed + i, others) for i in range(4)]
-        tasks = [asyncio.create_task(rate) for rate in rates]
-        await done.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # each closes its connection
-
-    watching = asyncio.create_task(bystanders())
-    first: FuzzReport = await fuzz(port, max(1, config.fuzz // 10), config.seed, tick)
-    early = scrape(port)["process_resident_memory_bytes"]
-    rest = await fuzz(port, config.fuzz - first.frames, config.seed + 1, tick)
-    late = scrape(port)
-    done.set()
-    await watching
-    return {
-        "fuzz_frames": first.frames + rest.frames,
-        "fuzz_plans": first.plans + rest.plans,
-        "fuzz_refused": first.refused + rest.refused,
-        "fuzz_closed": first.closed + rest.closed,
-        "fuzz_hangs": first.hangs + rest.hangs,
-        "fuzz_tracebacks": first.tracebacks + rest.tracebacks,
-        "fuzz_internal_errors": int(late.get('prism_errors_total{kind="internal"}', 0)),
-        "fuzz_memory_growth_mb": (late["process_resident_memory_bytes"] - early) / 1e6,
-        "fuzz_others_requests": len(others.due),
-        "fuzz_others_errors": others.errors,
-        "fuzz_others_p99_ms": float(1e3 * np.quantile(others.service or [0.0], 0.99)),
     }
 
 

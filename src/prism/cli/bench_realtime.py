@@ -1,4 +1,4 @@
-"""prism bench realtime | scaling"""
+"""prism bench realtime"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Realtime:
 
     Try:
         prism bench realtime --sensors wrist --seconds 60 --json wrist.json
-        prism bench realtime --sensors calvin --compare --json calvin.json
+        prism bench realtime --checkpoint runs/mine
 
     A clock gives every action its slot; every frame is encoded. docs/explanation/realtime.md explains the keys.
     """
@@ -25,15 +25,13 @@ class Realtime:
     seconds: float = 60.0
     """How long."""
     rate: Annotated[float | None, option("HZ")] = None
-    """Actions a second; 1 % above 50 (wrist) or 30 (calvin), or the rate of a --checkpoint, unless told."""
+    """Actions a second; default: 1 % above 50 (wrist) or 30 (calvin), or the rate of a --checkpoint."""
     backend: Annotated[str | None, option("NAME")] = None
-    """eager, compile, onnx, onnx-int8; onnx for wrist and onnx-int8 for calvin unless told."""
+    """eager, compile, onnx, onnx-int8; default: onnx for wrist, onnx-int8 for calvin."""
     checkpoint: Annotated[Path | None, option("RUN")] = None
-    """A trained run with its own sensors; random weights of the preset `paper` unless told."""
+    """A trained run with its own sensors; default: random weights of the preset `paper`."""
     lanes: Annotated[int | None, option("N")] = None
-    """Threads that encode and plan; one a core unless told."""
-    compare: bool = False
-    """Also run Diffusion Policy (NFE 10) and Flow Matching (NFE 5) in the same loop."""
+    """Threads that encode and plan; default: one a core."""
     json: OutputFile = None
     """Write the figures to this file."""
     overwrite: bool = False
@@ -53,7 +51,6 @@ class Realtime:
                 backend=self.backend,
                 checkpoint=self.checkpoint,
                 lanes=self.lanes,
-                compare=self.compare,
                 json=self.json,
                 overwrite=self.overwrite,
             )

@@ -11,11 +11,11 @@ from prism.cli.style import OutputFile, option
 
 @dataclass(frozen=True)
 class Server:
-    """Many robots on one policy server: latency, errors, and whether bad frames disturb anybody.
+    """Many robots on one policy server: latency, errors, memory.
 
     Try:
         prism bench server --clients 64 --seconds 60 --json server.json
-        prism bench server --clients 8 --seconds 10 --fuzz 10000 --viewer
+        prism bench server --clients 8 --seconds 10 --run-folder runs/mine
 
     docs/howto/serving.md explains the keys.
     """
@@ -26,12 +26,8 @@ class Server:
     """How long they ask."""
     rate: float = 10.0
     """Requests a second of each."""
-    fuzz: int = 0
-    """Random and mutated frames to send afterwards, while four robots are served."""
-    viewer: bool = False
-    """Also measure what an open live page costs the robots."""
     run_folder: Annotated[Path | None, option("RUN")] = None
-    """Serve this run; a random `tiny` policy unless told."""
+    """Serve this run; default: a random `tiny` policy."""
     sensors: Literal["state", "camera"] = "state"
     """Of the random policy: two vectors, or one and an 84 x 84 camera."""
     json: OutputFile = None
@@ -51,8 +47,6 @@ class Server:
                 clients=self.clients,
                 seconds=self.seconds,
                 rate=self.rate,
-                fuzz=self.fuzz,
-                viewer=self.viewer,
                 run=self.run_folder,
                 sensors=self.sensors,
                 json=self.json,

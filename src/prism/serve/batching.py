@@ -137,8 +137,9 @@ class Batcher:
 
     def _encode(self, jobs: Sequence[Job]) -> None:
         if self._backend is not None:
-            rows = [(job.session.tokens, *gained) for job in jobs for gained in job.session.gained]
-            tokens.observe(self._backend, [row for row in rows if row[0] is not None])
+            kept = [(job.session.tokens, job.session.gained) for job in jobs]
+            rows = [(own, *step) for own, gained in kept if own is not None for step in gained]
+            tokens.observe(self._backend, rows)
 
     def _sample(self, jobs: Sequence[Job]) -> None:
         controllers = [job.session.controller for job in jobs]

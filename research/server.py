@@ -1,14 +1,164 @@
-"""Frames that no robot would send: random bytes, damaged requests, wrong sensors, half a frame, no handshake at all."""
+"""Many robots on one policy server, an open live page, and frames that no robot would send.
+
+Try:
+    python -m research server --clients 64 --seconds 60 --viewer --json server.json
+    python -m research server --clients 8 --seconds 10 --fuzz 10000
+
+The keys of `prism bench server` (docs/howto/serving.md), and
+viewer_*   a quarter of the robots, blocks of a few seconds without and with a live page
+fuzz_*     random and mutated frames on eight connections, four robots served meanwhile
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from prism.bench import server
+from prism.bench.server import Load, ServerBenchConfig, drive, robot, scrape
+from prism.cli.style import option
+from prism.errors import PrismError
+from research.report import Written
+
+_VIEWER_BLOCKS, _BLOCK_SECONDS = 8, 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    clients: int = 64
+    """Robots at once."""
+    seconds: float = 60.0
+    """How long they ask."""
+    rate: float = 10.0
+    """Requests a second of each."""
+    fuzz: int = 0
+    """Random and mutated frames to send afterwards, while four robots are served."""
+    viewer: bool = False
+    """Also measure what an open live page costs the robots."""
+    run_folder: Annotated[Path | None, option("RUN")] = None
+    """Serve this run; default: a random `tiny` policy."""
+    sensors: Literal["state", "camera"] = "state"
+    """Of the random policy: two vectors, or one and an 84 x 84 camera."""
+    seed: int = 0
+    """Of weights, requests and frames."""
+
+    def __post_init__(self) -> None:
+        if self.fuzz < 0:
+            raise PrismError(f"--fuzz {self.fuzz} must be at least 0")
+
+
+def run(config: Config, console: Console) -> dict[str, Any]:
+    own = ServerBenchConfig(
+        config.clients, config.seconds, config.rate, config.run_folder, config.sensors, seed=config.seed
+    )
+
+    async def more(port: int) -> dict[str, Any]:
+        found = await viewer_blocks(config, port) if config.viewer else {}
+        return found | (await fuzz_keys(config, port) if config.fuzz else {})
+
+    result = server.run(own, more)
+    if config.fuzz:
+        result["fuzz_server_alive"] = result["server_alive"]
+    result["settings"]["fuzz"] = config.fuzz
+    return result
+
+
+show = server.show
+
+
+@contextlib.asynccontextmanager
+async def viewer(port: int) -> AsyncIterator[list[int]]:
+    """A live page that reads everything; the sizes of its snapshots."""
+    from websockets.asyncio.client import connect
+
+    sizes: list[int] = []
+
+    async def read(socket: Any) -> None:
+        async for message in socket:
+            sizes.append(len(message))  # noqa: PERF401  # seen while it grows
+
+    async with connect(f"ws://127.0.0.1:{port}/live", compression=None, max_size=None) as socket:
+        task = asyncio.create_task(read(socket))
+        try:
+            yield sizes
+        finally:
+            task.cancel()
+
+
+async def viewer_blocks(config: Config, port: int) -> dict[str, Any]:
+    """The same robots without and with a viewer, in turns."""
+    clients = max(1, config.clients // 4)
+    times: dict[bool, list[NDArray[np.float64]]] = {False: [], True: []}
+    sizes: list[int] = []
+    for block in range(_VIEWER_BLOCKS):
+        watched = block % 2 == 1
+        if watched:
+            async with viewer(port) as seen:
+                load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
+            sizes += seen
+        else:
+            load = await drive(port, clients, config.rate, _BLOCK_SECONDS, config.seed + block)
+        if load.errors:
+            raise PrismError(f"the server failed while it was watched: {load.first_error}")
+        times[watched].append(1e3 * np.array(load.service))
+    alone, watched_times = (np.concatenate(times[which]) for which in (False, True))
+    seconds = _VIEWER_BLOCKS / 2 * _BLOCK_SECONDS
+    return {
+        "viewer_clients": clients,
+        "viewer_p50_ms": float(np.median(watched_times)),
+        "viewer_p50_ms_without": float(np.median(alone)),
+        "viewer_p50_ratio": float(
+            np.median([np.median(b) / np.median(a) for a, b in zip(times[False], times[True], strict=True)])
+        ),
+        "viewer_p99_ms": float(np.quantile(watched_times, 0.99)),
+        "viewer_p99_ms_without": float(np.quantile(alone, 0.99)),
+        "viewer_snapshots_per_s": len(sizes) / seconds,
+        "viewer_snapshot_kb": float(np.mean(sizes)) / 1e3 if sizes else 0.0,
+    }
+
+
+async def fuzz_keys(config: Config, port: int) -> dict[str, Any]:
+    """The frames, while four robots work; memory from a tenth of the way to the end."""
+    done = asyncio.Event()
+    others = Load()
+
+    async def bystanders() -> None:
+        rates = [robot(port, 10.0, 0.0, float("inf"), config.seed + i, others) for i in range(4)]
+        tasks = [asyncio.create_task(rate) for rate in rates]
+        await done.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each closes its connection
+
+    watching = asyncio.create_task(bystanders())
+    first: FuzzReport = await fuzz(port, max(1, config.fuzz // 10), config.seed)
+    early = scrape(port)["process_resident_memory_bytes"]
+    rest = await fuzz(port, config.fuzz - first.frames, config.seed + 1)
+    late = scrape(port)
+    done.set()
+    await watching
+    return {
+        "fuzz_frames": first.frames + rest.frames,
+        "fuzz_plans": first.plans + rest.plans,
+        "fuzz_refused": first.refused + rest.refused,
+        "fuzz_closed": first.closed + rest.closed,
+        "fuzz_hangs": first.hangs + rest.hangs,
+        "fuzz_tracebacks": first.tracebacks + rest.tracebacks,
+        "fuzz_internal_errors": int(late.get('prism_errors_total{kind="internal"}', 0)),
+        "fuzz_memory_growth_mb": (late["process_resident_memory_bytes"] - early) / 1e6,
+        "fuzz_others_requests": len(others.due),
+        "fuzz_others_errors": others.errors,
+        "fuzz_others_p99_ms": float(1e3 * np.quantile(others.service or [0.0], 0.99)),
+    }
+
 
 _CONNECTIONS = 8
 _PATIENCE = 20.0  # seconds until a reply counts as missing
@@ -24,15 +174,15 @@ class FuzzReport:
     tracebacks: int = 0  # must never be seen
 
 
-async def fuzz(port: int, frames: int, seed: int, tick: Callable[[int], object] = lambda _: None) -> FuzzReport:
+async def fuzz(port: int, frames: int, seed: int) -> FuzzReport:
     """`frames` frames over eight connections, each with its own random numbers; a closed connection is opened again."""
     report = FuzzReport()
     shares = [frames // _CONNECTIONS + (i < frames % _CONNECTIONS) for i in range(_CONNECTIONS)]
-    await asyncio.gather(*(_attack(port, share, seed + 1000 * i, report, tick) for i, share in enumerate(shares)))
+    await asyncio.gather(*(_attack(port, share, seed + 1000 * i, report) for i, share in enumerate(shares)))
     return report
 
 
-async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: Callable[[int], object]) -> None:
+async def _attack(port: int, frames: int, seed: int, report: FuzzReport) -> None:
     from prism_client import wire
     from websockets.asyncio.client import connect
     from websockets.exceptions import ConnectionClosed, InvalidHandshake
@@ -49,7 +199,6 @@ async def _attack(port: int, frames: int, seed: int, report: FuzzReport, tick: C
                 while sent < frames:
                     sent += 1
                     report.frames += 1
-                    tick(1)
                     if rng.random() < 0.02:
                         await _raw(port, rng)
                         continue
