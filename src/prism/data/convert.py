@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from prism.data.episodes import EpisodeSource, stream_dtype
 from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.pictures import resized
 from prism.errors import PrismError
 from prism.sensors import action_spec_of
 
@@ -56,9 +57,16 @@ def convert(
     """Writes `source` to the new folder `out`; `task` names it (the source's own name unless told)."""
     if Path(out).resolve() == Path(source.path).resolve():
         raise PrismError(f"{out}: is the dataset itself; choose another folder")
+    small = resized(source)
+    notes = [
+        f"'{new.name}' is stored small: {new.shape[0]} x {new.shape[1]}, not {old.shape[0]} x {old.shape[1]}"
+        for new, old in zip(small.sensors, source.sensors, strict=True)
+        if new.shape != old.shape
+    ]
+    source = small
     chosen = list(range(len(source.lengths)) if episodes is None else episodes)
     name = str(getattr(source, "task", "")) if task is None else task
-    notes = list(source.notes)
+    notes = [*source.notes, *notes]
     writer = _writer(source, Path(out), to, name, codec, overwrite, notes)
     row_bytes = 4 * source.action_dim
     row_bytes += sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in source.sensors)

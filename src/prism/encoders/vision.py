@@ -61,6 +61,8 @@ def cut(image: Tensor, spec: SensorSpec, shift: Shift = None) -> Tensor:
     n, height, width, _ = image.shape
     rows, columns = spec.crop or (height, width)
     top, left = (height - rows) // 2, (width - columns) // 2
+    if shift is not None and height != spec.shape[0]:  # training sees pictures that are small already
+        shift = (shift * (height / spec.shape[0])).round().to(shift.dtype)
     if shift is None:
         return image[:, top : top + rows, left : left + columns]
     offset = shift.to(image.device)

@@ -20,6 +20,7 @@ from prism.data import EpisodeSource, open_dataset, with_sensors
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
+from prism.data.pictures import cached_pictures, with_default_sizes
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
 from prism.sims.pusht_features import VARIANTS, PushTDemonstrations
@@ -69,14 +70,19 @@ class Demonstrations:
 
 
 def open_demonstrations(
-    config: Demonstrations, task: str | None, console: Console
+    config: Demonstrations, task: str | None, console: Console, small: bool = False
 ) -> tuple[Demonstrations, EpisodeSource, int]:
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
-    path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has."""
+    path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has.
+    `small`: for training, with its pictures at the size that the policy sees, made once (data/pictures.py)."""
     path = _locate(config, task, console)
     only = (config.only, config.without, config.skip_damaged)
     source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance, *only)
     copies = 1
+    if task is None:
+        source, sizes = with_default_sizes(source)
+        for sentence in sizes:
+            console.print(f"{path}: {sentence}", highlight=False, markup=False, soft_wrap=True)
     if task in VARIANTS and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:
             raise PrismError(
@@ -90,6 +96,8 @@ def open_demonstrations(
         source = _as_task_shows(source, task, console)
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
+    if small:
+        source = cached_pictures(source, lambda words: console.print(words, highlight=False, soft_wrap=True))
     return replace(config, path=str(path)), source, copies
 
 

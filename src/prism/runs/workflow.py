@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from prism.data.pictures import as_recorded
 from prism.data.views import draw, portion
 from prism.data.windows import Windows, split_episodes
 from prism.distributed import ranks
@@ -122,11 +123,11 @@ def train_experiment(
         if leader:
             resume = check_resume(run, resume)
             begun = resume and bool(list_checkpoints(run))
-            opened = open_demonstrations(experiment.demonstrations, experiment.task, console)
+            opened = open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
     told = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
     resume, begun = (value > 0 for value in told)
     with ranks.share_errors():
-        opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console)
+        opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
         experiment = _with_grippers(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
         config = experiment.train
@@ -146,7 +147,7 @@ def train_experiment(
         reading = f"reading the actions and vectors of {len(training)} episodes"
         with console.status(reading):
             normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
-        spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps, action_spec_of(source))
+        spec = experiment.policy.spec(as_recorded(source), source.action_dim, source.fps, action_spec_of(source))
         policy = build_policy(spec, config.seed, normalizer)
         if not begun:
             load_pretrained(policy)
