@@ -80,7 +80,7 @@ class Config(Drawn):
 
 
 def make_objectives(config: Config) -> dict[str, RSIMLE]:
-    base = ObjectiveConfig(candidates=config.candidates)
+    base = ObjectiveConfig(candidates=config.candidates, relative=0.0)
     kinds = {
         "own": base,
         "batch": dataclasses.replace(base, scope="batch"),

@@ -203,7 +203,7 @@ def calibrate(
     policy: PrismPolicy, windows: Windows, batch_size: int, candidates: int, config: Config
 ) -> dict[str, Result]:
     """{rule: entry}: `draws` random batches of one size through the objective itself. The first fifth warms it up."""
-    plain = ObjectiveConfig(candidates=candidates, quantile=config.quantile)
+    plain = ObjectiveConfig(candidates=candidates, quantile=config.quantile, relative=0.0)
     objectives = {
         rule: RSIMLE(
             with_settings(plain, [setting.removeprefix("policy.objective.") for setting in RULES[rule]]),

@@ -239,16 +239,21 @@ def test_a_method_is_as_large_as_what_it_stands_beside() -> None:
     assert [size_of(preset(name)) for name in PRESETS] == list(PRESETS)
 
 
-def test_a_run_from_before_there_were_methods_is_prism(tmp_path: Path) -> None:
-    experiment = recipe("pusht-human")
-    experiment.save(tmp_path)
+def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    recipe("pusht-human").save(tmp_path)
     path = tmp_path / "experiment.json"
     data = json.loads(path.read_text())
-    assert data.pop("method") == "prism"
-    path.write_text(json.dumps(data))
-    assert Experiment.load(tmp_path) == experiment
-    path.write_text(json.dumps({**data, "method": "magic"}))
-    with pytest.raises(PrismError, match="unknown method 'magic'"):
+    for change, words in (
+        ({"method": "magic"}, "unknown method 'magic'"),
+        ({"method": None}, "unknown method 'None'"),
+        ({"format_version": 0}, "train again"),
+        ({"teachr": 1}, "unknown key 'teachr'; it was written by another version of prism: use that one"),
+    ):
+        path.write_text(json.dumps({**data, **change}))
+        with pytest.raises(PrismError, match=words):
+            Experiment.load(tmp_path)
+    path.write_text(json.dumps({key: value for key, value in data.items() if key != "train"}))
+    with pytest.raises(PrismError, match="key 'train' is missing"):
         Experiment.load(tmp_path)
 
 

@@ -87,9 +87,9 @@ def test_a_variation_has_an_error_of_its_own(cv: float, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "name"),
     [
-        (ObjectiveConfig(), "own"),
-        (ObjectiveConfig(scope="batch"), "batch"),
-        (ObjectiveConfig(relative=0.5), "relative"),
+        (ObjectiveConfig(relative=0.0), "own"),
+        (ObjectiveConfig(scope="batch", relative=0.0), "batch"),
+        (ObjectiveConfig(), "relative"),
         (ObjectiveConfig(relative=1.0), "row"),
         (ObjectiveConfig(rule="paper"), "paper"),
     ],

@@ -11,8 +11,8 @@ Two threshold rules (docs/explanation/deviations.md has the measurements):
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
               at every stage of training, and the threshold shrinks as the policy improves. That quantity is the
               distance divided by its mean over the row's candidates to the power `relative`: at 0 a row that the
-              policy knows well loses all its candidates (the fallback), at 1 no row ever does; the presets
-              have 0.5.
+              policy knows well loses all its candidates (the fallback), at 1 no row ever does; the default
+              is 0.5.
 
 "Batch" is the global batch, whatever it is spread over: targets and the quantile are asked of
 `Batch.share`, candidates stay where they are. Two bounds keep a large G affordable; below them everything is exact:
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
 from prism.distributed.rows import WHOLE, Share
 from prism.errors import PrismError
-from prism.io.jsonconfig import ADDED_LATER
+from prism.io.jsonconfig import ADDED_LATER, absent
 
 Rule = Literal["calibrated", "paper", "none"]
 Scope = Literal["own", "batch"]
@@ -65,7 +65,9 @@ class ObjectiveConfig:
     weights: Weights = "uniform"  # actions are already normalised, so inverse_std scales twice
     eps: float = EPS
     max_targets: int = field(default=1024, metadata=ADDED_LATER)  # batch scope and paper rule: bound on the cost
-    relative: float = field(default=0.0, metadata=ADDED_LATER)  # calibrated: 0 as it is .. 1 in units of the row's mean
+    # calibrated: 0 as it is .. 1 in units of the row's mean. At 0.5 few rows fall back, and scores are no lower
+    # (docs/explanation/deviations.md). A file without it is from before, when it was 0.
+    relative: float = field(default=0.5, metadata=absent(0.0))
 
     def __post_init__(self) -> None:
         for name, value, kind in (

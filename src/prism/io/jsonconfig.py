@@ -2,6 +2,7 @@
 
 A field that came to a config after files had been written has `metadata=ADDED_LATER`: it is written only where it
 differs from its default, and read as its default where it is missing. Files and runs from before stay as they are.
+Where the default is not what a file from before means, `metadata=absent(value)` says what it means.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from prism.errors import PrismError
 
 T = TypeVar("T")
+_OTHER = "it was written by another version of prism: use that one, or make it again"
 
 ADDED_LATER = {"added_later": True}
+
+
+def absent(value: Any) -> dict[str, Any]:
+    """Metadata of a field that was added later: what a file without it means."""
+    return {"added_later": True, "absent": value}
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -30,7 +37,7 @@ def _plain(value: Any, whole: bool = False) -> Any:
     """`whole`: with every field, also one that was added later and has its default."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        silent = [f for f, v in fields.items() if not whole and f.metadata == ADDED_LATER and v == _default(f)]
+        silent = [f for f, v in fields.items() if not whole and "added_later" in f.metadata and v == _absent(f)]
         return {f.name: _plain(v, whole) for f, v in fields.items() if f not in silent}
     if isinstance(value, dict):
         return {k: _plain(v, whole) for k, v in value.items()}
@@ -39,7 +46,10 @@ def _plain(value: Any, whole: bool = False) -> Any:
     return value
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _absent(field: dataclasses.Field[Any]) -> Any:
+    """What a file without this field means."""
+    if "absent" in field.metadata:
+        return field.metadata["absent"]
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -52,11 +62,13 @@ def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[st
         raise PrismError(f"{where}: expected an object with the fields of {kind.__name__}, found {type(data).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(fields)):
-        raise PrismError(f"{where}: unknown key '{unknown[0]}'; it was written by another version of prism")
-    if missing := sorted(name for name in set(fields) - set(data) if fields[name].metadata != ADDED_LATER):
-        raise PrismError(f"{where}: key '{missing[0]}' is missing; it was written by another version of prism")
+        raise PrismError(f"{where}: unknown key '{unknown[0]}'; {_OTHER}")
+    gone = [field for name, field in fields.items() if name not in data]
+    if missing := sorted(field.name for field in gone if "added_later" not in field.metadata):
+        raise PrismError(f"{where}: key '{missing[0]}' is missing; {_OTHER}")
     hints = {**get_type_hints(kind), **(kinds or {})}
-    return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data})
+    values = {name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data}
+    return kind(**values, **{field.name: _absent(field) for field in gone})
 
 
 def with_settings(config: T, settings: typing.Sequence[str]) -> T:

@@ -16,8 +16,6 @@ from prism.normalize import Normalizer
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy, PolicySpec
 
-RELATIVE = 0.5  # ObjectiveConfig.relative: fallback below 5 %, scores no lower (docs/explanation/deviations.md)
-
 
 def tiny() -> PrismConfig:
     """Learns in minutes on a CPU: a deep encoder on the window, a light generator."""
@@ -41,7 +39,7 @@ def tiny() -> PrismConfig:
             mlp_ratio=2.0,
             actions_per_query=4,
         ),
-        objective=ObjectiveConfig(candidates=8, relative=RELATIVE),
+        objective=ObjectiveConfig(candidates=8),
     )
 
 
@@ -54,15 +52,13 @@ def base() -> PrismConfig:
         generator=GeneratorConfig(
             width=256, blocks=4, attention=AttentionConfig(kind="auto", heads=8), latent=32, actions_per_query=1
         ),
-        objective=ObjectiveConfig(candidates=16, relative=RELATIVE),
+        objective=ObjectiveConfig(candidates=16),
     )
 
 
 def paper() -> PrismConfig:
     """The paper's sizes (Sec. 5, App. A.2, A.3): d = 512, L = 6, 8 heads, ResNet-18 a camera, To = 8, Tp = 16."""
-    return PrismConfig(
-        generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02, relative=RELATIVE)
-    )
+    return PrismConfig(generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02))
 
 
 PRESETS = {"tiny": tiny, "base": base, "paper": paper}

@@ -57,22 +57,10 @@ class Experiment:
         data = files.read_json(path)
         if (version := data.pop("format_version", None)) != FORMAT_VERSION:
             raise PrismError(f"{path} has format_version {version}, this prism reads {FORMAT_VERSION}: train again")
-        method = data.pop("method", "prism")  # before there were others, it was not written
+        method = data.pop("method", None)
         if method not in METHODS:
-            raise PrismError(f"{path}: {METHODS.unknown(method)}")
-        kind = METHODS[method].config
-        # Written by an older version: what it did not know has the default, which is what it did. Not a preset's value.
-        default = to_json(Experiment("", None, Demonstrations("expert"), kind()))
-        return from_json(Experiment, _filled(default, data), str(path), {"policy": kind})
-
-
-def _filled(default: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """`data`, with the entries of `default` that it lacks, at every depth."""
-    merged = {**default, **data}
-    for key, inner in default.items():
-        if isinstance(inner, dict) and isinstance(merged[key], dict):
-            merged[key] = _filled(inner, merged[key])
-    return merged
+            raise PrismError(f"{path}: {METHODS.unknown(str(method))}")
+        return from_json(Experiment, data, str(path), {"policy": METHODS[method].config})
 
 
 def controller_of(task: str) -> ControllerConfig:
