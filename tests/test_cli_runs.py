@@ -188,3 +188,8 @@ def test_a_dataset_alone(pushes: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert cli.main(["eval", "runs/pushes"]) == cli.EXIT_USER
     check_export_and_backends(Path("runs/pushes"))
     assert "--task" in capfd.readouterr().err
+    assert cli.main(["report", "runs/pushes"]) == 0
+    page = Path("runs/pushes/report.html").read_text()
+    assert page.count("recorded <b>") == 2 * page.count("<h3>Episode "), "a curve a dimension"
+    assert "<b>episodes that it was trained on</b>" in page, "three demonstrations: none is held out"
+    assert "nearest candidate" in page

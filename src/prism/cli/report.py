@@ -18,7 +18,8 @@ class Report:
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run that has been evaluated (prism eval RUN), or a demo."""
+    """A run that has been evaluated (prism eval RUN), or a demo; of a run trained on a dataset alone, the page shows
+    predicted beside recorded actions of held-out episodes."""
 
     def run(self) -> None:
         from prism.runs.run import write_run_report

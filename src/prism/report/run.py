@@ -102,7 +102,7 @@ def _card(result: EvaluationResult) -> str:
 
 def _section(result: EvaluationResult, log: Log) -> str:
     shown = films(result.task, result.episodes, result.controller.exec_horizon)
-    parts = [_watch(result, shown), _fans(result, shown), _training(log), _latency(result), _table(result)]
+    parts = [_watch(result, shown), _fans(result, shown), training_curves(log), _latency(result), _table(result)]
     heading = f"<h2>{escape(_short(result.task))}</h2>"
     return f'<section class="task" id="{_slug(result.task)}">{heading}{"".join(parts)}</section>'
 
@@ -154,7 +154,7 @@ def _fans(result: EvaluationResult, shown: Sequence[Film]) -> str:
     return f'<h3>Candidate fans</h3><p>{text}</p><div class="fans">{"".join(cells)}</div>'
 
 
-def _training(log: Log) -> str:
+def training_curves(log: Log) -> str:
     def curve(key: str, name: str, css: str) -> Series:
         rows = [
             row for row in log if isinstance(row.get(key), int | float) and isinstance(row.get("seconds"), int | float)

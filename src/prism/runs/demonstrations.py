@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 from rich.console import Console
 
 from prism.data import EpisodeSource, open_dataset, with_sensors
+from prism.data.episodes import IntArray
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
+from prism.data.windows import split_episodes
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
 from prism.sims.pusht_features import VARIANTS, PushTDemonstrations
@@ -67,6 +70,16 @@ class Demonstrations:
             raise PrismError(f"demonstrations.count is {self.count}; it must be 1 or more, and no fraction beside it")
         if self.kind == "path" and self.path is None:
             raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
+
+
+def split_originals(
+    config: Demonstrations, originals: int, val_fraction: float, seed: int
+) -> tuple[IntArray, IntArray]:
+    """Which episodes a training may draw from, and which are held out for validation."""
+    held_in, held_out = split_episodes(originals, val_fraction, seed)
+    if (short := (config.count or 0) - len(held_in)) > 0:  # to train on N is to train on N
+        held_in, held_out = np.sort(np.concatenate([held_in, held_out[:short]])), held_out[short:]
+    return held_in, held_out
 
 
 def open_demonstrations(

@@ -30,10 +30,12 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import with_settings
 from prism.policy import Policy, PolicySpec
+from prism.report.held_out import write_held_out
 from prism.report.run import write_report
 from prism.rollout import ray_pool
 from prism.rollout.episodes import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
 from prism.rollout.results import (
+    FOLDER,
     EvaluationResult,
     load_results,
     metrics_json,
@@ -41,7 +43,7 @@ from prism.rollout.results import (
     save_result,
     write_json,
 )
-from prism.runs.demonstrations import open_demonstrations
+from prism.runs.demonstrations import open_demonstrations, split_originals
 from prism.runs.recipes import FILE, Experiment
 from prism.serve.backends import Frame, load_behind
 from prism.sims.tasks import make_env
@@ -296,10 +298,23 @@ def is_run(folder: Path) -> bool:
 
 
 def write_run_report(folder: Path) -> Path:
-    """report.html of a run or of a demo from its recordings; it can be made again at any time."""
+    """report.html of a run or of a demo from its recordings; it can be made again at any time. Of a run that was
+    trained on a dataset alone, without recordings: predicted beside recorded actions."""
     if not folder.is_dir():
         raise PrismError(f"{folder} does not exist: give the folder of a run, or of a demo")
+    if not any((folder / FOLDER).glob("*.npz")) and is_run(folder) and Run(folder).experiment.task is None:
+        return _write_held_out(Run(folder))
     results = load_results(folder)
     homes = {result.task: folder / result.task if (folder / result.task).is_dir() else folder for result in results}
     logs = {task: read_log(home) for task, home in homes.items()}
     return write_report(folder / "report.html", results, logs, title=f"PRISM: {folder.resolve().name}")
+
+
+def _write_held_out(run: Run) -> Path:
+    train = run.experiment.train
+    opened = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True), small=True)
+    demonstrations, source, copies = opened
+    held_in, held_out = split_originals(demonstrations, len(source.lengths) // copies, train.val_fraction, train.seed)
+    episodes = held_out if len(held_out) else held_in
+    page, log = run.folder / "report.html", read_log(run.folder)
+    return write_held_out(page, run.controller(), source, episodes.tolist(), len(held_out) > 0, log)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from prism.data.pictures import as_recorded
 from prism.data.views import draw, portion
-from prism.data.windows import Windows, split_episodes
+from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
@@ -25,7 +25,7 @@ from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EvaluationResult
-from prism.runs.demonstrations import open_demonstrations
+from prism.runs.demonstrations import open_demonstrations, split_originals
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.run import EvalOptions, Run, is_run
 from prism.sensors import ActionSpec, action_spec_of
@@ -134,9 +134,7 @@ def train_experiment(
 
         # A mirrored episode is no independent one: held out is held out with all its copies.
         originals = len(source.lengths) // copies
-        held_in, held_out = split_episodes(originals, config.val_fraction, config.seed)
-        if (short := (demonstrations.count or 0) - len(held_in)) > 0:  # to train on N is to train on N
-            held_in, held_out = np.sort(np.concatenate([held_in, held_out[:short]])), held_out[short:]
+        held_in, held_out = split_originals(demonstrations, originals, config.val_fraction, config.seed)
         taken, steps = draw(source.lengths[held_in], demonstrations.fraction, demonstrations.count, config.seed)
         training = np.concatenate([held_in[taken] + copy * originals for copy in range(copies)]).tolist()
         trained_on = source
