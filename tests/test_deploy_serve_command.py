@@ -81,6 +81,16 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         assert err.count("\n") == 1
 
 
+def test_without_prism_client_only_what_needs_it_says_so(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prism_client", None)
+    assert main(["serve", str(run)]) == 2
+    assert "prism serve needs the package prism_client: pip install packages/prism-client" in capsys.readouterr().err
+    code = "import sys; sys.modules['prism_client'] = None; import prism; prism.load_run; import prism.serve.backends"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_key_that_no_client_can_send_is_refused(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,7 +309,19 @@ def test_a_sensor_that_the_policy_needs_stops_the_robot(caplog: pytest.LogCaptur
     assert found[-1].action[0] == 5.0  # from a plan of a step at which it was back
     assert control.stats.absent == ()
     assert control.stats.absent_steps["touch"] == 2
-    assert caplog.text.count("'camera', and the policy was never trained without") == 1
+    assert [r.levelname for r in caplog.records].count("ERROR") == 1
+    assert "'camera', and the policy was never trained without" in caplog.text
+
+
+def test_what_was_planned_without_a_needed_sensor_is_not_executed_when_it_is_back() -> None:
+    planner = Script([0.0, 0.1], needs=["camera"])
+    planner.absent = {4: ["camera"]}  # when the second plan is asked for; it comes at step 5
+    control = executor(planner)
+    found = commands(control, 8)
+    assert [c.source for c in found] == ["plan"] * 4 + ["hold"] + ["plan"] * 3
+    assert [float(c.action[0]) for c in found] == [0, 1, 2, 3, 3, 4, 6, 7]  # the old plan goes on; then one of step 5
+    assert "absent: 'camera'" in found[5].error
+    assert control.stats.absent_steps == {"camera": 1}
 
 
 def test_a_sensor_that_is_absent_at_first_is_said_before_anything_moves() -> None:

@@ -380,7 +380,8 @@ class LocalPlanner:
         self._planned = step.done
         chosen = self.controller.last_plan
         assert chosen is not None
-        return Reply(step, {**about_plan(self.controller), "absent": absent, "plan": chosen}, chosen.actions, True)
+        info = {**about_plan(self.controller), "absent": absent, "plan": chosen}
+        return Reply(step, info, chosen.actions, True, latency_ms=sample.latency_ms)
 
     def trouble(self) -> str:
         return ""

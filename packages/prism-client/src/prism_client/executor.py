@@ -62,7 +62,7 @@ class Stats:
     absent: tuple[str, ...] = ()  # sensors that the planner does not have, or does not believe, now
     absent_steps: dict[str, int] = field(default_factory=dict)  # by sensor: how many steps it was absent
     error: str = ""  # of the last request that failed, or why nothing comes
-    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan: request -> taken
+    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan, from its request
     plan_age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every action
     skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan: actions that were past
 
@@ -218,6 +218,7 @@ class Executor:
         self._asked: Step | None = None  # whose plan is on its way
         self._asked_done = 0  # rows executed before the last request
         self._heard = -1  # the latest step that the planner has answered
+        self._seen = -1  # ... and said which sensors it has
         self._again = False  # the last request came to nothing
         self._counted_late = False
         self._verdict: Decision = "continue"  # of the hook, on the plan in use
@@ -307,10 +308,11 @@ class Executor:
             self.stats.late += 1
 
     def _take(self, reply: Reply) -> None:
-        self._heard = max(self._heard, reply.step.number)
         error = reply.error
-        if "absent" in reply.info:
+        if "absent" in reply.info and reply.step.number > self._seen:  # a plan tells of the step it was asked for at
+            self._seen = reply.step.number
             self._see(reply.info["absent"])
+        self._heard = max(self._heard, reply.step.number)
         if reply.is_plan:
             self._check_budget()
             self._asked = None
@@ -352,18 +354,21 @@ class Executor:
         if not np.isfinite(actions).all():
             raise PlanError("the plan holds numbers that are not finite")
         skip = self._done - reply.step.done
-        self.stats.latency_ms.append(1e3 * (self._clock() - reply.step.at))
+        waited = 1e3 * (self._clock() - reply.step.at)
+        self.stats.latency_ms.append(waited if reply.latency_ms is None else reply.latency_ms)
         if skip >= len(actions):
             self.stats.too_late += 1
             raise PlanError(f"a plan came {skip} actions late, none of it is left")
+        blind = [name for name in reply.info.get("absent", ()) if name in self._needs]
+        if blind and self._absent == "stop":
+            raise PlanError(_without(blind))
         verdict = self._ask_hook(reply.info)
         self.stats.spread, self.stats.modes = float(reply.info.get("spread", 0.0)), int(reply.info.get("modes", 0))
         self.stats.uncertain += verdict != "continue"
-        blind = tuple(name for name in reply.info.get("absent", ()) if name in self._needs)
-        if blind:  # what was planned without a sensor that the policy needs is executed only where that is wanted
-            verdict = max(verdict, self._absent, key=DECISIONS.index)
         if self._commanded is None and verdict == "stop":  # nothing moves and there is nothing to hold
-            raise PlanError(_without(blind) if blind else "the hook says stop to the first plan: there is none to hold")
+            raise PlanError("the hook says stop to the first plan: there is nothing to execute yet")
+        if blind:
+            verdict = max(verdict, self._absent, key=DECISIONS.index)
         self._plan = _Plan(reply.step, self._join(actions, skip))
         self._verdict = verdict
         self._phase, self._before = 0.0, self._commanded

@@ -40,6 +40,7 @@ class Reply:
     actions: Any = None  # (T, D) in robot units, from `step` on
     is_plan: bool = False  # the answer to a request for a plan, even where it is an error
     error: Exception | None = None
+    latency_ms: float | None = None  # from the request, where the planner measures it; the executor notices it later
 
 
 class Planner(Protocol):
