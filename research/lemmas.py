@@ -3,11 +3,11 @@
 Try:
     python -m research lemmas --json lemmas.json --plot lemmas.png
 
-quantile     Lemma E.2: Var(Q_N(q)) = q(1-q) / (N f^2); N independent draws of an exponential, whose f is known
-rejection    what the literal threshold (a quantile of all pairs) rejects, when candidates are as good as the data
-favor        Theorem 1 of Performers as App. E.4 quotes it: error of attention by number of features, and its bias
-likelihood   Prop. E.1: log p(x) >= -d*^2 / (2 sigma^2) - log K + C; Lemma E.1: equality as sigma -> 0
-soft         Lemma E.3: -log sum exp(-d/tau) -> min d; the entropy; the barrier
+    quantile     Lemma E.2: Var(Q_N(q)) = q(1-q) / (N f^2); N independent draws of an exponential, whose f is known
+    rejection    what the literal threshold (a quantile of all pairs) rejects, when candidates are as good as the data
+    favor        Theorem 1 of Performers as App. E.4 quotes it: error of attention by number of features, and its bias
+    likelihood   Prop. E.1: log p(x) >= -d*^2 / (2 sigma^2) - log K + C; Lemma E.1: equality as sigma -> 0
+    soft         Lemma E.3: -log sum exp(-d/tau) -> min d; the entropy; the barrier
 """
 
 from __future__ import annotations

@@ -6,22 +6,22 @@ Try:
 
 The keys of `prism bench realtime` (src/prism/bench/realtime.py), and
 
-token_cache_ratio         median over rounds of time(encode all To frames, plan) / time(encode the new frame, plan),
-                          both in the back end that is benchmarked
-token_cache_ratio_eager   the same in eager PyTorch
-token_cache_cached_ms, token_cache_window_ms   medians in the back end that is benchmarked
-token_cache_difference    eager: largest |difference| of the actions of the two, same window, same latents, half ranges
+    token_cache_ratio         median over rounds of time(encode all To frames, plan) / time(encode the new frame, plan),
+                              both in the back end that is benchmarked
+    token_cache_ratio_eager   the same in eager PyTorch
+    token_cache_cached_ms, token_cache_window_ms   medians in the back end that is benchmarked
+    token_cache_difference    eager: largest |difference| of the actions of the two, same window, same latents, half ranges
 
 With the wrist's sensors alone the keys end in _wrist: there the plan, which both pay for, costs more than the eight
 small frames, so less is to be won.
 
-compare_METHOD_*   for prism (as benchmarked), prism_eager (its head in PyTorch), diffusion (DDIM, NFE 10, 79.9 M
-                   UNet) and flow_matching (Euler, NFE 5, the same UNet); the heads of the last three run in PyTorch,
-                   on one core, as PRISM's does beside the encoders. Diffusion and flow matching draw one plan, not K.
-  plan_ms          the head alone, median: steps -> plan
-  holds_share      of the actions: no plan was there when they were due (the old one was used up)
-  plan_age_p50_ms  how old the observation behind an action is
-  late_actions     actions that missed their slot
+    compare_METHOD_*   for prism (as benchmarked), prism_eager (its head in PyTorch), diffusion (DDIM, NFE 10, 79.9 M
+                       UNet) and flow_matching (Euler, NFE 5, the same UNet); the heads of the last three run in PyTorch,
+                       on one core, as PRISM's does beside the encoders. Diffusion and flow matching draw one plan, not K.
+      plan_ms          the head alone, median: steps -> plan
+      holds_share      of the actions: no plan was there when they were due (the old one was used up)
+      plan_age_p50_ms  how old the observation behind an action is
+      late_actions     actions that missed their slot
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,9 +39,9 @@ from rich.console import Console
 from torch import Tensor
 
 from prism.bench import realtime
-from prism.bench.realtime import ACTION_DIM, Ready, RealtimeBenchConfig, measure, prepare, synthetic_frames
+from prism.bench.realtime import ACTION_DIM, Ready, measure, prepare, synthetic_frames
 from prism.bench.timing import interleave, paired_ratio
-from prism.cli.style import option
+from prism.cli.bench import Realtime
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
@@ -51,44 +50,26 @@ from prism.serve.backends import Backend, BackendPolicy, EagerBackend, Frame
 from prism.serve.lanes import steady
 from prism.serve.tokens import Tokens
 from prism.types import Observation
-from research.report import Written
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Written):
-    sensors: Literal["wrist", "calvin"] = "wrist"
-    """wrist: RGB 84x84 and proprioception. calvin: RGB 200x200 and 84x84, two depths, touch, proprioception."""
-    seconds: float = 60.0
-    """How long."""
-    rate: Annotated[float | None, option("HZ")] = None
-    """Actions a second; default: 1 % above 50 (wrist) or 30 (calvin)."""
-    backend: Annotated[str | None, option("NAME")] = None
-    """eager, compile, onnx, onnx-int8; default: onnx for wrist, onnx-int8 for calvin."""
-    checkpoint: Annotated[Path | None, option("RUN")] = None
-    """A trained run with its own sensors; default: random weights."""
-    lanes: Annotated[int | None, option("N")] = None
-    """Threads that encode and plan; default: one a core."""
+class Config(Realtime):
     compare: bool = False
     """Also run Diffusion Policy (NFE 10) and Flow Matching (NFE 5) in the same loop."""
-    size: str = "paper"
-    """tiny, base or paper."""
-    seed: int = 0
-    """Of weights and frames."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.compare and self.checkpoint is not None:
             raise PrismError("--compare builds the other methods for --sensors: use it without --checkpoint")
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(RealtimeBenchConfig) if hasattr(config, field.name)]
-    own = RealtimeBenchConfig(**{name: getattr(config, name) for name in names})
-    ready = prepare(own)
-    result = realtime.run(own, console, ready)
+    ready = prepare(config)
+    result = realtime.run(config, console, ready)
     if config.compare:
         with steady(realtime=True):
-            result |= compare_methods(ready, own)
-    return result | token_cache(ready.backend, own.candidates, config.seed)
+            result |= compare_methods(ready, config)
+    return result | token_cache(ready.backend, config.candidates, config.seed)
 
 
 show = realtime.show
@@ -111,7 +92,7 @@ class GraftedBackend(Backend):
         return self._from.fuse(features)
 
 
-def compare_methods(ready: Ready, config: RealtimeBenchConfig) -> dict[str, Any]:
+def compare_methods(ready: Ready, config: Config) -> dict[str, Any]:
     result: dict[str, Any] = {}
     backend, policy = ready.backend, ready.policy
     slots = max(1, round(min(_SECONDS, config.seconds) * ready.rate))

@@ -88,7 +88,7 @@ class Study:
         }
 
 
-def carry_out(module: Any, config: Written) -> None:
+def carry_out(module: Any, config: Any) -> None:
     """What every command does: measure with progress on stderr, show the figures and the verdicts, write."""
 
     def show(result: Any, console: Console) -> None:

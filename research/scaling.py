@@ -6,14 +6,14 @@ Try:
 The paper-size generator, eager, one thread, one context of To = 8 tokens; keys and values, K candidates and all blocks
 included, the encoder not (it knows neither T_p nor K). CPU time, medians of interleaved rounds.
 
-pred_horizon_ms, candidates_ms   by T_p at K = 8, and by K at T_p = 16, with the preset's attention (auto)
-linear_ms, exact_ms              by T_p with linear (FAVOR+) and with exact attention at every length
-pred_horizon_exponent            slope of log time over log T_p, least squares over all lengths; 1 is linear
-pred_horizon_exponent_upper      over the longer half of them, where fixed costs hide no growth
-linear_exponent, exact_exponent, candidates_exponent and their _upper   likewise
-pred_horizon_growth, linear_growth, ...   time(largest) / time(smallest), beside largest / smallest (_range)
-auto_over_linear                 the largest of time(auto) / time(linear) over the lengths: 1 or less where auto lies
-                                 below the straight line of linear attention all along
+    pred_horizon_ms, candidates_ms   by T_p at K = 8, and by K at T_p = 16, with the preset's attention (auto)
+    linear_ms, exact_ms              by T_p with linear (FAVOR+) and with exact attention at every length
+    pred_horizon_exponent            slope of log time over log T_p, least squares over all lengths; 1 is linear
+    pred_horizon_exponent_upper      over the longer half of them, where fixed costs hide no growth
+    linear_exponent, exact_exponent, candidates_exponent and their _upper   likewise
+    pred_horizon_growth, linear_growth, ...   time(largest) / time(smallest), beside largest / smallest (_range)
+    auto_over_linear                 the largest of time(auto) / time(linear) over the lengths: 1 or less where auto lies
+                                     below the straight line of linear attention all along
 """
 
 from __future__ import annotations

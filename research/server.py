@@ -5,8 +5,8 @@ Try:
     python -m research server --clients 8 --seconds 10 --fuzz 10000
 
 The keys of `prism bench server` (docs/howto/serving.md), and
-viewer_*   a quarter of the robots, blocks of a few seconds without and with a live page
-fuzz_*     random and mutated frames on eight connections, four robots served meanwhile
+    viewer_*   a quarter of the robots, blocks of a few seconds without and with a live page
+    fuzz_*     random and mutated frames on eight connections, four robots served meanwhile
 """
 
 from __future__ import annotations
@@ -15,56 +15,39 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
 from prism.bench import server
-from prism.bench.server import Load, ServerBenchConfig, drive, robot, scrape
-from prism.cli.style import option
+from prism.bench.server import Load, drive, robot, scrape
+from prism.cli.bench import Server
 from prism.errors import PrismError
-from research.report import Written
 
 _VIEWER_BLOCKS, _BLOCK_SECONDS = 8, 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Written):
-    clients: int = 64
-    """Robots at once."""
-    seconds: float = 60.0
-    """How long they ask."""
-    rate: float = 10.0
-    """Requests a second of each."""
+class Config(Server):
     fuzz: int = 0
     """Random and mutated frames to send afterwards, while four robots are served."""
     viewer: bool = False
     """Also measure what an open live page costs the robots."""
-    run_folder: Annotated[Path | None, option("RUN")] = None
-    """Serve this run; default: a random `tiny` policy."""
-    sensors: Literal["state", "camera"] = "state"
-    """Of the random policy: two vectors, or one and an 84 x 84 camera."""
-    seed: int = 0
-    """Of weights, requests and frames."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.fuzz < 0:
             raise PrismError(f"--fuzz {self.fuzz} must be at least 0")
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
-    own = ServerBenchConfig(
-        config.clients, config.seconds, config.rate, config.run_folder, config.sensors, seed=config.seed
-    )
-
     async def more(port: int) -> dict[str, Any]:
         found = await viewer_blocks(config, port) if config.viewer else {}
         return found | (await fuzz_keys(config, port) if config.fuzz else {})
 
-    result = server.run(own, more)
+    result = server.run(config, console, more)
     if config.fuzz:
         result["fuzz_server_alive"] = result["server_alive"]
     result["settings"]["fuzz"] = config.fuzz

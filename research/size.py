@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from prism.bench.contenders import CANDIDATES, WAYS, Bench, config_of
+from prism.bench.latency import CANDIDATES, WAYS, Bench, config_of
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.methods.table import PRESETS

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from prism.bench import latency
-from prism.bench.contenders import CANDIDATES, WAYS, Bench
+from prism.bench.latency import CANDIDATES, WAYS, Bench
+from prism.cli.bench import Latency
 from prism.errors import PrismError
 from research import size
 
@@ -48,11 +49,10 @@ def test_latency_writes_its_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(latency, "MIN_ROUNDS", 2)
-    config = latency.LatencyBenchConfig(
-        json=tmp_path / "latency.json", preset="tiny", threads=1, seconds=0.01, horizons=((2, 16),)
-    )
+    monkeypatch.setattr(latency, "HORIZONS", ((2, 16),))
+    config = Latency(json=tmp_path / "latency.json", preset="tiny", threads=1, seconds=0.01)
     threads = torch.get_num_threads()
-    latency.main(config)
+    config.run()
     assert torch.get_num_threads() == threads
     stored = json.loads((tmp_path / "latency.json").read_text())
     for key in ("ratio", "ratio_with_encoders"):
@@ -64,7 +64,7 @@ def test_latency_writes_its_keys(
     assert {"command", "date", "machine"} <= set(stored)
     assert "flow_matching_nfe5" in capsys.readouterr().out
     with pytest.raises(PrismError, match="exists already"):
-        latency.main(config)
+        config.run()
 
 
 def test_sizes_are_counted(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from prism.bench import realtime
-from prism.bench.realtime import RealtimeBenchConfig, run_loop, synthetic_frames
+from prism.bench.realtime import run_loop, synthetic_frames
+from prism.cli.bench import Realtime
 from prism.errors import PrismError
 from research import realtime as research_realtime
 from research import scaling
@@ -63,7 +64,7 @@ def test_realtime_reports_the_promised_keys(tmp_path: Path, monkeypatch: pytest.
     assert {"command", "date", "machine"} <= set(result)
     assert result["stolen_s"] >= 0
     with pytest.raises(PrismError, match=r"r\.json exists"):
-        realtime.main(RealtimeBenchConfig(**options, json=tmp_path / "r.json"))
+        Realtime(**options, json=tmp_path / "r.json").run()
 
 
 def test_scaling_fits_exponents_and_draws(tmp_path: Path) -> None:
@@ -89,4 +90,4 @@ def test_scaling_fits_exponents_and_draws(tmp_path: Path) -> None:
 def test_wrong_arguments_are_named() -> None:
     for change, message in (({"seconds": 0.0}, "--seconds"), ({"lanes": 0}, "--lanes"), ({"rate": -1.0}, "--rate")):
         with pytest.raises(PrismError, match=message):
-            RealtimeBenchConfig(**change)  # type: ignore[arg-type]
+            Realtime(**change)  # type: ignore[arg-type]

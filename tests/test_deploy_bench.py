@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from prism.bench import realtime
-from prism.bench.realtime import RealtimeBenchConfig
-from prism.bench.server import Load, ServerBenchConfig, load_keys
+from prism.bench.server import Load, load_keys
 from prism.cli import main
+from prism.cli.bench import Realtime, Server
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, decode_text
 from prism.serve.metrics import Histogram
@@ -42,7 +42,7 @@ def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: py
 def test_configurations_are_checked() -> None:
     for bad in ({"clients": 0}, {"seconds": 0.0}, {"rate": -1.0}, {"sensors": "radar"}):
         with pytest.raises(PrismError):
-            ServerBenchConfig(**bad)
+            Server(**bad)  # type: ignore[arg-type]
 
 
 def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
@@ -51,11 +51,11 @@ def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
     sensors = (*VECTORS, SensorSpec("text", "text", (6,)))
     run = save_run(tmp_path / "run", small_policy(small_config(pred_horizon=64), sensors))
     monkeypatch.setattr(realtime, "_FRAMES", 16)
-    config = RealtimeBenchConfig(checkpoint=run, backend="eager", lanes=1, candidates=2)
+    config = Realtime(checkpoint=run, backend="eager", lanes=1, candidates=2)
     policy = realtime._policy(config)
     assert realtime.slot_rate(config, policy) == policy.spec.fps == 10.0
-    assert realtime.slot_rate(RealtimeBenchConfig(checkpoint=run, rate=7.0), policy) == 7.0
-    assert realtime.slot_rate(RealtimeBenchConfig(), policy) == pytest.approx(50.5)
+    assert realtime.slot_rate(Realtime(checkpoint=run, rate=7.0), policy) == 7.0
+    assert realtime.slot_rate(Realtime(), policy) == pytest.approx(50.5)
     frames = realtime.synthetic_frames(policy.spec.sensors, 16, np.random.default_rng(0))
     assert decode_text(frames[0]["text"]) == "push t"
     ready = dataclasses.replace(realtime.prepare(config), frames=frames, rate=100.0)
@@ -77,7 +77,7 @@ def test_percentiles_count_from_when_a_request_was_due() -> None:
         ),
         0.0,
     )
-    keys = load_keys(ServerBenchConfig(), load, zero, {**zero, "process_cpu_seconds_total": 1.0})
+    keys = load_keys(load, zero, {**zero, "process_cpu_seconds_total": 1.0})
     assert keys["p50_ms"] == pytest.approx(100)
     assert keys["p99_ms"] > 100
     assert keys["service_p99_ms"] == pytest.approx(10)

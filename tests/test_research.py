@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,12 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_every_module_is_in_the_table() -> None:
     shared = {"__init__", "__main__", "report", "data_files", "benchmark_protocols"}
     assert {path.stem for path in (ROOT / "research").glob("*.py")} - shared == set(MODULES.values())
+
+
+def test_every_result_says_how_it_was_made() -> None:
+    research = ROOT / "research"
+    text = (research / "RESULTS.md").read_text()
+    links = set(re.findall(r"\]\((results/[\w./-]+)\)", text + (research / "LAB_LOG.md").read_text()))
+    assert {str(path.relative_to(research)) for path in (research / "results").iterdir()} == links
+    for name in re.findall(r"`python -m research ([a-z][\w-]*)", text):
+        assert name in MODULES

@@ -24,7 +24,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.output import Output
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
@@ -45,7 +44,9 @@ from prism.serve.backends import Agreement, Backend, Frame, load_backend
 from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
 from prism.serve.tokens import warm_up
 
-SensorSet = Literal["wrist", "calvin"]
+if TYPE_CHECKING:
+    from prism.cli.bench import Realtime
+
 WRIST = (SensorSpec("rgb_wrist", "rgb", (84, 84, 3)), SensorSpec("proprio", "vector", (15,)))
 CALVIN = (
     SensorSpec("rgb_static", "rgb", (200, 200, 3)),
@@ -62,29 +63,6 @@ ACTION_DIM = 7
 _INSTRUCTION = "push the block"
 _FRAMES = 48  # different ones; then they come again
 _SPARE = 1.01  # the clock runs so much faster than the bar, so that the rate is above it and not beside it
-
-
-@dataclass(frozen=True)
-class RealtimeBenchConfig:
-    sensors: SensorSet = "wrist"
-    seconds: float = 60.0
-    rate: float | None = None  # slots a second; None: 1 % above the bar of these sensors, or the checkpoint's own
-    backend: str | None = None  # None: BACKENDS
-    checkpoint: Path | None = None  # a run or checkpoint with its own sensors, instead of random weights
-    lanes: int | None = None  # None: one a core
-    candidates: int = 8
-    json: Path | None = None
-    overwrite: bool = False
-    seed: int = 0
-    size: str = "paper"
-
-    def __post_init__(self) -> None:
-        if self.sensors not in get_args(SensorSet):
-            raise PrismError(f"--sensors {self.sensors}: use one of {', '.join(get_args(SensorSet))}")
-        if not self.seconds > 0 or (self.rate is not None and not self.rate > 0):
-            raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
-        if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
-            raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
 
 
 def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random.Generator) -> list[Frame]:
@@ -166,10 +144,6 @@ def controller_for(policy: ContextPolicy, candidates: int, seed: int) -> Control
     return Controller(policy, config, seed)
 
 
-def main(config: RealtimeBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda console: run(config, console), show)
-
-
 @dataclass(frozen=True)
 class Ready:
     """What is measured."""
@@ -181,7 +155,7 @@ class Ready:
     rate: float
 
 
-def prepare(config: RealtimeBenchConfig) -> Ready:
+def prepare(config: Realtime) -> Ready:
     policy = _policy(config)
     frames = synthetic_frames(policy.spec.sensors, _FRAMES, np.random.default_rng(config.seed))
     name = config.backend or BACKENDS[config.sensors]
@@ -189,7 +163,7 @@ def prepare(config: RealtimeBenchConfig) -> Ready:
     return Ready(policy, backend, agreement, frames, slot_rate(config, policy))
 
 
-def run(config: RealtimeBenchConfig, console: Console, ready: Ready | None = None) -> dict[str, Any]:
+def run(config: Realtime, console: Console, ready: Ready | None = None) -> dict[str, Any]:
     threads = torch.get_num_threads()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("back end", total=None)
@@ -220,7 +194,7 @@ def run(config: RealtimeBenchConfig, console: Console, ready: Ready | None = Non
     }
 
 
-def slot_rate(config: RealtimeBenchConfig, policy: ContextPolicy) -> float:
+def slot_rate(config: Realtime, policy: ContextPolicy) -> float:
     if config.rate is not None:
         return config.rate
     if config.checkpoint is not None and policy.spec.fps > 0:
@@ -228,9 +202,7 @@ def slot_rate(config: RealtimeBenchConfig, policy: ContextPolicy) -> float:
     return _SPARE * RATES[config.sensors]
 
 
-def measure(
-    ready: Ready, slots: int, config: RealtimeBenchConfig, on_slot: Any = None, saturated: float = 5.0
-) -> dict[str, Any]:
+def measure(ready: Ready, slots: int, config: Realtime, on_slot: Any = None, saturated: float = 5.0) -> dict[str, Any]:
     """The loop by the clock, then as fast as it goes."""
     policy, backend, frames, rate = ready.policy, ready.backend, ready.frames, ready.rate
     count = config.lanes or os.cpu_count() or 1
@@ -282,7 +254,7 @@ def stolen_seconds() -> float:
         return 0.0
 
 
-def _policy(config: RealtimeBenchConfig) -> ContextPolicy:
+def _policy(config: Realtime) -> ContextPolicy:
     if config.checkpoint is not None:
         from prism.training.checkpoint import load_policy
 

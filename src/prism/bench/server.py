@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,35 +28,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.rollout.results import run_info
+
+if TYPE_CHECKING:
+    from prism.cli.bench import Server
 
 SENSORS: dict[str, dict[str, tuple[int, ...]]] = {
     "state": {"proprio": (9,), "object_state": (12,)},
     "camera": {"proprio": (9,), "rgb_wrist": (84, 84, 3)},
 }
 _ACTION_DIM, _FPS = 7, 10.0
-
-
-@dataclass(frozen=True)
-class ServerBenchConfig:
-    clients: int = 64
-    seconds: float = 60.0
-    rate: float = 10.0  # requests a second of each client
-    run: Path | None = None  # None: a random tiny policy
-    sensors: str = "state"  # of that random policy
-    json: Path | None = None
-    overwrite: bool = False
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise PrismError(f"--clients {self.clients} must be at least 1")
-        if not (self.seconds > 0 and self.rate > 0):
-            raise PrismError("--seconds and --rate must be above 0")
-        if self.sensors not in SENSORS:
-            raise PrismError(f"--sensors {self.sensors} is unknown: use one of {', '.join(SENSORS)}")
 
 
 # The server's process
@@ -93,8 +75,8 @@ def serve(settings: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def running_server(config: ServerBenchConfig) -> Any:
-    settings = {"run": None if config.run is None else str(config.run), "sensors": config.sensors}
+def running_server(config: Server) -> Any:
+    settings = {"run": None if config.run_folder is None else str(config.run_folder), "sensors": config.sensors}
     command = [sys.executable, "-m", "prism.bench.server"]
     text = json.dumps({**settings, "seed": config.seed, "clients": config.clients})
     process = subprocess.Popen(
@@ -209,12 +191,11 @@ async def drive(port: int, clients: int, rate: float, seconds: float, seed: int)
     return load
 
 
-def run(config: ServerBenchConfig, more: Callable[[int], Awaitable[dict[str, Any]]] | None = None) -> dict[str, Any]:
+def run(
+    config: Server, console: Console, more: Callable[[int], Awaitable[dict[str, Any]]] | None = None
+) -> dict[str, Any]:
     """`more`: what else is measured on the server's port; its keys are added."""
-    with (
-        Progress(console=Console(stderr=True), transient=True) as progress,
-        running_server(config) as (port, process),
-    ):
+    with Progress(console=console, transient=True) as progress, running_server(config) as (port, process):
         bar = progress.add_task("robots", total=config.seconds)
 
         async def measure() -> dict[str, Any]:
@@ -226,14 +207,14 @@ def run(config: ServerBenchConfig, more: Callable[[int], Awaitable[dict[str, Any
             load = await drive(port, config.clients, config.rate, config.seconds, config.seed)
             ticking.cancel()
             progress.update(bar, total=None, description="more")
-            result = load_keys(config, load, before, scrape(port))
+            result = load_keys(load, before, scrape(port))
             if more is not None:
                 result |= await more(port)
             return {**result, "server_alive": process.poll() is None}
 
         result = asyncio.run(measure())
     settings = {name: getattr(config, name) for name in ("clients", "seconds", "rate", "sensors")}
-    policy = "random tiny" if config.run is None else config.run.name
+    policy = "random tiny" if config.run_folder is None else config.run_folder.name
     return {**result, "settings": {**settings, "policy": policy}, **run_info(config.seed)}
 
 
@@ -243,9 +224,7 @@ async def _tick(progress: Progress, bar: Any) -> None:
         progress.advance(bar, 1)
 
 
-def load_keys(
-    config: ServerBenchConfig, load: Load, before: dict[str, float], after: dict[str, float]
-) -> dict[str, Any]:
+def load_keys(load: Load, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
     due, service = 1e3 * np.array(load.due or [0.0]), 1e3 * np.array(load.service or [0.0])
     plans = after["prism_batch_size_count"] - before["prism_batch_size_count"]
     return {
@@ -276,10 +255,6 @@ def show(result: dict[str, Any], console: Console) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool) and key != "seed":
             table.add_row(key, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
     console.print(table)
-
-
-def main(config: ServerBenchConfig) -> None:
-    Output(config.json, overwrite=config.overwrite).carry_out(lambda _: run(config), show)
 
 
 if __name__ == "__main__":

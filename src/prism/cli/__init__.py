@@ -17,9 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import tyro
 
-from prism.cli.bench_latency import Latency
-from prism.cli.bench_realtime import Realtime
-from prism.cli.bench_server import Server
+from prism.cli.bench import Latency, Realtime, Server
 from prism.cli.compare import Compare
 from prism.cli.data import Collect, Convert, Download, Inspect
 from prism.cli.demo import Demo
@@ -121,7 +119,8 @@ def guard(program: str, call: Callable[[], int]) -> int:
 def parse(command: type[T], program: str, words: list[str], description: str | None = None) -> T:
     """A dataclass from its options; `description` instead of its docstring as the help."""
     config: dict[str, Any] = {"prog": program, "args": _gather(command, words), "config": _STYLE}
-    return tyro.cli(command, description=description, **config)
+    parsed: T = tyro.cli(command, description=description, **config)
+    return parsed
 
 
 def unknown(tried: str, names: Iterable[str], program: str, group: Sequence[str] = ()) -> PrismError:

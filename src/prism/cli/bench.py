@@ -1,0 +1,146 @@
+"""prism bench latency | realtime | server"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from prism.cli.style import OutputFile, option
+from prism.errors import PrismError, need
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Time to a plan of every method, taking turns in one run; with the encoders and without.
+
+    Try:
+        prism bench latency --json latency.json
+        prism bench latency --preset tiny --seconds 5
+
+    Baselines draw one plan with their NFE passes, PRISM draws 8 in one pass, as in the paper; 8 plans from everybody
+    stand beside it. On a busy machine look at the ratios, not at the milliseconds.
+    """
+
+    preset: Literal["tiny", "base", "paper"] = "paper"
+    """Size of the networks."""
+    threads: int = 2
+    """Threads of PyTorch."""
+    seconds: float = 60.0
+    """CPU time of each of the three groups, at both pairs of horizons: (8, 16) and (16, 32)."""
+    all_nfe: bool = False
+    """Diffusion Policy with 100 evaluations too."""
+    seed: int = 0
+    """Of the order of the turns."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1 or self.seconds <= 0:
+            raise PrismError(f"--threads {self.threads} must be at least 1, --seconds {self.seconds:g} above 0")
+
+    def run(self) -> None:
+        from prism.bench import latency
+
+        _carry_out(self, latency)
+
+
+@dataclass(frozen=True)
+class Realtime:
+    """Does a policy hold its control rate on this machine, cameras to action?
+
+    Try:
+        prism bench realtime --checkpoint runs/mine --backend onnx
+        prism bench realtime --sensors wrist --seconds 60 --json wrist.json
+
+    A clock gives every action its slot; every frame is encoded. docs/explanation/realtime.md explains the keys.
+    """
+
+    checkpoint: Annotated[Path | None, option("RUN")] = None
+    """A trained run with its own sensors; default: random weights of --size."""
+    sensors: Literal["wrist", "calvin"] = "wrist"
+    """wrist: RGB 84x84 and proprioception. calvin: RGB 200x200 and 84x84, two depths, touch, proprioception."""
+    size: Literal["tiny", "base", "paper"] = "paper"
+    """Of the random policy."""
+    seconds: float = 60.0
+    """How long."""
+    rate: Annotated[float | None, option("HZ")] = None
+    """Actions a second; default: the rate of the --checkpoint, or 1 % above 50 (wrist) or 30 (calvin)."""
+    backend: Annotated[str | None, option("NAME")] = None
+    """eager, compile, onnx, onnx-int8; default: onnx for wrist, onnx-int8 for calvin."""
+    lanes: Annotated[int | None, option("N")] = None
+    """Threads that encode and plan; default: one a core."""
+    candidates: int = 8
+    """Candidates a plan."""
+    seed: int = 0
+    """Of weights, frames and latents."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0 or (self.rate is not None and not self.rate > 0):
+            raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
+        if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
+            raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
+
+    def run(self) -> None:
+        need("prism_client", "serve", "prism bench realtime")
+        from prism.bench import realtime
+
+        _carry_out(self, realtime)
+
+
+@dataclass(frozen=True)
+class Server:
+    """Many robots on one policy server: latency, errors, memory.
+
+    Try:
+        prism bench server --run-folder runs/mine --clients 4 --rate 5
+        prism bench server --clients 64 --seconds 60 --json server.json
+
+    docs/howto/serving.md explains the keys. Bad frames and the live page: python -m research server.
+    """
+
+    run_folder: Annotated[Path | None, option("RUN")] = None
+    """Serve this run; default: a random `tiny` policy."""
+    clients: int = 64
+    """Robots at once."""
+    seconds: float = 60.0
+    """How long they ask."""
+    rate: float = 10.0
+    """Requests a second of each."""
+    sensors: Literal["state", "camera"] = "state"
+    """Of the random policy: two vectors, or one and an 84 x 84 camera."""
+    seed: int = 0
+    """Of the random policy and the observations."""
+    json: OutputFile = None
+    """Write the figures to this file."""
+    overwrite: bool = False
+    """Replace it if it exists."""
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise PrismError(f"--clients {self.clients} must be at least 1")
+        if not (self.seconds > 0 and self.rate > 0):
+            raise PrismError("--seconds and --rate must be above 0")
+        if self.sensors not in ("state", "camera"):
+            raise PrismError(f"--sensors {self.sensors} is unknown: use state or camera")
+
+    def run(self) -> None:
+        for package in ("websockets", "msgpack", "prism_client"):
+            need(package, "serve", "prism bench server")
+        from prism.bench import server
+
+        _carry_out(self, server)
+
+
+def _carry_out(config: Latency | Realtime | Server, bench: Any) -> None:
+    """Measure with progress on stderr, show the figures, write them."""
+    from prism.bench.output import Output
+
+    output = Output(config.json, overwrite=config.overwrite)
+    output.carry_out(lambda console: bench.run(config, console), bench.show)
