@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,10 +27,12 @@ from prism.data.pictures import cached_pictures, with_default_sizes
 from prism.data.windows import split_episodes
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
-from prism.sims.pusht_features import VARIANTS, PushTDemonstrations
+from prism.normalize import compute_statistics
+from prism.sims.pusht_features import GOAL, VARIANTS, PushTDemonstrations
 from prism.sims.tasks import make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]
+_ENOUGH = 10  # episodes that show where a task begins
 COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
 
 
@@ -101,12 +104,16 @@ def open_demonstrations(
             raise PrismError(
                 f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out"
             )
+        ends = _pusht_ends(source)
         source = PushTDemonstrations(source, VARIANTS[str(task)], config.mirror)
         copies = source.copies
+        if config.path is not None:
+            _compare(source, str(task), console, ends)
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
     elif task is not None and config.kind == "path":
         source = _as_task_shows(source, task, console)
+        _compare(source, task, console)
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     if small:
@@ -135,6 +142,55 @@ def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> Episod
     if left_out := [name for name in stored if name not in shown]:
         console.print(f"{source.path}: {', '.join(left_out)} left out, {task} has no such sensor", highlight=False)
     return with_sensors(source, common)
+
+
+def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[str] = ()) -> None:
+    """Warn where the data contradict the task: its rate, the range of its actions, what its episodes begin with."""
+    if console.quiet:  # nobody would read it
+        return
+    env = make_env(task)
+    starts = [env.reset(seed) for seed in range(3)]
+    env.close()
+    said = list(more)
+    if not 0.9 < source.fps / env.fps < 1.1:
+        said.append(f"the data have {source.fps:g} steps a second, {task} has {env.fps:g}")
+    stats = compute_statistics(source)
+    room = 0.05 * (env.action_high - env.action_low)
+    low, high = stats.actions.min < env.action_low - room, stats.actions.max > env.action_high + room
+    if (dims := np.flatnonzero(low | high)).size:
+        said.append(
+            f"actions {dims.tolist()} leave the range of {task} ({stats.actions.min.min():.3g} to "
+            f"{stats.actions.max.max():.3g}): another unit, or another action space?"
+        )
+    for name, found in stats.vectors.items():
+        readings = np.stack([np.asarray(start[name], np.float64) for start in starts if name in start] or [found.mean])
+        reach = 0.5 * (found.max - found.min) + 1e-3
+        outside = ((readings < found.min - reach) | (readings > found.max + reach)).all(0)
+        if outside.mean() > 0.1 and len(source.lengths) >= _ENOUGH:
+            dims = np.flatnonzero(outside)[:8]
+            said.append(
+                f"'{name}' of {task} begins far outside the data in {int(outside.sum())} of {len(outside)} "
+                f"dimensions ({', '.join(map(str, dims))}): another frame, unit or scene?"
+            )
+    for sentence in said:
+        console.print(f"warning: {source.path}: {sentence}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def _pusht_ends(source: EpisodeSource) -> list[str]:
+    """Demonstrations of Push-T end with the block on the goal."""
+    from prism.sims.pusht import coverage
+
+    last = [(episode, int(length)) for episode, length in enumerate(source.lengths)]
+    ends = np.stack([source.read(e, n - 1, n, streams=["state"]).streams["state"][0, 2:5] for e, n in last])
+    covered = float(np.median([coverage(*map(float, end)) for end in ends]))
+    if covered > 0.5:
+        return []
+    x, y, angle = np.median(ends, axis=0)
+    return [
+        f"half of the episodes end with less than {max(covered, 0.01):.0%} of the goal covered (the block at "
+        f"({x:.0f}, {y:.0f}), turned {np.degrees(angle):.0f} degrees; the goal at ({GOAL[0]:.0f}, {GOAL[1]:.0f}), "
+        f"turned {np.degrees(GOAL[2]):.0f}): demonstrations of another goal?"
+    ]
 
 
 def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:

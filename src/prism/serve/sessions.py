@@ -124,6 +124,8 @@ class Reader:
         observation: dict[str, Array] = {}
         for key, value in message.items():
             name = self._rename.get(key, key)
+            if name not in self._specs and name:
+                name = self._alias(name)
             if not name or (key in KEYS and key != "prompt"):
                 continue
             if name not in self._specs:
@@ -163,7 +165,20 @@ class Reader:
             raise RequestError(self._unknown(str(unknown[0])))
         return named
 
+    def _alias(self, key: str) -> str:
+        """The sensor that an openpi-style key (observation/state, observation/image) means, where only one can be."""
+        path, _, last = key.rpartition("/")
+        if path not in ("observation", "observation/images", "observation/exterior", "observation/wrist"):
+            return key
+        if last in self._specs:
+            return last
+        kind = "vector" if last in ("state", "joint_position", "proprio") else "rgb" if "image" in last else ""
+        fitting = [name for name, spec in self._specs.items() if spec.kind == kind]
+        return fitting[0] if len(fitting) == 1 else key
+
     def _unknown(self, key: str) -> str:
+        if "/" in key:  # another program's names: a guess by letters would be wrong
+            return f"no sensor '{key[:60]}'; the policy has {self._names()}; rename it, or prism serve --map KEY=SENSOR"
         close = difflib.get_close_matches(key[:60], self._specs, n=1)
         hint = f"did you mean '{close[0]}'?" if close else f"the policy has {self._names()}"
         return f"no sensor '{key[:60]}': {hint}"
