@@ -7,7 +7,6 @@ that nobody waits for a rank that has given up; a rank that died or hangs ends t
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,6 @@ from prism.errors import PrismError
 TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 _DEFAULT_TIMEOUT = 600.0
 _LEFT: list[object] = []  # process groups of this process, kept to its end
-_GATHERED = 1 << 20  # values of which a quantile is taken by gathering them; more are counted
 
 
 class ReportedError(PrismError):
@@ -161,11 +159,21 @@ def gather_rows(own: Tensor, total: int) -> Tensor:
     counts = [stop - start for start, stop in (rows_of(total, r, size) for r in range(size))]
     if own.shape[0] != counts[rank()]:
         raise PrismError(f"rank {rank()} has {own.shape[0]} of {total} rows, not its share of {counts[rank()]}")
-    padded = own.new_zeros(max(counts), *own.shape[1:])
-    padded[: own.shape[0]] = own.detach()
-    everything = [torch.empty_like(padded) for _ in range(size)]
-    _all_gather(everything, padded)
-    return torch.cat([part[:count] for part, count in zip(everything, counts, strict=True)])
+    return torch.cat(_gather(own.detach(), counts))
+
+
+def _gather(own: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """The rows of every rank, which has `counts` of them."""
+    padded = own.new_zeros(max(1, *counts), *own.shape[1:])
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in counts]
+    with collective():
+        dist.all_gather(parts, padded)
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def _counts(own: int) -> list[int]:
+    return [int(part) for part in _gather(torch.tensor([own], dtype=torch.int64), [1] * world_size())]
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
@@ -207,23 +215,8 @@ def gather_text(text: str) -> list[str]:
     """One text a rank, on every rank."""
     if world_size() == 1:
         return [text]
-    data = text.encode()
-    lengths = _gather_counts(len(data))
-    padded = torch.frombuffer(bytearray(data.ljust(max(1, *lengths), b"\0")), dtype=torch.uint8)
-    everything = [torch.empty_like(padded) for _ in range(world_size())]
-    _all_gather(everything, padded)
-    return [part.numpy().tobytes()[:n].decode() for part, n in zip(everything, lengths, strict=True)]
-
-
-def _gather_counts(count: int) -> list[int]:
-    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    _all_gather(counts, torch.tensor([count], dtype=torch.int64))
-    return [int(n) for n in counts]
-
-
-def _all_gather(everything: list[Tensor], own: Tensor) -> None:
-    with collective():
-        dist.all_gather(everything, own)
+    data = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    return [part.numpy().tobytes().decode() for part in _gather(data, _counts(len(data)))]
 
 
 @contextmanager
@@ -263,43 +256,11 @@ class RankShare(rows.Share):
 
 
 def quantile(values: Tensor, q: float) -> Tensor:
-    """The q-quantile of the values (>= 0) of all ranks, exactly; many of them are counted, not gathered."""
+    """The q-quantile of the values of all ranks. They are gathered: the objective bounds how many there are."""
     if world_size() == 1:
         return rows.quantile(values, q)
-    counts = _gather_counts(values.numel())
-    if sum(counts) <= _GATHERED:
-        padded = values.new_zeros(max(counts))
-        padded[: values.numel()] = values.detach().flatten()
-        everything = [torch.empty_like(padded) for _ in counts]
-        _all_gather(everything, padded)
-        return rows.quantile(torch.cat([part[:n] for part, n in zip(everything, counts, strict=True)]), q)
-    position = q * (sum(counts) - 1)
-    low = math.floor(position)
-    lower = order_statistic(values, torch.tensor(low))
-    if low + 1 >= sum(counts):
-        return lower
-    return torch.lerp(lower, order_statistic(values, torch.tensor(low + 1)), position - low)
-
-
-def order_statistic(values: Tensor, k: Tensor) -> Tensor:
-    """The k-th smallest (from 0) of the values of all ranks, exactly, without gathering them; values >= 0.
-
-    Non-negative floats sort like their bits, so three rounds of counting by digits (11, 10 and 10 bits) find it:
-    each rank sends 2048 + 1024 + 1024 counts, however many values it has. NaN counts as the largest.
-    """
-    flat = values.detach().flatten().float()
-    bits = torch.where(flat.isnan(), torch.full_like(flat, torch.nan), flat).view(torch.int32) & 0x7FFFFFFF
-    prefix = torch.zeros((), dtype=torch.int64, device=flat.device)
-    k = k.to(flat.device)
-    for shift, width in ((20, 11), (10, 10), (0, 10)):
-        digits = (bits >> shift).long()
-        matching = digits[(digits >> width) == prefix] & ((1 << width) - 1)
-        counts = sum_over_ranks(torch.bincount(matching, minlength=1 << width))
-        upto = counts.cumsum(0)
-        digit = torch.searchsorted(upto, k, right=True).clamp(max=(1 << width) - 1)
-        k = k - (upto[digit] - counts[digit])
-        prefix = (prefix << width) | digit
-    return prefix.to(torch.int32).view(torch.float32)
+    flat = values.detach().flatten()
+    return rows.quantile(torch.cat(_gather(flat, _counts(len(flat)))), q)
 
 
 def _one_line(error: BaseException) -> str:

@@ -96,12 +96,16 @@ class Share:
     start: int = 0
     total: int | None = None  # G; None: the rows at hand are all
 
+    def once(self, compute: Callable[[], Tensor]) -> Tensor:
+        """`compute()`, kept where the loss of these rows runs several times (accumulation)."""
+        return compute()
+
     def gather(self, own: Tensor) -> Tensor:
         """(B, ...) -> (G, ...), in global order, without gradient."""
         return own
 
     def quantile(self, values: Tensor, q: float) -> Tensor:
-        """The q-quantile of the values (>= 0) of the whole batch."""
+        """The q-quantile of the values of the whole batch."""
         return quantile(values, q)
 
 

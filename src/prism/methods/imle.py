@@ -77,7 +77,7 @@ class ImlePolicy(UNetPolicy):
         noise = rng.randn((len(data), self.config.candidates, *data.shape[1:])).to(data.device)
         scale, epsilon, moves = self.config.offset_scale, self.config.epsilon, self.normalizer.action_moves
         with torch.no_grad():
-            squared = flat_distance(self.unet(noise, films) * moves, data, valid) * scale**2
+            squared = batch.share.once(lambda: flat_distance(self.unet(noise, films) * moves, data, valid) * scale**2)
             index, kept = choose(squared, epsilon)
             fraction = batch.share.gather(kept.float()).mean()
             rejected = (squared <= epsilon**2).float().mean()

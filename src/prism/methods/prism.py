@@ -71,16 +71,16 @@ class PrismPolicy(ContextPolicy):
         objective, valid = self.objective, batch.action_valid
         target = self.normalizer.normalize_actions(batch.actions)
         targets = objective.targets(target, valid, batch.share)  # of the global batch
-        example = self.example(batch, rng)
+        example = self.example(batch, rng)  # encode
         prepared = self.generator.prepare(example.context)
         latent = self.latents(len(target), self.config.objective.candidates, rng)
         with torch.no_grad():
-            candidates = self._generate(prepared, latent, example.anchor)
+            candidates = batch.share.once(lambda: self._generate(prepared, latent, example.anchor))
         distances = objective.distances(candidates, target, valid, targets)
         if self.training:
-            objective.calibrate(distances.pool, batch.share)
+            objective.calibrate(distances.pool, batch.share)  # the threshold follows the quantile
         rejected = objective.reject(distances.near)
-        choice = objective.choose(distances.own, rejected)
+        choice = objective.choose(distances.own, rejected)  # the nearest that is left, and K' for the soft term
         index = choice.index.unsqueeze(-1).expand(-1, -1, latent.shape[-1])
         chosen = self._generate(prepared, latent.gather(1, index), example.anchor)
         return LossOutput(*objective.loss(chosen, choice, target, valid))

@@ -57,12 +57,18 @@ class Questions:
     def __init__(self, whole: Share) -> None:
         self.whole = whole
         self.answers: list[Tensor] = []
-        self._asked = 0  # by the part that runs now
+        self._asked = self._computed = 0  # by the part that runs now
         self._values: list[Tensor] = []  # of the parts, for the first question that is open
         self._answer: Callable[[Tensor], Tensor] = whole.gather
 
     def begin_part(self) -> None:
-        self._asked = 0
+        self._asked = self._computed = 0
+
+    def once(self, compute: Callable[[], Tensor], kept: list[Tensor]) -> Tensor:
+        self._computed += 1
+        if self._computed > len(kept):
+            kept.append(compute())
+        return kept[self._computed - 1]
 
     def ask(self, values: Tensor, answer: Callable[[Tensor], Tensor]) -> Tensor:
         self._asked += 1
@@ -83,6 +89,10 @@ class PartShare(Share):
     """The rows of one part of an accumulated batch."""
 
     questions: Questions = field(kw_only=True)
+    kept: list[Tensor] = field(default_factory=list)
+
+    def once(self, compute: Callable[[], Tensor]) -> Tensor:
+        return self.questions.once(compute, self.kept)
 
     def gather(self, own: Tensor) -> Tensor:
         return self.questions.ask(own, self.questions.whole.gather)
