@@ -75,7 +75,7 @@ def client_of(server: FakeServer, **options: Any) -> Client:
     return Client(f"127.0.0.1:{server.port}", **{"first_pause": 0.02, "retry_for": 5.0, "timeout": 5.0, **options})
 
 
-def test_asks_and_is_told() -> None:
+def test_asks_and_is_answered() -> None:
     with running() as server, client_of(server, api_key="k") as client:
         assert client.metadata["pred_horizon"] == 8
         image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)

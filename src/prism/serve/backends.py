@@ -71,7 +71,7 @@ class Backend(ABC):
         return self.policy.plan(self.policy.encoder.mix(steps), candidates, rng)
 
     def threads(self, count: int) -> None:
-        """At most so many threads inside one call, from now on."""
+        """At most `count` threads inside one call, from now on."""
         torch.set_num_threads(count)
 
 

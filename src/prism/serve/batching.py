@@ -117,15 +117,15 @@ class Batcher:
         start = time.perf_counter()
         for job in batch:
             self._guarded(job, lambda job: job.session.begin(job.request))
-        self._together([job for job in batch if job.error is None], self._encode)
+        self._for_all([job for job in batch if job.error is None], self._encode)
         plans = [job for job in batch if job.error is None and job.request.plan]
-        self._together(plans, self._sample)
+        self._for_all(plans, self._sample)
         for job in batch:
             if job.error is None:
                 self._guarded(job, lambda job: self._answer(job, start, len(plans)))
         return len(plans)
 
-    def _together(self, jobs: Sequence[Job], step: Callable[[Sequence[Job]], None]) -> None:
+    def _for_all(self, jobs: Sequence[Job], step: Callable[[Sequence[Job]], None]) -> None:
         """One pass of the network for several requests; what fails there fails for all of them."""
         try:
             if jobs:

@@ -119,7 +119,7 @@ def export_onnx(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda graph: None,
 ) -> dict[str, Any]:
-    """Write `folder` whole or not at all; its metadata. `progress` is told of every graph before it is made."""
+    """Write `folder` whole or not at all; its metadata. `progress` gets the name of each graph before it is made."""
     policy = single_pass(policy).eval()
     if folder.exists():
         if not overwrite:

@@ -32,15 +32,6 @@ class Histogram:
     def count(self) -> int:
         return sum(self.counts)
 
-    def quantile(self, q: float) -> float:
-        """An upper estimate: the bound of the bucket that holds it; infinite above the last one, 0 without values."""
-        rank, seen = q * self.count, 0
-        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
-            seen += count
-            if count and seen >= rank:
-                return bound
-        return 0.0
-
 
 class Metrics:
     def __init__(self) -> None:

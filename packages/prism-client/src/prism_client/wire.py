@@ -5,7 +5,7 @@
 
 A frame comes from anybody who can reach the port, so everything that could cost memory or time out of proportion to
 its bytes is bounded before it is built: arrays are views of the frame, their dtypes are plain numbers, and a frame
-may hold only so many small values. Nothing is pickled, so nothing that arrives can run.
+may hold a limited number of small values. Nothing is pickled, so nothing that arrives can run.
 """
 
 from __future__ import annotations
