@@ -206,7 +206,11 @@ BROKEN: list[tuple[str, Callable[[Path], None], str]] = [
         r"config\.json: unknown method 'rism'",
     ),
     ("spec key", _edit("config.json", lambda d: d["policy"].update(x=1)), r"config\.json: policy spec needs exactly"),
-    ("sensor", _edit("config.json", lambda d: d["policy"]["sensors"][0].update(kind="x")), r"unknown kind 'x'"),
+    (
+        "sensor",
+        _edit("config.json", lambda d: d["policy"]["sensors"][0].update(kind="x")),
+        r"unknown kind of sensor 'x'",
+    ),
     ("field", _edit("config.json", lambda d: d["policy"].update(config={})), r"config\.json: its config is not one of"),
     ("width", _edit("config.json", lambda d: d["policy"]["config"].update(width=8)), r"does not fit a 'fake' policy"),
     ("cut config", _cut("config.json"), r"config\.json is not JSON: it was cut short"),

@@ -267,7 +267,7 @@ def test_text() -> None:
         ("state", "write SOURCE=SENSOR"),
         ("=x", "write SOURCE=SENSOR"),
         ("a+=x", "write SOURCE=SENSOR"),
-        ("a=x:smell", "no kind 'smell'"),
+        ("a=x:smell", "unknown kind of sensor 'smell'"),
         ("a=x:depth:far", "scale 'far'"),
         ("a=x:depth:0", "scale '0'"),
         ("a=x:depth:1:2", "write SOURCE"),

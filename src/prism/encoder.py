@@ -36,7 +36,7 @@ from prism.encoders.vision import NormKind
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import Normalizer
-from prism.sensors import SensorSpec
+from prism.sensors import KINDS, SensorSpec
 from prism.types import Observation
 
 RgbBackbone = Literal["resnet18", "small"]
@@ -99,7 +99,13 @@ def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Nor
         return TactileEncoder(spec, config.depth_widths, config.tactile_features)
     if spec.kind == "audio":
         return AudioEncoder(spec, config.audio)
-    return TextEncoder(spec, config.text)
+    if spec.kind == "text":
+        return TextEncoder(spec, config.text)
+    made = KINDS[spec.kind].encoder  # of another package
+    if made is None:
+        raise PrismError(f"sensor '{spec.name}': the kind '{spec.kind}' has no encoder; give its Kind one")
+    encoder: SensorEncoder = made(spec, normalizer)
+    return encoder
 
 
 def load_pretrained(policy: nn.Module) -> None:

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.io.plugins import Table
 
-SensorKind = Literal["vector", "rgb", "depth", "tactile", "audio", "text"]
-_SHAPES: dict[SensorKind, tuple[str, str, int]] = {
-    "vector": ("a vector", "(D,)", 1),
-    "rgb": ("an RGB image", "(H, W, 3)", 3),
-    "depth": ("a depth image", "(H, W)", 2),
-    "tactile": ("a tactile image", "(H, W, C)", 3),
-    "audio": ("audio", "(samples,)", 1),
-    "text": ("text", "(bytes,)", 1),
-}
+SensorKind = str  # a name in KINDS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of the table of kinds of sensors: what one time step is, and for other packages' kinds what encodes it."""
+
+    what: str
+    shape: tuple[str, ...]  # of one time step, in words
+    dtype: str = "float32"
+    is_image: bool = False
+    encoder: Callable[[SensorSpec, Any], Any] | None = None  # (spec, normalizer) -> encoders.kinds.SensorEncoder
+
+
+# A kind of another package is an entry point of the group prism.sensors (examples/my_sensor).
+KINDS: Table[Kind] = Table(
+    "prism.sensors",
+    "kind of sensor",
+    {
+        "vector": Kind("a vector", ("D",)),
+        "rgb": Kind("an RGB image", ("H", "W", "3"), "uint8", is_image=True),
+        "depth": Kind("a depth image", ("H", "W"), is_image=True),
+        "tactile": Kind("a tactile image", ("H", "W", "C"), "uint8", is_image=True),
+        "audio": Kind("audio", ("samples",)),
+        "text": Kind("text", ("bytes",), "uint8"),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -56,19 +76,16 @@ class SensorSpec:
     names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(SensorKind):
-            raise PrismError(
-                f"sensor '{self.name}': unknown kind '{self.kind}'; use one of {', '.join(get_args(SensorKind))}"
-            )
+        if self.kind not in KINDS:
+            raise PrismError(f"sensor '{self.name}': {KINDS.unknown(self.kind)}")
         if not self.name:
             raise PrismError("a sensor needs a name")
         if any(n <= 0 for n in self.shape):
             raise PrismError(f"sensor '{self.name}': shape {self.shape} has an empty dimension")
-        what, needed, rank = _SHAPES[self.kind]
-        if len(self.shape) != rank:
-            raise PrismError(f"sensor '{self.name}': {what} has shape {needed}, not {self.shape}")
-        if self.kind == "rgb" and self.shape[2] != 3:
-            raise PrismError(f"sensor '{self.name}': {what} has shape {needed}, not {self.shape}")
+        row = KINDS[self.kind]
+        if len(self.shape) != len(row.shape) or (self.kind == "rgb" and self.shape[2] != 3):
+            needed = f"({', '.join(row.shape)}{',' * (len(row.shape) == 1)})"
+            raise PrismError(f"sensor '{self.name}': {row.what} has shape {needed}, not {self.shape}")
         if (self.kind == "audio") != (self.sample_rate > 0):
             raise PrismError(
                 f"sensor '{self.name}': audio needs a sample_rate, and nothing else has one; it is {self.sample_rate}"
@@ -100,11 +117,11 @@ class SensorSpec:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of one time step: pixels and text are bytes, everything else is float32."""
-        return np.dtype(np.uint8 if self.kind in ("rgb", "tactile", "text") else np.float32)
+        return np.dtype(KINDS[self.kind].dtype)
 
     @property
     def is_image(self) -> bool:
-        return self.kind in ("rgb", "depth", "tactile")
+        return KINDS[self.kind].is_image
 
     @property
     def picture_size(self) -> tuple[int, int]:

@@ -39,7 +39,7 @@ class Table(Mapping[str, T], Generic[T]):
         return row
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._added()
+        return name in self._rows or name in self._added()
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in

@@ -13,14 +13,14 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
 from prism.data.episodes import Array, BoolArray, Episode, FloatArray, IntArray, check_slice, wanted_sensors
 from prism.data.formats.store import check_sensors
 from prism.errors import PrismError
-from prism.sensors import ActionSpec, SensorKind, SensorSpec, encode_text
+from prism.sensors import KINDS, ActionSpec, SensorKind, SensorSpec, encode_text
 
 # ---------------------------------------------------------------------------
 # Which key of a dataset becomes which sensor: the user's table, or a guess that says what it guessed.
@@ -87,15 +87,15 @@ def parse_map(texts: Sequence[str]) -> tuple[Entry, ...]:
         if not equals or not name.strip() or not all(sources) or len(rest) > 2:
             raise PrismError(f"--map {text}: write SOURCE=SENSOR[:KIND[:SCALE]], or SOURCE= to ignore it")
         kind = rest[0] if rest and rest[0] else None
-        if kind is not None and kind not in get_args(SensorKind):
-            raise PrismError(f"--map {text}: no kind '{kind}'; use one of {', '.join(get_args(SensorKind))}")
+        if kind is not None and kind not in KINDS:
+            raise PrismError(f"--map {text}: {KINDS.unknown(kind)}")
         try:
             scale = float(rest[1]) if len(rest) == 2 else 0.0
         except ValueError:
             scale = math.nan
         if not math.isfinite(scale) or (len(rest) == 2 and scale == 0):
             raise PrismError(f"--map {text}: the scale '{rest[1]}' is not a number other than 0")
-        entries.append(Entry(sources, name.strip(), cast("SensorKind | None", kind), scale))
+        entries.append(Entry(sources, name.strip(), kind, scale))
     names = [entry.name for entry in entries if entry.name != IGNORED]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise PrismError(f"--map: two entries make the sensor '{twice[0]}'; rename one, or join their keys with '+'")
