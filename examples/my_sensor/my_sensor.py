@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.encoders.kinds import SensorEncoder
 from prism.sensors import Kind, SensorSpec
 
@@ -31,7 +30,7 @@ class LidarEncoder(SensorEncoder):
             nn.AdaptiveAvgPool1d(8), nn.Flatten(), nn.Linear(8 * 32, 64),
         )  # fmt: skip
 
-    def encode(self, stream: Tensor, rng: Random | None) -> Tensor:
+    def encode(self, stream: Tensor, shift: Tensor | None) -> Tensor:  # shift: of images alone
         nearness = 1.0 - stream.float().clamp(0.0, FARTHEST) / FARTHEST
         return self.net(nearness.unsqueeze(1))
 
