@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional
 
 from prism.cli.style import OutputFile, option
 from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.data import EpisodeSource
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,36 @@ class Collect:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OfDataset:
+    """How a dataset is read."""
+
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained. KEY= ignores a key."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor, stored with what is written: rgb_static.crop=76,76."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step (default: one step)."""
+    episodes: Annotated[str, option("0-46,48-")] = ""
+    """Only these episodes."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors that are left out: a camera whose files are missing."""
+
+    def __post_init__(self) -> None:
+        if self.fps is not None and self.fps <= 0:
+            raise PrismError(f"--fps {self.fps:g} is out of range: use a positive number")
+
+    def open(self, path: Path, skip_damaged: bool | None) -> EpisodeSource:
+        from prism.data import open_dataset, parse_map
+
+        more = (self.sensor, self.tolerance, self.episodes, self.without, skip_damaged)
+        return open_dataset(path, self.fps, parse_map(self.map), *more)
+
+
 @dataclass(frozen=True)
-class Inspect:
+class Inspect(_OfDataset):
     """Summarise a dataset in any format prism reads: episodes, lengths, sensors, ranges.
 
     Try:
@@ -133,34 +164,17 @@ class Inspect:
     """The dataset: a folder or a file."""
     page: OutputFile = None
     """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
-    fps: Annotated[float | None, option("RATE")] = None
-    """Steps a second, for formats that do not store it."""
-    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
-    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of a sensor: rgb_static.crop=76,76 'rgb_*.random_shift=4'."""
-    tolerance: Annotated[float | None, option("SECONDS")] = None
-    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
-    episodes: Annotated[str, option("0-46,48-")] = ""
-    """Only these episodes."""
-    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors that are left out: a camera whose files are missing."""
     overwrite: bool = False
     """Replace the page if it exists."""
-
-    def __post_init__(self) -> None:
-        _check_fps(self.fps)
 
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.data import format_name, open_dataset, parse_map
+        from prism.data import format_name
         from prism.data.inspect import print_summary, readable, summarise
         from prism.report.dataset import write_page
 
-        entries, only = parse_map(self.map), (self.episodes, self.without, None)
-        source = open_dataset(self.path, self.fps, entries, self.sensor, self.tolerance, *only)
-        source, problems = readable(source)
+        source, problems = readable(self.open(self.path, skip_damaged=None))
         with _steps_bar() as advance:
             if self.page is None:
                 summary = summarise(source, format_name(self.path), advance, problems)
@@ -172,7 +186,7 @@ class Inspect:
 
 
 @dataclass(frozen=True)
-class Convert:
+class Convert(_OfDataset):
     """Write a dataset of any format anew: in prism's own, as LeRobot v3, or (robosuite tasks) as robomimic's HDF5.
 
     Try:
@@ -188,57 +202,28 @@ class Convert:
     """The new folder."""
     to: Literal["prism", "lerobot", "robomimic"] = "prism"
     """The new format."""
-    fps: Annotated[float | None, option("RATE")] = None
-    """Steps a second, for formats that do not store it."""
-    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
-    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of a sensor, stored with the dataset: rgb_static.crop=76,76."""
-    tolerance: Annotated[float | None, option("SECONDS")] = None
-    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
     task: Annotated[str | None, option("TEXT")] = None
     """What the demonstrations show; the dataset's own words unless told."""
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
-    episodes: Annotated[str, option("0-46,48-")] = ""
-    """Only these episodes."""
-    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors that are left out: a camera whose files are missing."""
     skip_damaged: bool = False
     """Leave out episodes whose files are missing or cannot be decoded."""
     overwrite: bool = False
     """Replace the new folder if it exists."""
 
-    def __post_init__(self) -> None:
-        _check_fps(self.fps)
-
     def run(self) -> None:
-        from prism.data import open_dataset, parse_map
         from prism.data.convert import convert
 
-        entries, only = parse_map(self.map), (self.episodes, self.without, self.skip_damaged)
-        source = open_dataset(self.path, self.fps, entries, self.sensor, self.tolerance, *only)
+        source = self.open(self.path, self.skip_damaged)
         with _steps_bar() as advance:
             if self.to == "robomimic":
                 from prism.sims.robosuite import to_robomimic
 
-                episodes, steps = to_robomimic(
-                    source,
-                    self.out,
-                    overwrite=self.overwrite,
-                    progress=advance,
-                )
+                episodes, steps = to_robomimic(source, self.out, overwrite=self.overwrite, progress=advance)
                 print(f"{self.out}: {episodes} episodes, {steps} steps")
                 return
-            result = convert(
-                source,
-                self.out,
-                self.to,
-                self.task,
-                self.codec,
-                overwrite=self.overwrite,
-                progress=advance,
-            )
+            how = (self.to, self.task, self.codec)
+            result = convert(source, self.out, *how, overwrite=self.overwrite, progress=advance)
         for note in result.notes:
             print(f"note: {note}")
         print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")
@@ -255,11 +240,6 @@ def _steps_bar() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("steps", total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)
-
-
-def _check_fps(fps: float | None) -> None:
-    if fps is not None and fps <= 0:
-        raise PrismError(f"--fps {fps:g} is out of range: use a positive number")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,17 +52,8 @@ class StreamSummary:
         return [] if self.statistics is None else np.flatnonzero(self.statistics.constant).tolist()
 
     def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "low": self.low,
-            "high": self.high,
-            "present": self.present,
-            "fps": self.fps,
-            "sample_rate": self.sample_rate,
-        }
+        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "statistics"}
+        data["shape"] = list(self.shape)
         if self.statistics is not None:
             for key in ("min", "max", "mean", "std"):
                 data[key] = getattr(self.statistics, key).tolist()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prism.data.episodes import Array, Episode, EpisodeSource, stream_dtype, wanted_sensors
+from prism.data.episodes import Array, Episode, EpisodeSource, read_together, stream_dtype, wanted_sensors
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.locate import data_folder
@@ -104,7 +104,7 @@ class CachedPictures(SourceView):
 
     @property
     def read_together(self) -> int:
-        return 0 if {s.name for s in self.sensors if s.is_image} <= set(self._names) else super().read_together
+        return 0 if {s.name for s in self.sensors if s.is_image} <= set(self._names) else read_together(self.source)
 
     @property
     def _names(self) -> tuple[str, ...]:

@@ -15,10 +15,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from prism.data.episodes import Episode, EpisodeSource, IntArray, check_slice, read_together, wanted_sensors
+from prism.data.episodes import Episode, EpisodeSource, IntArray, check_slice, wanted_sensors
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
@@ -50,34 +51,11 @@ class SourceView:
     def notes(self) -> tuple[str, ...]:
         return self.source.notes
 
-    @property
-    def task(self) -> str:
-        return str(getattr(self.source, "task", ""))
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return action_spec_of(self.source)
-
-    @property
-    def version(self) -> str:
-        return str(getattr(self.source, "version", ""))
-
-    @property
-    def sometimes_absent(self) -> frozenset[str]:
-        every = frozenset(sensor.name for sensor in self.source.sensors)
-        return frozenset(getattr(self.source, "sometimes_absent", every))
-
-    @property
-    def read_together(self) -> int:
-        return read_together(self.source)
-
-    def source_files(self, episode: int, streams: Collection[str]) -> list[Path]:
-        """The files that these streams of an episode are in, where the format has some of its own."""
-        find = getattr(self.source, "files", None)
-        return [] if find is None else list(find(episode, streams))
-
-    def files(self, episode: int, streams: Collection[str]) -> list[Path]:
-        return self.source_files(episode, streams)
+    def __getattr__(self, name: str) -> Any:
+        """What only some formats have: task, version, action_spec, sometimes_absent, read_together, files."""
+        if name == "source" or name.startswith("__"):  # a copy or a pickle that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.source, name)
 
 
 @dataclass(frozen=True)
@@ -109,11 +87,7 @@ class Respecified(SourceView):
     """A source whose sensors have other specs; the data are the same."""
 
     sensors: tuple[SensorSpec, ...]
-    stated: ActionSpec
-
-    @property
-    def action_spec(self) -> ActionSpec:
-        return self.stated
+    action_spec: ActionSpec
 
     def read(
         self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
@@ -173,7 +147,8 @@ class Portion(SourceView):
         return (*self.source.notes, *self.remarks)
 
     def files(self, episode: int, streams: Collection[str]) -> list[Path]:
-        return self.source_files(int(self.episodes[episode]), streams)
+        find = getattr(self.source, "files", None)
+        return [] if find is None else list(find(int(self.episodes[episode]), streams))
 
     @property
     def lengths(self) -> IntArray:

@@ -165,7 +165,7 @@ def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[
     for name, found in stats.vectors.items():
         readings = np.stack([np.asarray(start[name], np.float64) for start in starts if name in start] or [found.mean])
         reach = 0.5 * (found.max - found.min) + 1e-3
-        outside = ((readings < found.min - reach) | (readings > found.max + reach)).all(0)
+        outside = np.atleast_1d(((readings < found.min - reach) | (readings > found.max + reach)).all(0))
         if outside.mean() > 0.1 and len(source.lengths) >= _ENOUGH:
             dims = np.flatnonzero(outside)[:8]
             said.append(
@@ -181,7 +181,8 @@ def _pusht_ends(source: EpisodeSource) -> list[str]:
     from prism.sims.pusht import coverage
 
     last = [(episode, int(length)) for episode, length in enumerate(source.lengths)]
-    ends = np.stack([source.read(e, n - 1, n, streams=["state"]).streams["state"][0, 2:5] for e, n in last])
+    rows = [source.read(e, n - 1, n, streams=["state"]).streams["state"][0, 2:5] for e, n in last]
+    ends = np.stack(rows).astype(np.float64)
     covered = float(np.median([coverage(*map(float, end)) for end in ends]))
     if covered > 0.5:
         return []

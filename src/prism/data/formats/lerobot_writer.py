@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array
-from prism.data.formats.lerobot import INFO, PRESENT, SPECS, TASK
+from prism.data.formats.lerobot import PRESENT, SPECS, TASK
+from prism.data.formats.lerobot_files import INFO
 from prism.data.formats.store import check_sensors
 from prism.errors import PrismError, need, reason
 from prism.io.files import AtomicWriter, hidden_beside, replace_folder, sync
