@@ -108,7 +108,7 @@ def test_a_gripper_is_no_motion() -> None:
     assert select(plans, np.ones(3), state, unaware).index == 1
     for aware in (replace(unaware, grippers=(2,)), replace(unaware, pose_dims=2)):
         assert select(plans, np.ones(3), state, aware).index == 0
-    for task in ("metaworld-drawer-open", "robosuite-lift", "robosuite-transport", "tabletop-stack-red"):
+    for task in ("metaworld-drawer-open", "robosuite-lift", "robosuite-transport", "tabletop-stack-blue"):
         selection = recipe(task).controller.selection
         assert selection.action_kind == "delta"
         assert selection.grippers, f"{task} counts its gripper as motion"

@@ -170,24 +170,19 @@ def load_robosuite() -> Any:
 
 
 def build(env_args: Mapping[str, Any]) -> Any:
-    """robosuite's environment, as `env_args` describe it."""
+    """robosuite's environment, as `env_args` describe it, without a renderer of its own, built once, reset softly."""
     robosuite = load_robosuite()
-    try:
-        return build_class(lambda **kwargs: robosuite.make(env_args["env_name"], **kwargs), env_args["env_kwargs"])
-    except (TypeError, ValueError, KeyError, AssertionError) as error:
-        raise PrismError(
-            f"env_args: robosuite {VERSION} does not build {env_args['env_name']} from them ({error})"
-        ) from None
-
-
-def build_class(make: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> Any:
-    """An environment of robosuite's without a renderer of its own, built once and reset softly."""
-    kwargs = {key: value for key, value in env_kwargs.items() if not key.startswith(("camera_", "render"))}
+    given = env_args["env_kwargs"].items()
+    kwargs = {key: value for key, value in given if not key.startswith(("camera_", "render"))}
     kwargs |= {"has_renderer": False, "has_offscreen_renderer": False, "use_camera_obs": False, "renderer": "mujoco"}
     # the model stays: nothing is compiled again, and a renderer can keep it
     kwargs |= {"hard_reset": False, "ignore_done": True, "seed": _BUILD_SEED}
-    with _quiet():
-        return make(**kwargs)
+    try:
+        with _quiet():
+            return robosuite.make(env_args["env_name"], **kwargs)
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        made = f"robosuite {VERSION} does not build {env_args['env_name']} from them"
+        raise PrismError(f"env_args: {made} ({error})") from None
 
 
 class RobosuiteEnv(Simulation):
@@ -202,40 +197,31 @@ class RobosuiteEnv(Simulation):
     ) -> None:
         if task not in TASKS:
             raise PrismError(f"robosuite: prism has no task '{task}': use {', '.join(TASKS)}")
-        args = TASKS[task].env_args if env_args is None else env_args
-        self.static_camera, self.touches = TASKS[task].static_camera, variant != "state"
-        self._build(task, variant, task_name(task, variant), args, max_steps or TASKS[task].max_steps)
-
-    def _build(self, task: str, variant: Variant, name: str, env_args: Mapping[str, Any], max_steps: int) -> None:
-        self.task, self.variant, self.env_args = task, variant, env_args
+        name = task_name(task, variant)
         if variant != "state":
             offscreen.require_backend(name)
-        self.sim_env = self._make()  # robosuite's own environment; experts look into it
+        self.task, self.variant, self.static_camera = task, variant, TASKS[task].static_camera
+        self.env_args = TASKS[task].env_args if env_args is None else env_args
+        self.sim_env = build(self.env_args)  # robosuite's own environment; experts look into it
         self.robots = len(self.sim_env.robots)
         self._wrenches: list[NDArray[np.float64]] = []
         self._update_observables = self.sim_env._update_observables
         self.sim_env._update_observables = self._between_substeps
         self._cameras: offscreen.Cameras | None = None
         self._renderer: offscreen.OffscreenRenderer | None = None
-        fps = float(env_args["env_kwargs"].get("control_freq", FPS))
+        fps = float(self.env_args["env_kwargs"].get("control_freq", FPS))
         low, high = self.sim_env.action_spec
-        super().__init__(name, self._sensors(), low, high, fps, max_steps)
-
-    def _make(self) -> Any:
-        return build(self.env_args)
+        super().__init__(name, self._sensors(), low, high, fps, max_steps or TASKS[task].max_steps)
 
     def _sensors(self) -> tuple[SensorSpec, ...]:
         proprio = SensorSpec("proprio", "vector", (9 * self.robots,))
         if self.variant == "state":
             self._start(0)
             return proprio, SensorSpec("object_state", "vector", self._object_state().shape)
-        return (*self._picture_sensors(), proprio, SensorSpec("tactile", "vector", (6 * self.robots,)))
-
-    def _picture_sensors(self) -> list[SensorSpec]:
         pictures = [SensorSpec(f"rgb_{name}", "rgb", (*IMAGE, 3)) for name in self._views()]
         if self.variant == "rgbd":
             pictures += [SensorSpec(f"depth_{name}", "depth", IMAGE) for name in self._views()]
-        return pictures
+        return (*pictures, proprio, SensorSpec("tactile", "vector", (6 * self.robots,)))
 
     def _views(self) -> dict[str, str]:
         """Sensor name without its kind -> camera."""
@@ -268,21 +254,18 @@ class RobosuiteEnv(Simulation):
 
         self._wrenches = []
         self.sim_env.step(action.astype(np.float64))
-        success = self.succeeded()
+        success = bool(self.sim_env._check_success())
         # Poses of the state that the step ended in; contact forces, which start the next step, stay as they are.
         sim = self.sim_env.sim
         for refresh in (mujoco.mj_kinematics, mujoco.mj_comPos, mujoco.mj_camlight):
             refresh(sim.model._model, sim.data._data)
         return float(success), success
 
-    def succeeded(self) -> bool:
-        return bool(self.sim_env._check_success())
-
     def _between_substeps(self, force: bool = False) -> None:
         """robosuite calls this after each of its 25 substeps."""
         if force:
             self._update_observables(force=True)
-        elif self.touches:
+        elif self.variant != "state":
             self._wrenches.append(self._wrench())
 
     def _wrench(self) -> NDArray[np.float64]:

@@ -1,279 +1,273 @@
-"""A multisensory task of our own: four commands in words, one scene, holes that have to be felt.
+"""A UR5e on a table, and tasks in which one sense decides. Ours; needs mujoco, no other package.
 
-| task                  | command                                  | success                                          |
-| --------------------- | ---------------------------------------- | ------------------------------------------------ |
-| tabletop-stack-red    | stack the red block on the blue block    | it rests there, and the hand has let go          |
-| tabletop-stack-blue   | stack the blue block on the red block    | the same                                         |
-| tabletop-insert-left  | put the peg in the left hole             | its foot is 2 cm below the board's top, upright  |
-| tabletop-insert-right | put the peg in the right hole            | the same                                         |
+| task                  | what to do                                                              | what decides |
+| --------------------- | ----------------------------------------------------------------------- | ------------ |
+| tabletop-insert-left  | the peg into the left hole, which is up to 10 mm beside where it seems  | tactile      |
+| tabletop-insert-right | the same with the right hole                                            | tactile      |
+| tabletop-rattle       | of two boxes that look alike, the one with the ball in it on the mark   | audio        |
+| tabletop-height       | the fragile block on a stand of unknown height                          | depth_wrist  |
+| tabletop-stack-blue   | "stack the blue cup on the green cup"                                   | text         |
+| tabletop-stack-yellow | "stack the yellow cup on the blue cup"                                  | text         |
+| tabletop-ball         | "put the green ball into the green cup"                                 | text         |
+| tabletop-hang         | "hang the green cup on the hook"                                        | text         |
 
-Sensors: proprio, tactile (force and torque at the wrist), tactile_image (16 x 16, one channel a fingertip), audio
-(16 kHz, 800 samples a step), text (the command); plain: object_state (blocks, peg; the holes only as they are drawn);
--pixels: rgb_static and rgb_wrist instead; -rgbd: with depth. 20 steps a second, at most 300. UR5e, Robotiq 2F-85,
-actions as in robosuite.py.
+The last four share one scene. 10 steps a second. An action is a displacement of the hand (1 is 3 cm) in the frame of
+the base, and the gripper (1 closes, -1 opens); the hand points down.
 
-The board is drawn where it seems to be; each hole really is up to 7 mm beside the middle of the dark square that is
-drawn for it. The hole is 5 mm wider than the peg, and a pixel of the static camera sees about a centimetre: which way
-the hole lies shows only when the peg stands on its rim, in the torque at the wrist and in the fingertips.
+    proprio        (4,)        hand xyz, opening of the fingers, metres
+    object_state   (2..24,)    things seen from the hand and from each other, metres; what the sense tells is left out
+    tactile        (6,)        force (N) and torque (Nm) of contacts at the tip of the tool, mean of the control step
+    audio          (400,)      a contact microphone at the wrist, 4 kHz
+    depth_wrist    (24, 24)    metres along the optical axis of a camera beside the fingers
+    text           (48,)       the command
+
+Each task has proprio, object_state and the sense that decides. `-pixels`: rgb_static, rgb_wrist and tactile_image
+(16 x 16, one channel a fingertip) instead of object_state; `-rgbd`: with depth_static and depth_wrist.
 """
 
 from __future__ import annotations
 
-import functools
-import xml.etree.ElementTree as ET
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import Array
-from prism.sims.robosuite import FPS, TASKS, RobosuiteEnv, Variant, build_class, load_robosuite
-from prism.sims.tabletop_senses import RATE, TAXELS, Microphone, contact_forces, tactile_image
+from prism.sims import tabletop_model as parts
+from prism.sims.tabletop_arm import BLOCKS, RATE, SAMPLES, SUBSTEPS, TabletopEnv, Variant, Vector
 
-TABLE = 0.8  # metres, the table's top
-BLOCK = 0.021  # half an edge
-PEG = (0.0095, 0.0095, 0.05)  # half sizes
-HOLE = 0.012  # half the width of a hole
-BOARD = 0.022  # half its height
-TOP = TABLE + 2 * BOARD
-BOARD_X = 0.1
-HOLES: dict[str, float] = {"left": 0.1, "right": -0.1}  # y, as the robot sees left and right
-JITTER = 0.007
-_UNIT = 0.05  # half the width of the part of the board round a hole
-_COLOURS = {"red": (0.85, 0.1, 0.1, 1.0), "blue": (0.1, 0.2, 0.85, 1.0), "peg": (0.95, 0.75, 0.1, 1.0)}
+CUPS = {"green": "0.15 0.6 0.2 1", "blue": "0.15 0.25 0.8 1", "yellow": "0.9 0.8 0.1 1"}
+COMMANDS = {
+    "stack-blue": "stack the blue cup on the green cup",
+    "stack-yellow": "stack the yellow cup on the blue cup",
+    "ball": "put the green ball into the green cup",
+    "hang": "hang the green cup on the hook",
+}
+_RINGING = 240  # samples after which a click has faded
 
 
-def _geom(name: str, size: tuple[float, ...], pos: tuple[float, ...], **more: str) -> ET.Element:
-    numbers = {"size": " ".join(f"{v:g}" for v in size), "pos": " ".join(f"{v:g}" for v in pos)}
-    return ET.Element("geom", {"name": name, "type": "box", **numbers, **more})
+class Insert(TabletopEnv):
+    """The peg is in the hand; where the hole really is shows only in the forces when the peg stands on its rim."""
+
+    sense, objects, tip, steps = "tactile", 3, parts.PEG_FOOT, 60
+    OFFSET = 0.010  # metres, of the hole from where it seems, each way
+    LIMIT = 45.0  # newtons, at which the robot's protective stop ends all motion
+
+    def __init__(self, hole: Literal["left", "right"], name: str, variant: Variant = "state", **more: Any) -> None:
+        self.hole, self.words = hole, f"put the peg into the {hole} hole"
+        self.middle = np.zeros(3)
+        super().__init__(name, variant, **more)
+
+    def _xml(self) -> str:
+        inside = "".join(f'<exclude body1="peg" body2="finger_{side}"/>' for side in ("left", "right"))
+        return parts.scene(parts.board("left") + parts.board("right"), tool=parts.peg(), exclude=inside)
+
+    def _place(self, rng: np.random.Generator) -> Vector:
+        for name, side in (("left", 0.12), ("right", -0.12)):
+            seen = np.array([0.5, side, parts.BOARD_TOP / 2])
+            seen[:2] += rng.uniform(-0.05, 0.05, 2)
+            true = seen.copy()
+            true[:2] += rng.uniform(-self.OFFSET, self.OFFSET, 2)
+            self.model.body(f"seen_{name}").pos[:], self.model.body(f"hole_{name}").pos[:] = seen, true
+            if name == self.hole:
+                self.middle, self.hole_at = seen + np.array([0.0, 0.0, parts.BOARD_TOP / 2]), true
+        self.stopped = False
+        return np.array([0.45, 0.0, 0.22]) + rng.uniform(-0.04, 0.04, 3)
+
+    def _take(self) -> None:
+        self.data.qpos[6:8] = self.data.ctrl[6] = parts.PEG
+
+    def _grip(self, opening: float) -> float:
+        return parts.PEG  # it holds the peg
+
+    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+        if np.linalg.norm(self._wrench[:3]) > self.LIMIT:
+            self.stopped = True
+        if self.stopped:
+            return 0.0, False
+        return super()._advance(action)
+
+    def foot(self) -> Vector:
+        return self.body("peg") - (0.0, 0.0, 0.045)
+
+    def _object_state(self) -> Vector:
+        """Where the hole seems to be, from where the peg's foot is when nothing pushes it in."""
+        return np.asarray(self.middle - self.hand() + (0.0, 0.0, parts.PEG_FOOT))
+
+    def succeeded(self) -> bool:
+        foot = self.foot()
+        return bool(foot[2] < parts.BOARD_TOP - 0.02 and np.abs(foot - self.hole_at)[:2].max() < 0.005)
 
 
-def _board(name: str, y: float) -> list[ET.Element]:
-    """What collides (a frame of four boxes, which a reset moves) and what is drawn (which stays)."""
-    body = ET.Element("body", {"name": f"hole_{name}", "pos": f"{BOARD_X:g} {y:g} {TABLE + BOARD:g}"})
-    wide, off = (_UNIT - HOLE) / 2, (_UNIT + HOLE) / 2
-    # polished: its friction counts, not the peg's (priority)
-    solid = {"group": "0", "rgba": "0.5 0.5 0.5 1", "friction": "0.12 0.005 0.0001", "priority": "1", "condim": "3"}
-    body.append(_geom(f"hole_{name}_front", (wide, _UNIT, BOARD), (-off, 0, 0), **solid))
-    body.append(_geom(f"hole_{name}_back", (wide, _UNIT, BOARD), (off, 0, 0), **solid))
-    body.append(_geom(f"hole_{name}_near", (HOLE, wide, BOARD), (0, -off, 0), **solid))
-    body.append(_geom(f"hole_{name}_far", (HOLE, wide, BOARD), (0, off, 0), **solid))
-    drawn = {"group": "1", "contype": "0", "conaffinity": "0"}
-    seen = ET.Element("body", {"name": f"board_{name}", "pos": f"{BOARD_X:g} {y:g} {TABLE + BOARD:g}"})
-    seen.append(_geom(f"board_{name}_plate", (_UNIT, _UNIT, BOARD), (0, 0, 0), rgba="0.6 0.6 0.62 1", **drawn))
-    dark = (HOLE + JITTER + 0.003,) * 2
-    seen.append(_geom(f"board_{name}_dark", (*dark, 0.0005), (0, 0, BOARD), rgba="0.08 0.08 0.08 1", **drawn))
-    return [body, seen]
+class Rattle(TabletopEnv):
+    """Two boxes that look and weigh the same; the ball in one of them can be heard when it is shaken."""
+
+    sense, objects, steps, words = "audio", 15, 100, "put the box with the ball on the mark"
+    MARK = np.array([0.58, 0.0])
+
+    def _xml(self) -> str:
+        mark = parts.box((0.04, 0.04, 0.0005), (*self.MARK, 0.0), "0.1 0.1 0.1 1", 'contype="0" conaffinity="0"')
+        sensors = "".join(f'<touch site="{site}"/>' for site in ("ball", "pad_left", "pad_right"))
+        things = parts.container("left") + parts.container("right") + parts.ball("ball", parts.BALL, 0.006, "1 1 1 1")
+        return parts.scene(mark + things, sensors=sensors)
+
+    def _place(self, rng: np.random.Generator) -> Vector:
+        self.full, empty = ("left", "right") if rng.random() < 0.5 else ("right", "left")
+        for name, side in (("left", 0.11), ("right", -0.11)):
+            at = np.array([0.42, side, parts.BOX + 0.0005])
+            at[:2] += rng.uniform(-0.03, 0.03, 2)
+            self.put(name, at, rng.uniform(-0.15, 0.15))
+            if name == self.full:
+                self.put("ball", [*at[:2], at[2] + parts.BALL - parts.CAVITY + 0.0005])
+        self.model.body(self.full).mass[:], self.model.body(empty).mass[:] = 0.072, 0.078  # the ball has 6 g
+        self._echo, self._pressed, self._clicks = np.zeros(_RINGING), np.zeros(2), np.zeros((2, BLOCKS * SUBSTEPS))
+        return np.array([0.45, 0.0, 0.16]) + rng.uniform(-0.03, 0.03, 3)
+
+    def _run(self, block: int) -> None:
+        for i in range(block * SUBSTEPS, (block + 1) * SUBSTEPS):
+            self._mj.mj_step(self.model, self.data)
+            ball, left, right = self.data.sensordata
+            now = np.array([ball, left + right])
+            self._clicks[:, i] = np.maximum(now - self._pressed, 0.0)
+            self._pressed = now
+
+    def _sound(self) -> NDArray[np.float32]:
+        """A force that rises within 5 ms is a click: it rings high where the ball hits wood, low where fingers do."""
+        excitation = np.zeros((2, SAMPLES))
+        excitation[:, :: SAMPLES // self._clicks.shape[1]] = np.where(self._clicks > 0.01, self._clicks, 0.0)
+        ringing = np.sum([np.convolve(row, ring) for row, ring in zip(excitation, _RINGS, strict=True)], axis=0)
+        ringing[:_RINGING] += self._echo
+        self._echo = ringing[SAMPLES:]
+        return np.asarray(np.tanh(ringing[:SAMPLES]), np.float32)
+
+    def _object_state(self) -> Vector:
+        """Left box, right box, mark: from the hand; the boxes from the mark."""
+        hand, mark = self.hand(), np.array([*self.MARK, 0.0])
+        left, right = self.body("left"), self.body("right")
+        return np.concatenate([left - hand, right - hand, mark - hand, left - mark, right - mark])
+
+    def succeeded(self) -> bool:
+        box = self.body(self.full)
+        on_mark = np.abs(box[:2] - self.MARK).max() < 0.03 and box[2] < parts.BOX + 0.004
+        return bool(on_mark and self.let_go(self.full))
 
 
-@functools.cache
-def tabletop_class() -> Any:
-    """robosuite's environment class for the scene; made on first use, because robosuite is optional."""
-    load_robosuite()
-    from robosuite.environments.manipulation.manipulation_env import ManipulationEnv
-    from robosuite.models.arenas import TableArena
-    from robosuite.models.objects import BoxObject
-    from robosuite.models.tasks import ManipulationTask
-
-    class PrismTabletop(ManipulationEnv):  # type: ignore[misc]
-        """Scene and placement; commands, success and sensors are in prism.sims.tabletop."""
-
-        def __init__(self, **kwargs: Any) -> None:
-            self.hole_at: dict[str, np.ndarray[Any, Any]] = {}
-            super().__init__(**kwargs)
-
-        def reward(self, action: Any = None) -> float:
-            return 0.0
-
-        def _check_success(self) -> bool:
-            return False
-
-        def _load_model(self) -> None:
-            super()._load_model()
-            self.robots[0].robot_model.set_base_xpos(self.robots[0].robot_model.base_xpos_offset["table"](0.8))
-            arena = TableArena(table_full_size=(0.8, 0.8, 0.05), table_offset=(0.0, 0.0, TABLE))
-            arena.set_origin([0, 0, 0])
-            for name, y in HOLES.items():
-                for element in _board(name, y):
-                    arena.worldbody.append(element)
-            block = {"size": [BLOCK] * 3, "density": 300.0, "friction": [1.0, 0.005, 0.0001]}
-            self.things = {
-                "red": BoxObject(name="red", rgba=_COLOURS["red"], **block),
-                "blue": BoxObject(name="blue", rgba=_COLOURS["blue"], **block),
-                "peg": BoxObject(
-                    name="peg", rgba=_COLOURS["peg"], size=list(PEG), density=500.0, friction=[2.0, 0.05, 0.0001]
-                ),
-            }
-            self.model = ManipulationTask(
-                mujoco_arena=arena,
-                mujoco_robots=[robot.robot_model for robot in self.robots],
-                mujoco_objects=list(self.things.values()),
-            )
-
-        def _reset_internal(self) -> None:
-            super()._reset_internal()
-            rng = self.rng
-            spots = [(-0.17, -0.2), (-0.17, -0.06)]
-            if rng.random() < 0.5:
-                spots.reverse()
-            places = {"red": spots[0], "blue": spots[1], "peg": (-0.16, 0.17)}
-            for name, (x, y) in places.items():
-                yaw = rng.uniform(-0.4, 0.4) if name != "peg" else rng.uniform(-0.15, 0.15)
-                height = PEG[2] if name == "peg" else BLOCK
-                place = [x + rng.uniform(-0.03, 0.03), y + rng.uniform(-0.03, 0.03), TABLE + height + 0.001]
-                turn = [np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)]
-                self.sim.data.set_joint_qpos(self.things[name].joints[0], np.array([*place, *turn]))
-            for name, y in HOLES.items():
-                hole = np.array([BOARD_X, y, TABLE + BOARD])
-                hole[:2] += rng.uniform(-JITTER, JITTER, 2)
-                self.sim.model.body_pos[self.sim.model.body_name2id(f"hole_{name}")] = hole
-                self.hole_at[name] = hole
-
-    return PrismTabletop
+def _ring(hertz: float, fall: float, loud: float) -> Vector:
+    time = np.arange(_RINGING + 1) / RATE
+    return np.asarray(loud * np.sin(2 * np.pi * hertz * time) * np.exp(-time / fall))
 
 
-MAX_STEPS = 300
-_TEXT = 48
-_SAMPLES = int(RATE / FPS)
-_PADS = ("gripper0_right_left_fingerpad_collision", "gripper0_right_right_fingerpad_collision")
-_THINGS = ("red", "blue", "peg")
+_RINGS = (_ring(900.0, 0.008, 1.5), _ring(180.0, 0.015, 0.02))  # wood, rubber: Hz, seconds, of full scale a newton
 
 
-@dataclass(frozen=True)
-class Command:
-    words: str
-    thing: str  # what is to be moved
-    onto: str  # a block, or a hole
+class Height(TabletopEnv):
+    """The block in the hand is fragile: it breaks when it falls or is pressed down; how high the stand is shows only
+    in depth. Its plate has a random size, so that a picture tells nothing of its distance."""
+
+    sense, objects, steps, words = "depth", 2, 60, "put the block on the stand"
+    FALL, PRESS = 0.45, 25.0  # metres a second (a fall of 1 cm), newtons: what breaks it
+
+    def _xml(self) -> str:
+        post = parts.box((0.01, 0.01, 0.1), (0, 0, -0.105), "0.3 0.3 0.3 1")
+        top = parts.box((0.06, 0.06, 0.005), (0, 0, -0.005), "0.8 0.8 0.8 1", 'name="plate"')
+        block = parts.box((parts.BLOCK,) * 3, (0, 0, 0), "0.85 0.2 0.2 1", 'mass="0.06" friction="1 0.01 0.001"')
+        self.broken = False
+        return parts.scene(f'<body name="stand">{top}{post}</body>' + parts.free("block", block))
+
+    def _place(self, rng: np.random.Generator) -> Vector:
+        stand = np.array([0.5, 0.0, rng.uniform(0.03, 0.15)])
+        stand[:2] += rng.uniform(-0.1, 0.1, 2)
+        self.model.body("stand").pos[:] = stand
+        self.model.geom("plate").size[:2] = self._half = rng.uniform(0.035, 0.055)
+        self.broken = False
+        offset = rng.uniform(-0.08, 0.08, 2)
+        return np.array([*(stand[:2] + offset), 0.26 + rng.uniform(-0.02, 0.02)])
+
+    def _take(self) -> None:
+        self.data.qpos[6:8], self.data.ctrl[6] = parts.BLOCK + 0.0003, 0.0
+        self.put("block", self.hand() - (0.0, 0.0, 0.004))
+
+    def _run(self, block: int) -> None:
+        thing, force = self.model.body("block").id, np.zeros(6)
+        for _ in range(SUBSTEPS):
+            falling = -float(self.data.qvel[self.model.joint("block").dofadr[0] + 2])
+            self._mj.mj_step(self.model, self.data)
+            pressed = 0.0
+            for i in range(self.data.ncon):
+                pair = (self.data.contact.geom1[i], self.data.contact.geom2[i])
+                others = [g for g in pair if self.model.geom_bodyid[g] != thing]
+                if len(others) == 1 and others[0] not in self._hand_geoms:
+                    self._mj.mj_contactForce(self.model, self.data, i, force)
+                    pressed += force[0]
+            self.broken |= pressed > self.PRESS or (pressed > 0.0 and falling > self.FALL)
+
+    def _object_state(self) -> Vector:
+        """The stand's middle from the hand, without its height."""
+        return np.asarray((self.body("stand") - self.hand())[:2])
+
+    def succeeded(self) -> bool:
+        off = self.body("block") - self.body("stand")
+        stands = abs(off[2] - parts.BLOCK) < 0.003 and np.abs(off[:2]).max() < self._half
+        return bool(stands and not self.broken and self.let_go("block"))
 
 
-COMMANDS: dict[str, Command] = {
-    "stack-red": Command("stack the red block on the blue block", "red", "blue"),
-    "stack-blue": Command("stack the blue block on the red block", "blue", "red"),
-    "insert-left": Command("put the peg in the left hole", "peg", "left"),
-    "insert-right": Command("put the peg in the right hole", "peg", "right"),
+class Command(TabletopEnv):
+    """Three cups, a ball and a hook; the sentence says which of four things to do."""
+
+    sense, objects, steps = "text", 24, 100
+
+    def __init__(self, command: str, name: str, variant: Variant = "state", **more: Any) -> None:
+        self.command, self.words = command, COMMANDS[command]
+        super().__init__(name, variant, **more)
+
+    def _xml(self) -> str:
+        things = "".join(parts.cup(name, rgba) for name, rgba in CUPS.items())
+        return parts.scene(things + parts.ball("ball", parts.SMALL_BALL, 0.02, "0.1 0.7 0.15 1") + parts.hook())
+
+    def _place(self, rng: np.random.Generator) -> Vector:
+        spots = rng.permutation(4)
+        for name, spot in zip((*CUPS, "ball"), spots, strict=True):
+            at = np.array([0.42, -0.24 + 0.16 * spot, parts.SMALL_BALL if name == "ball" else 0.0005])
+            at[:2] += rng.uniform(-0.025, 0.025, 2)
+            self.put(name, at, rng.uniform(-0.1, 0.1))
+        return np.array([0.45, 0.0, 0.2]) + rng.uniform(-0.03, 0.03, 3)
+
+    def _object_state(self) -> Vector:
+        """Green, blue, yellow cup (their feet), ball, hook: from the hand; blue from green, yellow from blue, ball from
+        green."""
+        hand, (green, blue, yellow, ball) = self.hand(), (self.body(name) for name in (*CUPS, "ball"))
+        seen = [thing - hand for thing in (green, blue, yellow, ball, parts.HOOK)]
+        return np.concatenate([*seen, blue - green, yellow - blue, ball - green])
+
+    def succeeded(self) -> bool:
+        if self.command == "ball":
+            off = self.body("ball") - self.body("green")
+            return bool(np.hypot(*off[:2]) < parts.CUP and 0 < off[2] < parts.CUP_HEIGHT / 2 and self.let_go("ball"))
+        if self.command == "hang":
+            cup = self.data.xipos[self.model.body("green").id]
+            near = abs(cup[0] - parts.HOOK[0]) < 0.08 and abs(cup[1] - parts.HOOK[1] + 0.065) < 0.06
+            return bool(near and cup[2] > 0.06 and self.let_go("green") and self.hand()[2] > cup[2] + 0.1)
+        upper, lower = ("blue", "green") if self.command == "stack-blue" else ("yellow", "blue")
+        off = self.body(upper) - self.body(lower)
+        stands = abs(off[2] - parts.CUP_HEIGHT) < 0.006 and np.hypot(*off[:2]) < parts.CUP / 2
+        return bool(stands and self.let_go(upper))
+
+
+NAMES: dict[str, tuple[str, Variant]] = {
+    f"tabletop-{task}" + ("" if variant == "state" else f"-{variant}"): (task, variant)
+    for variant in get_args(Variant)
+    for task in ("insert-left", "insert-right", "rattle", "height", *COMMANDS)
 }
 
 
-def task_name(command: str, variant: Variant) -> str:
-    return f"tabletop-{command}" + ("" if variant == "state" else f"-{variant}")
-
-
-NAMES: dict[str, tuple[str, Variant]] = {task_name(c, v): (c, v) for c in COMMANDS for v in get_args(Variant)}
-
-
-class TabletopEnv(RobosuiteEnv):
-    """One command; `variant` says whether it shows the objects' state or pictures."""
-
-    def __init__(self, command: str, variant: Variant = "state", max_steps: int = MAX_STEPS) -> None:
-        if command not in COMMANDS:
-            raise PrismError(f"tabletop: there is no command '{command}': use {', '.join(COMMANDS)}")
-        self.command, self.static_camera, self.touches = COMMANDS[command], "agentview", True
-        self._microphone = Microphone()
-        self._forces: list[NDArray[np.float64]] = []
-        self._sound: NDArray[np.float32] = np.zeros(_SAMPLES, np.float32)
-        kwargs = {**TASKS["lift"].env_args["env_kwargs"], "robots": ["UR5e"]}
-        kwargs.pop("reward_shaping")
-        args = {"env_name": "PrismTabletop", "env_kwargs": kwargs}
-        self._build(command, variant, task_name(command, variant), args, max_steps)
-
-    def _make(self) -> Any:
-        sim_env = build_class(tabletop_class(), self.env_args["env_kwargs"])
-        model = sim_env.sim.model
-        self._pads = [model.geom_name2id(name) for name in _PADS]
-        self._thing_geoms = {model.geom_name2id(f"{name}_g0") for name in _THINGS}
-        return sim_env
-
-    def _sensors(self) -> tuple[SensorSpec, ...]:
-        shown = [SensorSpec("object_state", "vector", (31,))] if self.variant == "state" else self._picture_sensors()
-        return (
-            *shown,
-            SensorSpec("proprio", "vector", (9,)),
-            SensorSpec("tactile", "vector", (6,)),
-            SensorSpec("tactile_image", "tactile", (TAXELS, TAXELS, 2)),
-            SensorSpec("audio", "audio", (_SAMPLES,), sample_rate=RATE),
-            SensorSpec("text", "text", (_TEXT,)),
-        )
-
-    def _start(self, seed: int) -> None:
-        super()._start(seed)
-        self._microphone.reset()
-        self._forces = []
-        self._sound = np.zeros(_SAMPLES, np.float32)
-
-    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        self._forces = []
-        super()._advance(action)
-        success = self.succeeded()  # of the state that the step ended in
-        return float(success), success
-
-    def _between_substeps(self, force: bool = False) -> None:
-        super()._between_substeps(force)
-        if not force:
-            sim = self.sim_env.sim
-            pads = set(self._pads)
-            self._forces.append(contact_forces(sim.model._model, sim.data._data, pads, self._thing_geoms))
-
-    def _observe(self) -> dict[str, Array]:
-        sim = self.sim_env.sim
-        observation = self._pictures() if self.variant != "state" else {"object_state": self._object_state()}
-        if self._forces:
-            self._sound = self._microphone.step(self._forces, _SAMPLES)
-        observation |= {
-            "proprio": self._proprio(),
-            "tactile": np.mean(self._wrenches, axis=0).astype(np.float32),
-            "tactile_image": tactile_image(sim.model._model, sim.data._data, self._pads),
-            "audio": self._sound,
-            "text": encode_text(self.command.words, _TEXT).copy(),
-        }
-        return {sensor.name: observation[sensor.name] for sensor in self.sensors}
-
-    def _object_state(self) -> NDArray[np.float32]:
-        """Red, blue, peg: seen from the hand (3), position (3), quaternion wxyz (4); whether the hand holds what it is
-        to move (1). Where a hole really is, it does not say."""
-        hand = self.hand()[0]
-        parts: list[Any] = []
-        for name in _THINGS:
-            body = self.sim_env.sim.model.body_name2id(f"{name}_main")
-            position, turn = self.sim_env.sim.data._data.xpos[body], self.sim_env.sim.data._data.xquat[body]
-            parts += [position - hand, position, turn]
-        parts.append([float(self.held())])
-        return np.round(np.concatenate(parts), 4).astype(np.float32) + np.float32(0)
-
-    def _touching(self, thing: str) -> set[int]:
-        """The geoms that touch a thing."""
-        contact, geom = self.sim_env.sim.data._data.contact, self.sim_env.sim.model.geom_name2id(f"{thing}_g0")
-        pairs = [{int(a), int(b)} for a, b in zip(contact.geom1, contact.geom2, strict=True)]
-        return {other for pair in pairs if geom in pair for other in pair - {geom}}
-
-    def held(self) -> bool:
-        """Both fingertips touch the thing that the command moves."""
-        return self._touching(self.command.thing) >= set(self._pads)
-
-    def touches_board(self) -> bool:
-        """The peg stands on the board or on something of it."""
-        model = self.sim_env.sim.model
-        return any(str(model.geom_id2name(geom)).startswith("hole_") for geom in self._touching("peg"))
-
-    def drawn(self, hole: str) -> NDArray[np.float64]:
-        """The middle of the dark square on the board's top."""
-        return np.array([BOARD_X, HOLES[hole], TOP])
-
-    def true_hole(self, hole: str) -> NDArray[np.float64]:
-        place = np.array(self.sim_env.hole_at[hole])
-        place[2] = TOP
-        return place
-
-    def succeeded(self) -> bool:
-        position, turn = self.body(f"{self.command.thing}_main")
-        if self.command.onto in HOLES:
-            foot = position - PEG[2] * turn[:, 2]
-            beside = np.abs(foot - self.true_hole(self.command.onto))[:2].max()
-            return bool(foot[2] < TOP - 0.02 and beside < 0.01 and turn[2, 2] > 0.97)
-        below = self.body(f"{self.command.onto}_main")[0]
-        offset = position - below
-        away = np.linalg.norm(self.hand()[0] - position) > 0.05
-        resting = abs(offset[2] - 2 * BLOCK) < 0.006 and np.abs(offset[:2]).max() < BLOCK
-        return bool(resting and away)
+def make_tabletop(task: str, variant: Variant = "state", **more: Any) -> TabletopEnv:
+    name = next((name for name, what in NAMES.items() if what == (task, variant)), None)
+    if name is None:
+        raise PrismError(f"tabletop: there is no task '{task}' ({variant}): use one of {', '.join(NAMES)}")
+    if task in COMMANDS:
+        return Command(task, name, variant, **more)
+    if task == "rattle":
+        return Rattle(name, variant, **more)
+    if task == "height":
+        return Height(name, variant, **more)
+    return Insert("left" if task == "insert-left" else "right", name, variant, **more)

@@ -1,109 +1,236 @@
-"""The expert of the tabletop. It stacks by sight; it inserts as one would with covered eyes at the end: to where the
-hole seems to be, down until the peg stands on the rim, then along the board towards the hole until it drops in."""
+"""The experts of the tabletop. Each looks at the last observation only (env.seen), so an imitator sees what it acts on.
+
+Insert   proprio, where the hole seems to be, the wrench at the peg's tip
+Rattle   the boxes' places and the sound: shakes the left box; silent, it goes aside, and the right one is taken
+Height   the stand's place without its height, and depth
+Command  the things' places and the sentence
+
+What was found out stays visible in the scene: the hand holds the box that rattled, or the left box stands aside. So a
+policy that remembers little can do the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.sims.robosuite_expert import (
-    HOME,
-    UP,
-    Frame,
-    Phase,
-    ScriptedExpert,
-    Style,
-    Vector,
-    about_z,
-    carried,
-    grasp_turn,
-    moved,
-    nearest_side,
-    pause,
-    pick,
-)
-from prism.sims.tabletop import BLOCK, HOLES, PEG, TOP, TabletopEnv
+from prism.sensors import decode_text
+from prism.sims import tabletop_model as parts
+from prism.sims.tabletop import Command, Height, Insert, Rattle
+from prism.sims.tabletop_arm import RATE, STEP, TabletopEnv, Vector, depth_rays
+
+_THINGS = ("green", "blue", "yellow", "ball", "hook")  # in object_state of the commands
 
 
-class TabletopExpert(ScriptedExpert):
-    env: TabletopEnv
+@dataclass(frozen=True)
+class Go:
+    """Move the hand by `way()`, asked anew at every step, until it is `near`; then the next one."""
 
-    def script(self, style: Style) -> Sequence[Sequence[Phase]]:
-        env, thing = self.env, self.env.command.thing
-        body = f"{thing}_main"
-        above = 0.5 * PEG[2] if thing == "peg" else 0.004
+    way: Callable[[], Vector]
+    closed: bool
+    near: float = 0.006  # metres
+    speed: float = 1.0  # of 0.3 m/s
+    least: int = 0  # steps
+    most: int = 30  # steps, after which it goes on anyway
 
-        def grasp() -> Frame:
-            position, turn = env.body(body)
-            return position + UP * (above + 0.5 * style.offset[2]), grasp_turn(nearest_side(turn), HOME)
 
-        held = self.near_hand(body, above + 0.03)
-        phases = pick(grasp, held, 0.09 + style.hover, 0.14 + style.hover, near=0.004, settle=8)
-        return [phases + (self._insert(held) if env.command.onto in HOLES else self._stack(style, held))]
+class TabletopExpert:
+    """Plays `plan()`; what it decides, it decides from env.seen when it gets there."""
 
-    def _to(self, where: Callable[[], Vector]) -> Callable[[Frame], Frame]:
-        """The thing, held as it is, upright to `where()`."""
+    def __init__(self, env: TabletopEnv) -> None:
+        self.env = env
+        self.reset(0)
 
-        def target(_: Frame) -> Frame:
-            held = self.env.body(f"{self.env.command.thing}_main")
-            yaw = float(np.arctan2(held[1][1, 0], held[1][0, 0]))
-            quarter = np.round(yaw / (np.pi / 2)) * np.pi / 2
-            squared = self.env.command.onto in HOLES
-            return carried(self.env.hand(), held, (where(), about_z(quarter if squared else yaw)))
+    def reset(self, seed: int) -> None:
+        rng = np.random.default_rng([seed, 12])
+        self.pace = rng.uniform(0.8, 1.0)
+        self.high = rng.uniform(0.0, 0.02)  # metres added to heights at which things are carried
+        self._plan = self.plan()
+        self._go: Go | None = None
+        self._steps = 0
 
-        return target
+    def plan(self) -> Iterator[Go]:
+        return iter(())
 
-    def _stack(self, style: Style, held: Callable[[], bool]) -> list[Phase]:
-        def over(height: float) -> Callable[[Frame], Frame]:
-            return self._to(lambda: self.env.body(f"{self.env.command.onto}_main")[0] + (2 * BLOCK + height) * UP)
+    def see(self, start: int = 0) -> Vector:
+        """Three numbers of object_state, metres from the hand."""
+        return self.env.seen["object_state"][start : start + 3].astype(np.float64)
 
-        return [
-            Phase(over(0.08 + style.hover), True, near=0.012, keep=held),
-            Phase(over(0.004), True, near=0.004, speed=0.4, keep=held, most=50),
-            pause(closed=False, steps=6),
-            Phase(lambda start: moved(start, 0.12 * UP), False, near=0.02, most=40),
-        ]
+    def hand(self) -> Vector:
+        return self.env.seen["proprio"][:3].astype(np.float64)
 
-    def _insert(self, held: Callable[[], bool]) -> list[Phase]:
-        env, hole = self.env, self.env.command.onto
+    def act(self) -> NDArray[np.float32]:
+        while True:
+            if self._go is None:
+                self._go, self._steps = next(self._plan, Go(lambda: np.zeros(3), False, near=0.0)), 0
+            way, go = self._go.way(), self._go
+            if self._steps < go.most and (self._steps < go.least or np.linalg.norm(way) >= go.near):
+                break
+            self._go = None
+        self._steps += 1
+        return action(way, go.closed, go.speed * self.pace)
 
-        def foot() -> Vector:
-            position, turn = env.body("peg_main")
-            return np.asarray(position - PEG[2] * turn[:, 2])
 
-        def seen(height: float) -> Callable[[Frame], Frame]:
-            return self._to(lambda: env.drawn(hole) + (PEG[2] + height) * UP)
+def action(way: Vector, closed: bool, speed: float = 1.0) -> NDArray[np.float32]:
+    wanted = way / STEP
+    length = float(np.linalg.norm(wanted))
+    return np.array([*(wanted if length <= speed else wanted * speed / length), 1.0 if closed else -1.0], np.float32)
 
-        def small_turn(lean: Vector) -> NDArray[np.float64]:
-            """A rotation by the small vector `lean`."""
-            x, y, z = np.clip(lean, -0.3, 0.3)
-            skew = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-            return np.asarray(np.eye(3) + skew + skew @ skew / 2)
 
-        def press(where: Vector, depth: float) -> Callable[[Frame], Frame]:
-            """The foot along the board to `where`, leaning on it; the hand leans against a peg that tilts."""
+class InsertExpert(TabletopExpert):
+    """Over the place where the hole seems to be, down until the peg stands; then away from the side that carries it,
+    which the torque tells, until it falls in. No memory: an action follows from one observation."""
 
-            def target(start: Frame) -> Frame:
-                hand, now = env.hand(), foot()
-                axis = env.body("peg_main")[1][:, 2]
-                upright = small_turn(np.cross(axis, UP))
-                place = np.array([*(hand[0][:2] + where[:2] - now[:2]), hand[0][2] - depth])
-                return place, upright @ start[1]
+    def act(self) -> NDArray[np.float32]:
+        seen = self.see()
+        wrench = self.env.seen["tactile"].astype(np.float64)
+        above, beside = -seen[2], float(np.hypot(*seen[:2]))  # of the hand: the peg gives way, by 1 mm for 1.5 N
+        foot = above + wrench[2] / 1500.0
+        if above > 0.012 and beside > (0.003 if above > 0.03 else 0.016):
+            return action(np.array([*seen[:2], 0.03 - above if beside < 0.03 else 0.0]), True, self.pace)
+        if foot < -0.003:  # in the hole: down, away from its walls
+            return action(np.array([*(3e-4 * np.clip(wrench[:2], -5, 5)), -0.015]), True)
+        if wrench[2] > 1.0:
+            carried = np.array([-wrench[4], wrench[3]]) / wrench[2]  # where the board carries it, from its axis
+            way = -carried / max(float(np.abs(carried).max()), 5e-4)
+            way = np.where(np.abs(seen[:2]) > 0.013, np.sign(seen[:2]), way)  # the hole is not out there
+            return action(np.array([*(0.0025 * way), -0.0035 - above]), True)
+        return action(np.array([0.0, 0.0, -0.015 if above > 0.02 else -0.004]), True)
 
-            return target
 
-        def down(depth: float) -> Callable[[], bool]:
-            return lambda: bool(foot()[2] < TOP - depth)
+class RattleExpert(TabletopExpert):
+    def plan(self) -> Iterator[Go]:
+        left, right, mark = 0, 3, 6
+        yield from self.take(left)
+        self.heard = 0.0
+        for i in range(4):  # shake it while it rises
+            side = 0.02 if i % 2 else -0.02
+            yield from self.by(np.array([0.0, side, 0.02]), closed=True, steps=2)
+        if self.heard < 0.02:
+            yield from self.by(np.array([0.0, 0.09, 0.0]), closed=True, steps=6)
+            yield from self.put_down()
+            yield from self.take(right)
+            yield from self.by(np.array([0.0, 0.0, 0.06]), closed=True, steps=4)
+        yield Go(lambda: self.see(mark) * (1, 1, 0), True)
+        yield from self.put_down()
 
-        true = env.true_hole(hole)
-        return [
-            Phase(seen(0.06), True, near=0.012, turned=0.1, keep=held),
-            Phase(seen(0.012), True, near=0.004, turned=0.05, speed=0.5, keep=held, most=50),
-            Phase(press(env.drawn(hole), 0.005), True, speed=0.25, keep=held, most=30, near=1, until=env.touches_board),
-            Phase(press(true, 0.003), True, speed=0.25, keep=held, most=80, near=1, until=down(0.006)),
-            Phase(press(true, 0.012), True, speed=0.4, keep=held, most=60, near=1, until=down(0.03)),
-            pause(closed=False, steps=6),
-            Phase(lambda start: moved(start, 0.1 * UP), False, near=0.02, most=40),
-        ]
+    def act(self) -> NDArray[np.float32]:
+        self.heard = getattr(self, "heard", 0.0) + loudness(self.env.seen["audio"])
+        return super().act()
+
+    def by(self, way: Vector, closed: bool, steps: int) -> Iterator[Go]:
+        goal = self.hand() + way
+        yield Go(lambda: goal - self.hand(), closed, most=steps)
+
+    def take(self, which: int) -> Iterator[Go]:
+        above = np.array([0.0, 0.0, 0.06])
+        yield Go(lambda: self.see(which) + above, False, near=0.02)
+        yield Go(lambda: self.see(which), False, near=0.005, speed=0.7)
+        yield Go(lambda: np.zeros(3), True, near=-1.0, most=3)
+
+    def put_down(self) -> Iterator[Go]:
+        floor = 0.004 + parts.BOX
+        yield Go(lambda: np.array([0.0, 0.0, floor - self.hand()[2]]), True, near=0.003, speed=0.7)
+        yield Go(lambda: np.zeros(3), False, near=-1.0, most=2)
+        yield from self.by(np.array([0.0, 0.0, 0.07]), closed=False, steps=5)
+
+
+def loudness(sound: NDArray[np.generic]) -> float:
+    """Power between 600 and 1300 Hz, where a ball rings on wood."""
+    power = np.abs(np.fft.rfft(sound.astype(np.float64))) ** 2 / len(sound) ** 2
+    hertz = np.fft.rfftfreq(len(sound), 1 / RATE)
+    return float(power[(hertz > 600) & (hertz < 1300)].sum())
+
+
+class HeightExpert(TabletopExpert):
+    def plan(self) -> Iterator[Go]:
+        yield Go(lambda: np.array([*self.env.seen["object_state"], 0.0]), True, near=0.004)
+        yield Go(self.down, True, near=0.002, speed=0.6, most=40)
+        yield Go(lambda: np.zeros(3), False, near=-1.0, most=2)
+        yield Go(lambda: np.array([0.0, 0.0, 0.03]), False, near=-1.0, most=4)
+
+    def down(self) -> Vector:
+        stand = self.env.seen["object_state"].astype(np.float64)
+        below = surface_below(self.env.seen["depth_wrist"], stand)
+        gap = below - parts.BLOCK - 0.0075  # the hand holds the block 5 mm above its middle
+        return np.array([*stand, -gap if gap > 0.02 else -0.7 * gap])
+
+
+def surface_below(depth: NDArray[np.generic], stand: Vector) -> float:
+    """Metres from the hand's point down to the plate, whose middle is `stand` from the hand: the nearest surface that
+    is seen round there, the fingers and the block left out."""
+    x, y, _ = np.moveaxis(depth_rays(), -1, 0)
+    metres = depth.astype(np.float64)
+    lean = np.arctan2(0.42, 0.908)
+    forward, down = np.sin(lean), np.cos(lean)  # of the picture's up and of the optical axis
+    # in the world's axes, from the hand's point: the camera is 7.5 cm in front of it and 12 cm above
+    ahead = 0.075 + metres * (y * down - forward)
+    aside = -metres * x
+    below = metres * (down + y * forward) - 0.12
+    plate = np.maximum(np.abs(ahead - stand[0]), np.abs(aside - stand[1])) < 0.034
+    beside = np.maximum(np.abs(ahead), np.abs(aside)) > parts.BLOCK + 0.005  # not the block
+    plate &= (below > parts.BLOCK) & (beside | (below > parts.BLOCK + 0.01)) & (metres > 0)
+    return float(np.median(below[plate])) if plate.any() else 0.1
+
+
+class CommandExpert(TabletopExpert):
+    def plan(self) -> Iterator[Go]:
+        words = decode_text(self.env.seen["text"])
+        if "hook" in words:
+            yield from self.take("green", 0.05)
+            yield from self.hang()
+        elif "ball" in words:
+            yield from self.take("ball", 0.004)
+            yield from self.place("ball", "green", parts.CUP_HEIGHT + 0.035)
+        elif "yellow" in words:
+            yield from self.take("yellow", 0.05)
+            yield from self.place("yellow", "blue", parts.CUP_HEIGHT)
+        else:
+            yield from self.take("blue", 0.05)
+            yield from self.place("blue", "green", parts.CUP_HEIGHT)
+
+    def thing(self, name: str) -> Vector:
+        return self.see(_THINGS.index(name) * 3)
+
+    def take(self, name: str, height: float) -> Iterator[Go]:
+        over = np.array([0.0, 0.0, 0.12 + self.high])
+        grasp = np.array([0.0, 0.0, height])
+        yield Go(lambda: self.thing(name) + over, False, near=0.02)
+        yield Go(lambda: self.thing(name) + grasp, False, near=0.005, speed=0.7)
+        yield Go(lambda: np.zeros(3), True, near=-1.0, most=3)
+        lift = self.hand()[2] + 0.11 + self.high
+        yield Go(lambda: np.array([0.0, 0.0, lift - self.hand()[2]]), True, near=0.02)
+
+    def place(self, name: str, onto: str, height: float) -> Iterator[Go]:
+        def to(above: float) -> Vector:
+            return np.asarray(self.thing(onto) - self.thing(name) + (0.0, 0.0, height + above))
+
+        yield Go(lambda: to(0.03 + self.high), True, near=0.006)
+        yield Go(lambda: to(0.001), True, near=0.003, speed=0.5, most=12)
+        yield from self.leave()
+
+    def hang(self) -> Iterator[Go]:
+        handle = np.array([parts.HANDLE, 0.0, parts.HANDLE_Z])
+
+        def to(along: float, above: float) -> Vector:
+            """The handle's opening to a place `along` the hook from its tip, `above` its arm."""
+            place = np.array([0.0, along - parts.HOOK_LENGTH, above])
+            return np.asarray(self.thing("hook") + place - self.thing("green") - handle)
+
+        yield Go(lambda: to(-0.05, 0.006) - (0.06, 0.0, 0.0), True, near=0.02)  # round the hook
+        yield Go(lambda: to(-0.05, 0.006), True, near=0.008)
+        yield Go(lambda: to(0.025, 0.006), True, near=0.005, speed=0.7)
+        yield Go(lambda: to(0.025, -0.011), True, near=0.003, speed=0.5, most=10)
+        yield from self.leave()
+
+    def leave(self) -> Iterator[Go]:
+        yield Go(lambda: np.zeros(3), False, near=-1.0, most=3)
+        yield Go(lambda: np.array([0.0, 0.0, 0.03]), False, near=-1.0, most=6)
+
+
+def make_tabletop_expert(env: TabletopEnv) -> TabletopExpert:
+    kinds = {Insert: InsertExpert, Rattle: RattleExpert, Height: HeightExpert, Command: CommandExpert}
+    return kinds[type(env)](env)

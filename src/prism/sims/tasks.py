@@ -90,10 +90,12 @@ TASKS: Table[Task] = Table(
         ),
         **_family(
             tabletop.NAMES,
-            "tabletop:TabletopEnv",
-            expert="tabletop_expert:TabletopExpert",
+            "tabletop:make_tabletop",
+            expert="tabletop_expert:make_tabletop_expert",
             recipe=_BY_INPUTS,
-            **_ARM,
+            actions="delta",
+            grippers=(3,),
+            packages=("mujoco",),
         ),
         **_family(
             calvin_checkout.NAMES,
