@@ -395,3 +395,14 @@ def test_the_frontier_holds_what_nobody_beats(tmp_path: Path) -> None:
         finish(tmp_path, CellId("pusht", name, 0), [score] * 3, latency=latency)
     comparison = summarise(tmp_path, config(*contestants, seeds=(0,)))
     assert [row.contestant for row in frontier(comparison.rows)] == ["c", "a"]
+
+
+def test_cells_of_several_versions_are_said(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        finish(tmp_path, CellId("pusht", "prism", seed), [0.5] * 3)
+    assert summarise(tmp_path, config(PRISM)).mixed == ""
+    path = folder_of(tmp_path, CellId("pusht", "prism", 1)) / RESULT
+    path.write_text(path.read_text().replace('"abc"', '"def"'))
+    comparison = summarise(tmp_path, config(PRISM))
+    assert comparison.mixed.endswith("several versions of prism: abc, def")
+    assert "versions of prism: abc, def" in render(comparison)

@@ -38,9 +38,9 @@ class Compare:
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = (
         "prism", "diffusion", "flow_matching", "imle", "act", "mse",
     )  # fmt: skip
-    """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set. All six unless told."""
+    """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set. Default: all six."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
-    """Seeds of the training; each method is trained once with each. 0 1 2 unless told."""
+    """Seeds of the training; each method is trained once with each. Default: 0 1 2."""
     minutes: Annotated[float | None, option("M")] = None
     """Train each for this many minutes of one core."""
     steps: Annotated[int | None, option("N")] = None
@@ -48,7 +48,7 @@ class Compare:
     clock: Literal["wall", "cpu"] = "wall"
     """What the minutes count: wall-clock time, or the CPU time of the process (fair on a busy machine)."""
     preset: Annotated[Literal["tiny", "base", "paper"] | None, option("{tiny,base,paper}")] = None
-    """Size of the networks; the recipe's own unless told."""
+    """Size of the networks. Default: the recipe's own."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe for every method: --set train.batch_size=32."""
     episodes: int = 50
@@ -60,7 +60,7 @@ class Compare:
     curve_episodes: int = 20
     """Episodes of each look."""
     jobs: Annotated[int | None, option("N")] = None
-    """Runs at the same time, one thread each; as many as there are cores unless told."""
+    """Runs at the same time, one thread each. Default: as many as there are cores."""
     trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
     (--first-seed) or executed in another way (variations of controller...)."""
@@ -153,5 +153,7 @@ def print_comparison(comparison: Comparison) -> None:
         test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes; K, Ta: candidates drawn "
         test += "and steps executed a plan"
         console.print(test, highlight=False, soft_wrap=True)
+    if comparison.mixed:
+        console.print(comparison.mixed, highlight=False, soft_wrap=True)
     for one in comparison.missing:
         console.print(f"missing: {one.cell}: {one.reason}", highlight=False, markup=False, soft_wrap=True)

@@ -27,7 +27,7 @@ class Demo:
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")
     """Where everything goes."""
     minutes: Annotated[float | None, option("M")] = None
-    """Minutes of training for each task; the demo's own unless told."""
+    """Minutes of training for each task. Default: the demo's own."""
     fresh: bool = False
     """Start over; what is there is moved aside, not deleted."""
 

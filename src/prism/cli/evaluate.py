@@ -32,7 +32,7 @@ class Eval:
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, or one checkpoint in it."""
     task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in; the one the policy was trained for unless told."""
+    """The task to roll out in. Default: the one the policy was trained for."""
     episodes: int = 50
     """How many episodes, each with a seed of its own."""
     first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
@@ -44,16 +44,16 @@ class Eval:
     report: bool = False
     """Write report.html into the run: curves, candidate fans, a table of episodes, videos."""
     candidates: Annotated[int | None, option("K")] = None
-    """Action sequences to draw at each replanning; the recipe's own unless told."""
+    """Action sequences to draw at each replanning. Default: the recipe's own."""
     selection: Annotated[str | None, option("RULE")] = None
-    """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first; as the recipe unless told."""
+    """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first. Default: as the recipe."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
     lists them all."""
     calvin: Annotated[Path | None, option("PATH")] = None
-    """Where CALVIN is checked out; PRISM_CALVIN unless told."""
+    """Where CALVIN is checked out. Default: PRISM_CALVIN."""
     workers: Annotated[int | None, option("N")] = None
-    """Processes that roll out in parallel; one a core unless told."""
+    """Processes that roll out in parallel. Default: one a core."""
     backend: Annotated[str, option("NAME")] = "eager"
     """What computes the policy: eager, compile, onnx, onnx-int8 (docs/explanation/realtime.md)."""
     ray: bool = False

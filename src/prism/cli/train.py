@@ -129,5 +129,7 @@ class Train:
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         again = f"prism train {self.recipe}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
-        task = "" if experiment.task is not None else " --task TASK (or prism serve, on a robot)"
-        print(f"next: {again}" if result.stopped_by else f"next: prism eval {run}{task}")
+        there = (
+            f"prism eval {run}" if experiment.task is not None else f"prism report {run} (or prism serve, on a robot)"
+        )
+        print(f"next: {again if result.stopped_by else there}")

@@ -44,7 +44,8 @@ def render(comparison: Comparison) -> str:
     plan = config.evaluation
     lead = f"""Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
 {len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting positions nobody has
-trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}"""
+trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}
+{escape(comparison.mixed.capitalize())}"""
     content = f"{sections}\n{_missing(comparison)}"
     return page(title, lead, content, _footer(comparison), style=BAR_STYLE + _STYLE)
 

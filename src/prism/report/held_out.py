@@ -21,6 +21,7 @@ from prism.sensors import decode_text
 
 Float = NDArray[np.float64]
 _EPISODES, _STEPS = 3, 400  # shown at most
+_PART = 32  # steps read at once: pictures are as large as they were recorded
 _CHOSEN, _NEAREST = "chosen plan", "nearest candidate"
 
 
@@ -36,13 +37,15 @@ class Replay:
 
 def replay(controller: Controller, source: EpisodeSource, episode: int) -> Replay:
     """The controller, shown the recorded observations of an episode one after the other."""
-    whole = source.read(episode, 0, min(int(source.lengths[episode]), _STEPS))
-    recorded, scale = whole.actions.astype(np.float64), controller.scale
+    length = min(int(source.lengths[episode]), _STEPS)
+    recorded, scale = source.read(episode, 0, length, streams=()).actions.astype(np.float64), controller.scale
     predicted, errors = [], dict[str, list[Float]]({_CHOSEN: [], _NEAREST: []})
     controller.reset(episode)
-    for step in range(whole.length):
+    for step in range(length):
+        if step % _PART == 0:
+            part = source.read(episode, step, min(step + _PART, length))
         plans = len(controller.replans)
-        predicted.append(controller.act(_shown(whole, step, controller)).astype(np.float64))
+        predicted.append(controller.act(_shown(part, step % _PART, controller)).astype(np.float64))
         if len(controller.replans) > plans and (plan := controller.last_plan) is not None:
             rest = recorded[step : step + len(plan.actions)]
             apart = np.abs(plan.candidates[:, : len(rest)] - rest) / scale  # (K, steps, Da)

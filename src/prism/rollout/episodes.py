@@ -193,7 +193,7 @@ class Rollouts:
         films = [_Job(results[i].seed, drop, max(1, -(-results[i].steps // record.frames))) for i in chosen]
         try:
             filmed = dict(zip(chosen, self._pool.run(films), strict=True))
-        except LostJobsError as error:  # told in `crashes`; the episode itself is measured already
+        except LostJobsError as error:  # `crashes` has it; the episode itself is measured already
             filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
         for i, outcome in filmed.items():
             film = outcome.episode
@@ -292,7 +292,7 @@ def rate_note(env: Env, spec: PolicySpec) -> str | None:
 def run_episode(
     env: Env, controller: Controller, seed: int, record: RecordConfig | None = None, film_every: int | None = None
 ) -> EpisodeResult:
-    """One episode; with `film_every`, also a picture every so many steps and the candidates of every replan.
+    """One episode; with `film_every`, also a picture every `film_every` steps and the candidates of every replan.
 
     An environment that gives one command after the other counts them in `goal_index`: with each the controller starts
     anew, as the robot would, without a memory of the last one.

@@ -127,24 +127,18 @@ class Inline(Pool[Job, Result]):
 
     _do: Callable[[Job], Result] | None = None
 
-    def run(self, jobs: Sequence[Job], on_done: Callable[[Result], None] | None = None) -> list[Result]:
-        self._do = self._do or self._setup()
-        results = []
-        for job in jobs:
-            results.append(self._do(job))
-            if on_done is not None:
-                on_done(results[-1])
-        return results
-
     def close(self) -> None:
         if (close := getattr(self._do, "close", None)) is not None:
             close()
         self._do = None
 
-    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None: ...
+    def _assign(self, pending: deque[int], jobs: Sequence[Job]) -> None:
+        self._next = pending[0], jobs[pending.popleft()]
 
     def _ended(self) -> list[tuple[int, str, Any]]:
-        return []
+        self._do = self._do or self._setup()
+        number, job = self._next
+        return [(number, "done", self._do(job))]
 
 
 class WorkerPool(Pool[Job, Result]):

@@ -64,7 +64,7 @@ class EvaluationPlan:
     episodes: int = 50
     first_seed: int = TEST_SEED
     curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
-    curve_episodes: int = 20  # the first so many of the episodes; not more than there are
+    curve_episodes: int = 20  # the first of the episodes; not more than there are
     videos: int = field(default=0, metadata=ADDED_LATER)  # episodes that are played again with the camera on
 
     @property

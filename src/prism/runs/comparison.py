@@ -109,6 +109,10 @@ class CompareConfig:
         """The contestant that the others are tested against: the first PRISM, or the first of all."""
         return next((c.name for c in self.contestants if c.method == "prism"), self.contestants[0].name)
 
+    def spec(self, id: CellId) -> CellSpec:
+        method = next(contestant.method for contestant in self.contestants if contestant.name == id.contestant)
+        return CellSpec(id, method, self.evaluation)
+
     @property
     def budget(self) -> str:
         if self.steps is not None:
@@ -173,6 +177,13 @@ class Comparison:
     def commits(self) -> list[str]:
         """Of the code that trained the cells, as their last process loaded it."""
         return sorted({str((c.get("trained_by") or c["info"]).get("commit", "unknown")) for c in self.cells.values()})
+
+    @property
+    def mixed(self) -> str:
+        """A line where the cells are of several versions of prism."""
+        return f"the cells were trained by several versions of prism: {', '.join(self.commits)}" * (
+            len(self.commits) > 1
+        )
 
     def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
         """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""
@@ -346,14 +357,12 @@ def check_equal(out: Path, config: CompareConfig) -> None:
 def check_cells(out: Path, config: CompareConfig) -> None:
     """PrismError where a cell that is there is not what is asked for now. Nothing is read but the cells."""
     check_equal(out, config)
-    methods = {contestant.name: contestant.method for contestant in config.contestants}
     for id, experiment in experiments_of(out, config, None).items():
         folder = folder_of(out, id)
         if (folder / CELL).exists():
             path = Experiment.load(folder).demonstrations.path
             found = replace(experiment, demonstrations=replace(experiment.demonstrations, path=path))
-            spec = CellSpec(id, methods[id.contestant], config.evaluation)
-            _refuse_changed(folder, {"experiment": to_json(found), "cell": to_json(spec)})
+            _refuse_changed(folder, found, config.spec(id))
 
 
 def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
@@ -363,15 +372,12 @@ def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | 
     one of the method for a variation that differs in how it is executed.
     """
     check_equal(out, config)
-    methods = {contestant.name: contestant.method for contestant in config.contestants}
     experiments = experiments_of(out, config, console)
     ids = cell_ids(config)
     for id in ids:
-        folder = folder_of(out, id)
-        experiment = experiments[id]
-        spec = CellSpec(id, methods[id.contestant], config.evaluation)
+        folder, experiment, spec = folder_of(out, id), experiments[id], config.spec(id)
         if (folder / CELL).exists():
-            _refuse_changed(folder, {"experiment": to_json(experiment), "cell": to_json(spec)})
+            _refuse_changed(folder, experiment, spec)
             continue
         with files.explain_write_errors(folder, "Nothing was trained"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -402,9 +408,9 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
     files.replace_file(folder / TRAINED_BY, files.encode_json(origin))
 
 
-def _refuse_changed(folder: Path, asked: dict[str, Any]) -> None:
+def _refuse_changed(folder: Path, experiment: Experiment, spec: CellSpec) -> None:
     there = {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
-    refuse_other(folder, there, asked)
+    refuse_other(folder, there, {"experiment": to_json(experiment), "cell": to_json(spec)})
 
 
 def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:

@@ -68,11 +68,11 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     results = [load_result(recording_path(grid.folder(name), name)) for name in names]
     if pending or not (out / "metrics.json").is_file():
         whole = len(pending) == len(names)
-        told = {
+        extra = {
             "minutes": (time.monotonic() - started) / 60 if whole else None,  # of the demo, where one call did it all
             "training": {e.name: {"seed": e.train.seed, "minutes": e.train.minutes} for e in config.experiments},
         }
-        write_json(out / "metrics.json", {**metrics_json(results), **told}, overwrite=True)
+        write_json(out / "metrics.json", {**metrics_json(results), **extra}, overwrite=True)
     return results
 
 

@@ -312,8 +312,7 @@ def write_run_report(folder: Path) -> Path:
 
 def _write_held_out(run: Run) -> Path:
     train = run.experiment.train
-    opened = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True), small=True)
-    demonstrations, source, copies = opened
+    demonstrations, source, copies = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True))
     held_in, held_out = split_originals(demonstrations, len(source.lengths) // copies, train.val_fraction, train.seed)
     episodes = held_out if len(held_out) else held_in
     page, log = run.folder / "report.html", read_log(run.folder)
