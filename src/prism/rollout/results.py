@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io.files import encode_json, replace_file
+from prism.io.jsonconfig import from_json
 from prism.rollout import metrics
-from prism.selection import SelectionConfig
 
 RECORDINGS = ("latency_ms", "actions", "states", "fans", "frames", "frame_steps")  # what is not a number a row
 
@@ -241,9 +241,7 @@ def load_result(path: Path) -> EvaluationResult:
     if version != RECORDING_VERSION:
         raise PrismError(f"{path} has format {version}, this version reads {RECORDING_VERSION}: run prism eval again")
     try:
-        controller = dict(meta["controller"])
-        controller["selection"] = SelectionConfig(**controller["selection"])
-        meta["controller"] = ControllerConfig(**controller)
+        meta["controller"] = from_json(ControllerConfig, meta["controller"], f"{path}: controller")
         meta |= {name: tuple(meta.get(name, ())) for name in ("crashes", "lost")}
         meta["episodes"] = tuple(_episode(row, arrays, i) for i, row in enumerate(meta["episodes"]))
         return EvaluationResult(**meta)
