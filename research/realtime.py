@@ -10,14 +10,14 @@ The keys of `prism bench realtime` (src/prism/bench/realtime.py), and
                               both in the back end that is benchmarked
     token_cache_ratio_eager   the same in eager PyTorch
     token_cache_cached_ms, token_cache_window_ms   medians in the back end that is benchmarked
-    token_cache_difference    eager: largest |difference| of the actions of the two, same window, same latents, half ranges
+    token_cache_difference    eager: largest |difference| of the actions of the two, same latents, half ranges
 
 With the wrist's sensors alone the keys end in _wrist: there the plan, which both pay for, costs more than the eight
 small frames, so less is to be won.
 
     compare_METHOD_*   for prism (as benchmarked), prism_eager (its head in PyTorch), diffusion (DDIM, NFE 10, 79.9 M
-                       UNet) and flow_matching (Euler, NFE 5, the same UNet); the heads of the last three run in PyTorch,
-                       on one core, as PRISM's does beside the encoders. Diffusion and flow matching draw one plan, not K.
+                       UNet) and flow_matching (Euler, NFE 5, the same UNet); the heads of the last three run in
+                       PyTorch, on one core. Diffusion and flow matching draw one plan, not K.
       plan_ms          the head alone, median: steps -> plan
       holds_share      of the actions: no plan was there when they were due (the old one was used up)
       plan_age_p50_ms  how old the observation behind an action is

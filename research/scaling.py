@@ -12,8 +12,8 @@ included, the encoder not (it knows neither T_p nor K). CPU time, medians of int
     pred_horizon_exponent_upper      over the longer half of them, where fixed costs hide no growth
     linear_exponent, exact_exponent, candidates_exponent and their _upper   likewise
     pred_horizon_growth, linear_growth, ...   time(largest) / time(smallest), beside largest / smallest (_range)
-    auto_over_linear                 the largest of time(auto) / time(linear) over the lengths: 1 or less where auto lies
-                                     below the straight line of linear attention all along
+    auto_over_linear                 the largest of time(auto) / time(linear) over the lengths: 1 or less
+                                     where auto lies below the straight line of linear attention
 """
 
 from __future__ import annotations
