@@ -74,7 +74,7 @@ class Config(Drawn):
     tasks: Annotated[tuple[str, ...], option("RECIPE ...")] = (
         "pusht", "pusht-human", "metaworld-reach", "metaworld-drawer-open",
     )  # fmt: skip
-    """Recipes to train on; pusht-human needs `prism data download pusht`."""
+    """Recipes to train on; pusht-human needs `prism data collect pusht-human`."""
     rules: Annotated[tuple[str, ...], option("RULE ...")] = tuple(RULES)
     """own, relative, row, batch, paper; default: all of them."""
     runs: Annotated[tuple[str, ...], option("NAME=RUN ...")] = ()

@@ -59,7 +59,7 @@ MADE_FROM = {**TEACHERS, "consistency_fm": "flow_matching", "adaflow": "flow_mat
 @dataclass(frozen=True, kw_only=True)
 class Config(Written):
     recipe: str = "pusht"
-    """pusht (shipped demonstrations) or pusht-human (prism data download pusht)."""
+    """pusht (shipped demonstrations) or pusht-human (prism data collect pusht-human)."""
     methods: Annotated[tuple[str, ...], option("NAME ...")] = ("flow_matching", "diffusion", "imle", "act", "mse")
     """Methods of prism train --method; a distilled one's teacher is trained before it."""
     runs: Annotated[tuple[Path, ...], option("RUN ...")] = ()

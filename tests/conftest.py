@@ -37,5 +37,5 @@ def human_pusht() -> Path:
     """The human Push-T demonstrations, where somebody has put a copy beside the checkout."""
     path = ROOT / ".." / "shared" / "data" / "pusht_cchi_v7_replay.zarr.zip"
     if not path.is_file():
-        pytest.skip("human Push-T demonstrations are not on this machine (prism data download pusht)")
+        pytest.skip("human Push-T demonstrations are not on this machine (prism data collect pusht-human)")
     return path

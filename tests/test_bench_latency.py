@@ -10,8 +10,12 @@ import torch
 
 from prism.bench import latency
 from prism.bench.latency import CANDIDATES, WAYS, Bench
+from prism.cli import main
 from prism.cli.bench import Latency
 from prism.errors import PrismError
+from prism.io.jsonconfig import with_settings
+from prism.runs.recipes import recipe, with_budget
+from prism.runs.workflow import train_experiment
 from research import size
 
 
@@ -65,6 +69,20 @@ def test_latency_writes_its_keys(
     assert "flow_matching_nfe5" in capsys.readouterr().out
     with pytest.raises(PrismError, match="exists already"):
         config.run()
+
+
+def test_latency_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = with_settings(with_budget(recipe("pusht"), steps=2), ["train.batch_size=8"])
+    train_experiment(experiment, tmp_path / "run", False, latency.Console(quiet=True))
+    file = tmp_path / "latency.json"
+    assert main(["bench", "latency", str(tmp_path / "run"), "--seconds", "0.01", "--json", str(file)]) == 0
+    stored = json.loads(file.read_text())
+    assert (stored["run"], stored["method"], stored["candidates"]) == ("run", "prism", experiment.controller.candidates)
+    assert min(stored["with_encoders_ms"]["policy"]["median"], stored["plan_ms"]["median"]) > 0
+    assert stored["plans_per_s"] > 0
+    assert "plans a second" in capsys.readouterr().out
+    assert main(["bench", "latency", str(tmp_path / "nowhere")]) == 2
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_sizes_are_counted(tmp_path: Path) -> None:

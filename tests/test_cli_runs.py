@@ -138,7 +138,7 @@ def test_the_command_to_go_on_names_the_method(
 def test_human_data_that_is_not_there(workplace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "pusht-human", "--steps", "3"]) == cli.EXIT_USER
     error = capfd.readouterr().err
-    assert "prism data download pusht" in error
+    assert "prism data collect pusht-human" in error
     assert error.count("\n") == 1
     assert not Path("runs").exists()
 

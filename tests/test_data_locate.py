@@ -53,20 +53,20 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def test_download_then_find(server: str, no_real_folders: Path) -> None:
     seen: list[tuple[int, int | None]] = []
-    path = download("pusht", url=f"{server}/pusht.zip", progress=lambda done, total: seen.append((done, total)))
+    path = download("pusht-human", url=f"{server}/pusht.zip", progress=lambda done, total: seen.append((done, total)))
     assert path == no_real_folders / "cache" / "prism" / "pusht_cchi_v7_replay.zarr.zip"
     assert seen[-1] == (path.stat().st_size, path.stat().st_size)
     assert find_dataset("pusht-human") == path
     assert len(open_dataset(path).lengths) == 3
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     with pytest.raises(PrismError, match="exists already"):
-        download("pusht", url=f"{server}/pusht.zip")
-    assert download("pusht", url=f"{server}/pusht.zip", overwrite=True) == path
+        download("pusht-human", url=f"{server}/pusht.zip")
+    assert download("pusht-human", url=f"{server}/pusht.zip", overwrite=True) == path
 
 
 def test_downloads_from_a_file_address(tmp_path: Path) -> None:
     archive = pack(write(tmp_path / "set.zarr", arrays()))
-    path = download("pusht", folder=tmp_path / "out", url=archive.as_uri())
+    path = download("pusht-human", folder=tmp_path / "out", url=archive.as_uri())
     assert path.read_bytes() == archive.read_bytes()
 
 
@@ -80,7 +80,7 @@ def test_downloads_from_a_file_address(tmp_path: Path) -> None:
 )
 def test_failed_downloads_leave_nothing(server: str, tmp_path: Path, file: str, message: str) -> None:
     with pytest.raises(PrismError) as error:
-        download("pusht", folder=tmp_path / "out", url=f"{server}/{file}")
+        download("pusht-human", folder=tmp_path / "out", url=f"{server}/{file}")
     assert message in str(error.value)
     assert file in str(error.value)
     assert "\n" not in str(error.value)
@@ -88,22 +88,22 @@ def test_failed_downloads_leave_nothing(server: str, tmp_path: Path, file: str, 
 
 
 def test_too_large_a_download_stops(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = locate.Download("pusht-human", f"{server}/pusht.zip", "x.zarr.zip", max_bytes=1000)
-    monkeypatch.setitem(locate.DOWNLOADS, "pusht", small)
+    small = locate.Download(f"{server}/pusht.zip", "x.zarr.zip", max_bytes=1000)
+    monkeypatch.setitem(locate.DOWNLOADS, "pusht-human", small)
     with pytest.raises(PrismError, match="more than the 1000 expected"):
-        download("pusht", folder=tmp_path / "out")
+        download("pusht-human", folder=tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_unreachable_host_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match=r"download failed .*--data PATH"):
-        download("pusht", folder=tmp_path, url="http://127.0.0.1:9/pusht.zip")
-    with pytest.raises(PrismError, match="known are pusht"):
+        download("pusht-human", folder=tmp_path, url="http://127.0.0.1:9/pusht.zip")
+    with pytest.raises(PrismError, match="known are pusht-human"):
         download("imagenet")
 
 
 def test_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PrismError, match=r"prism data download pusht.*--data PATH") as error:
+    with pytest.raises(PrismError, match=r"prism data collect pusht-human.*--data PATH") as error:
         find_dataset("pusht-human")
     assert "\n" not in str(error.value)
     for place in ("cache/prism/pusht_cchi_v7_replay.zarr", "env/pusht/pusht_cchi_v7_replay.zarr", "given"):

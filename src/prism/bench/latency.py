@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from prism.methods import table
 from prism.methods.context import ContextConfig, ContextPolicy
 from prism.methods.table import build_policy
 from prism.rollout.results import run_info
+from prism.runs.run import Run
 from prism.sensors import SensorSpec
 from prism.types import Observation
 
@@ -81,16 +83,16 @@ def build(config: ContextConfig) -> ContextPolicy:
     return policy.eval().requires_grad_(False)
 
 
-def observation(obs_horizon: int, rng: np.random.Generator) -> Observation:
+def observation(sensors: tuple[SensorSpec, ...], obs_horizon: int, rng: np.random.Generator) -> Observation:
     """One window of random sensor readings."""
     streams: dict[str, Tensor] = {}
-    for sensor in SENSORS:
+    for sensor in sensors:
         shape = (1, obs_horizon, *sensor.shape)
-        if sensor.kind == "rgb":
-            streams[sensor.name] = torch.from_numpy(rng.integers(0, 256, shape, dtype=np.uint8))
+        if sensor.dtype == np.uint8:
+            streams[sensor.name] = torch.from_numpy(rng.integers(32, 127, shape, dtype=np.uint8))
         else:
             streams[sensor.name] = torch.from_numpy(rng.normal(size=shape).astype(np.float32))
-    return Observation(streams, {sensor.name: torch.ones(1, obs_horizon, dtype=torch.bool) for sensor in SENSORS})
+    return Observation(streams, {sensor.name: torch.ones(1, obs_horizon, dtype=torch.bool) for sensor in sensors})
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Bench:
     @staticmethod
     def make(preset: str, obs_horizon: int, pred_horizon: int, methods: tuple[str, ...]) -> Bench:
         policies = {method: build(config_of(method, preset, obs_horizon, pred_horizon)) for method in methods}
-        window = observation(obs_horizon, np.random.default_rng(0))
+        window = observation(SENSORS, obs_horizon, np.random.default_rng(0))
         with torch.inference_mode():
             context = next(iter(policies.values())).encoder(window)
         return Bench(policies, window, context)
@@ -152,6 +154,8 @@ class Bench:
 
 def run(config: Latency, console: Console) -> dict[str, Any]:
     """Keys: ratio.<way>, ratio_with_encoders.<way> at the first horizons (all under horizons.<To>x<Tp>)."""
+    if config.run_folder is not None:
+        return run_of(config, config.run_folder, console)
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
@@ -210,11 +214,52 @@ def _measure(config: Latency, obs_horizon: int, pred_horizon: int) -> dict[str, 
     }
 
 
+def run_of(config: Latency, folder: Path, console: Console) -> dict[str, Any]:
+    """The policy of a run, eager: from sensor readings to the plans that its controller asks for.
+
+    plan_ms         from the encoded context; with_encoders_ms.encoders: the encoders alone, .policy: both
+    """
+    run = Run(folder)
+    policy, candidates = run.policy(), run.settings.candidates
+    if not isinstance(policy, ContextPolicy):
+        raise PrismError(f"{folder}: method '{policy.spec.method}' has no context to plan from")
+    window = observation(policy.spec.sensors, policy.spec.obs_horizon, np.random.default_rng(config.seed))
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        with torch.inference_mode(), console.status(f"measuring {run.name}"):
+            bench, way = Bench({"run": policy}, window, policy.encoder(window)), Way("policy", "run")
+            calls = {"plan": bench.planner(way, candidates), "encoders": bench.encoder()}
+            calls["policy"] = bench.sampler(way, candidates)
+            times = interleave(calls, np.random.default_rng(config.seed), config.seconds, MIN_ROUNDS)
+    finally:
+        torch.set_num_threads(before)
+    return {
+        "run": run.name,
+        "method": policy.spec.method,
+        "candidates": candidates,
+        "plan_ms": times["plan"].summary(),
+        "with_encoders_ms": {name: times[name].summary() for name in ("encoders", "policy")},
+        "plans_per_s": 1 / float(np.median(times["policy"].wall)),
+        "rounds": len(times["plan"].wall),
+        "threads": config.threads,
+        **run_info(config.seed),
+    }
+
+
 def _ratios(times: Mapping[str, Times]) -> dict[str, float]:
     return {key: paired_ratio(one.wall, times["prism"].wall) for key, one in times.items() if key != "prism"}
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
+    if "run" in result:
+        rows = {"from the context": result["plan_ms"], "encoders alone": result["with_encoders_ms"]["encoders"]}
+        for name, ms in {**rows, "from sensors to plans": result["with_encoders_ms"]["policy"]}.items():
+            console.print(f"{name:<22} p50 {ms['median']:8.2f} ms   p99 {ms['p99']:8.2f} ms", highlight=False)
+        console.print(
+            f"{result['candidates']} candidates, {result['method']}: {result['plans_per_s']:.1f} plans a second"
+        )
+        return
     for name, data in result["horizons"].items():
         obs_horizon, pred_horizon = name.split("x")
         words = f"To {obs_horizon}, Tp {pred_horizon}, {result['preset']}, {result['threads']} threads; ms, p50 (p99)"

@@ -19,7 +19,7 @@ import tyro
 
 from prism.cli.bench import Latency, Realtime, Server
 from prism.cli.compare import Compare
-from prism.cli.data import Collect, Convert, Download, Inspect
+from prism.cli.data import Collect, Convert, Inspect
 from prism.cli.demo import Demo
 from prism.cli.evaluate import Eval
 from prism.cli.export import Export
@@ -46,7 +46,6 @@ COMMANDS: dict[str, type[Command]] = {
     "data collect": Collect,
     "data inspect": Inspect,
     "data convert": Convert,
-    "data download": Download,
     "bench latency": Latency,
     "bench realtime": Realtime,
     "bench server": Server,
@@ -66,6 +65,7 @@ MOVED: dict[str, str] = {
     **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
     "study modality": "use python -m research modality-dropout, in a checkout",
     "bench compare": "use prism compare",
+    "data download": "use prism data collect pusht-human",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
     "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
     "study arithmetic": "research/CLAIMS.md has its findings",

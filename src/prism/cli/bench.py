@@ -6,28 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tyro.conf import Positional, arg
+
 from prism.cli.style import OutputFile, option
 from prism.errors import PrismError, need
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Time to a plan of every method, taking turns in one run; with the encoders and without.
+    """Time to a plan: of a run of yours, or of every method at the paper's sizes; with the encoders and without.
 
     Try:
+        prism bench latency runs/mine
         prism bench latency --json latency.json
         prism bench latency --preset tiny --seconds 5
 
-    Baselines draw one plan with their NFE passes, PRISM draws 8 in one pass, as in the paper; 8 plans from everybody
-    stand beside it. On a busy machine look at the ratios, not at the milliseconds.
+    Without a run: baselines draw one plan with their NFE passes, PRISM draws 8 in one pass, as in the paper; 8 plans
+    from everybody stand beside it. On a busy machine look at the ratios, not at the milliseconds.
     """
 
+    run_folder: Annotated[Path | None, Positional, arg(metavar="RUN", help_behavior_hint="")] = None
+    """A run folder, or one checkpoint in it; default: every method with random weights."""
     preset: Literal["tiny", "base", "paper"] = "paper"
-    """Size of the networks."""
+    """Size of the random networks."""
     threads: int = 2
     """Threads of PyTorch."""
     seconds: float = 60.0
-    """CPU time of each of the three groups, at both pairs of horizons: (8, 16) and (16, 32)."""
+    """CPU time to measure; without a run of each of three groups, at two pairs of horizons: (8, 16) and (16, 32)."""
     all_nfe: bool = False
     """Diffusion Policy with 100 evaluations too."""
     seed: int = 0

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Collect:
-    """Record demonstrations of a task, or of all tasks of a simulator, from their experts.
+    """Record demonstrations of a task, or of all tasks of a simulator, from their experts; or fetch public ones.
 
     Try:
         prism data collect metaworld-button-press-topdown --episodes 20
         prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
         prism data collect metaworld --all --episodes 1 --json experts.json
         prism data collect 'robosuite-*' --all --episodes 5 --out data/robosuite
+        prism data collect pusht-human              206 demonstrations of people, from the internet
 
     Only episodes that succeed are kept. Nothing existing is overwritten. --all prints how often each expert succeeds,
     the ceiling of imitation; interrupted, the same command goes on.
     """
 
     task: Positional[str]
-    """Name of the task; with --all of a simulator, or a pattern."""
+    """Name of the task, or of a public dataset (pusht-human); with --all of a simulator, or a pattern."""
     all: bool = False
     """Every task of the simulator (without its variants for pixels, unless the pattern ends in one)."""
     episodes: int = 20
@@ -40,7 +41,8 @@ class Collect:
     episodes_of: Annotated[tuple[str, ...], option("TASK=N")] = ()
     """With --all: another number for some tasks."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the dataset goes; data/TASK unless told. With --all, the folder above them."""
+    """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache. With --all, the
+    folder above them."""
     seed: int = 0
     """Of the first episode; each one has its own."""
     noise: float = 0.0
@@ -71,11 +73,15 @@ class Collect:
     def run(self) -> None:
         from rich.console import Console
 
+        from prism.data.locate import DOWNLOADS
         from prism.runs.demonstrations import COLLECTED
         from prism.sims.collect import collect
 
         if self.all:
             self._run_all()
+            return
+        if self.task in DOWNLOADS:
+            self._download()
             return
         collected = collect(
             self.task,
@@ -92,6 +98,19 @@ class Collect:
             f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; "
             f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
         )
+
+    def _download(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        from prism.data.locate import download
+
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            row = bar.add_task(self.task, total=None)
+            tell = lambda done, total: bar.update(row, completed=done, total=total)  # noqa: E731
+            print(download(self.task, self.out, self.overwrite, progress=tell))
 
     def _run_all(self) -> None:
         from rich.console import Console
@@ -240,37 +259,3 @@ def _steps_bar() -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("steps", total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)
-
-
-@dataclass(frozen=True)
-class Download:
-    """Fetch a public dataset (needs internet).
-
-    Try:
-        prism data download pusht      206 human demonstrations of Push-T, for prism train pusht-human
-    """
-
-    name: Positional[str]
-    """Name of the dataset."""
-    out: Annotated[Path | None, option("FOLDER")] = None
-    """Where it goes; the folder that PRISM_DATA names, or the user's cache, unless told."""
-    overwrite: bool = False
-    """Fetch it again if it is there."""
-
-    def run(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-        from prism.data.locate import download
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-            row = bar.add_task(self.name, total=None)
-            path = download(
-                self.name,
-                self.out,
-                self.overwrite,
-                progress=lambda done, total: bar.update(row, completed=done, total=total),
-            )
-        print(path)

@@ -27,15 +27,13 @@ Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where
 
 @dataclass(frozen=True)
 class Download:
-    dataset: str  # what find_dataset calls it
     url: str
     file: str  # the name it is kept under
     max_bytes: int
 
 
 DOWNLOADS = {
-    "pusht": Download(
-        dataset="pusht-human",
+    "pusht-human": Download(
         url="https://diffusion-policy.cs.columbia.edu/data/training/pusht.zip",
         file="pusht_cchi_v7_replay.zarr.zip",
         max_bytes=200_000_000,  # it is about 31 MB
@@ -85,9 +83,8 @@ def find_dataset(name: str, data: Path | None = None) -> Path:
         return shipped
     if found := _inside(name, data_folder()):
         return found
-    get = next(key for key, download in DOWNLOADS.items() if download.dataset == name)
     raise PrismError(
-        f"{name}: not found in {data_folder()}; run `prism data download {get}`, set PRISM_DATA, or give --data PATH"
+        f"{name}: not found in {data_folder()}; run `prism data collect {name}`, set PRISM_DATA, or give --data PATH"
     )
 
 

@@ -4,7 +4,7 @@
 | ------- | -------------------------------------------------------------------------- |
 | expert  | data/TASK, recorded from the task's expert first where it is not there yet |
 | shipped | Push-T demonstrations of our expert, inside the package                    |
-| human   | Push-T demonstrations of people: prism data download pusht                 |
+| human   | Push-T demonstrations of people: prism data collect pusht-human            |
 | path    | any dataset that prism reads: --data PATH                                  |
 """
 
