@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from prism_sims import metaworld, robosuite, tabletop
+
 from prism.errors import PrismError
 from prism.rollout import metrics
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EvaluationResult, run_info
-from prism.sims import metaworld, robosuite, tabletop
 from prism.sims.tasks import task_names
 
 NAMES = ("metaworld", "robomimic", "pusht", "calvin", "tabletop")
@@ -75,7 +76,7 @@ def benchmark(name: str) -> Benchmark:
         rule = "50 seeds a command, success at any step"
         return Benchmark(name, "Tabletop, four commands", rule, tasks, 50, {"all": tasks})
     if name == "calvin":
-        from prism.sims.calvin_checkout import TASKS
+        from prism_sims.calvin_checkout import TASKS
 
         singles = tuple(f"calvin-{task}" for task in TASKS)
         rule = "1,000 chains of five commands, 360 steps a command; single commands from starts where they are possible"

@@ -4,7 +4,7 @@ Try:
     python -m research multimodality --json multimodality.json --plot multimodality.png
     python -m research multimodality --methods --policies prism=runs/pusht-human mse=runs/mse      trained before
 
-The scene is that of sims/pusht.py: the agent has to walk round the block, left or right. Its start is swept along
+The scene is that of prism_sims/pusht.py: the agent has to walk round the block, left or right. Its start is swept along
 the T's top edge; at 0 the two ways are equally good, and the demonstrations (with their mirror images) equally often
 take either. The default recipe, pusht-edge, has demonstrations from around these starts; pusht and pusht-human have
 them from everywhere, and need a longer training to say anything here.
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_sims.pusht import BEYOND, GAP, SIDE, edge_start
 from rich.console import Console
 from rich.progress import Progress
 
@@ -38,14 +39,12 @@ from prism.rollout import metrics
 from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
-from prism.sims.pusht import BEYOND, GAP, SIDE, edge_start
 from research.report import Claim, Drawn, Study, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from prism.sims.pusht import PushTEnv
-    from prism.sims.pusht_expert import PushTExpert
+    from prism_sims.pusht import PushTEnv
+    from prism_sims.pusht_expert import PushTExpert
 
 Float = NDArray[np.float64]
 
@@ -197,7 +196,7 @@ def train_and_roll(config: Config, cells: Grid, method: str) -> Result:
 
 def roll_policy(config: Config, run: Path, console: Console) -> Result:
     """{offset: summary} of the policy of a run."""
-    from prism.sims.pusht import PushTEnv
+    from prism_sims.pusht import PushTEnv
 
     controller = Run(run).controller()
     env = PushTEnv(max_steps=config.max_steps)
@@ -216,8 +215,8 @@ def roll_policy(config: Config, run: Path, console: Console) -> Result:
 
 def roll_expert(config: Config, console: Console) -> Result:
     """What the demonstrations' author does from these starts: the shares that a policy should have."""
-    from prism.sims.pusht import PushTEnv
-    from prism.sims.pusht_expert import PushTExpert
+    from prism_sims.pusht import PushTEnv
+    from prism_sims.pusht_expert import PushTExpert
 
     env = PushTEnv(max_steps=config.max_steps)
     found = {}
@@ -344,8 +343,7 @@ def show(study: Study, console: Console) -> None:
 def draw(study: Study) -> Figure:
     """The paper's figure: columns sweep the start, a row a method, paths over the block."""
     from matplotlib.figure import Figure
-
-    from prism.sims.pusht_features import keypoints
+    from prism_sims.pusht_features import keypoints
 
     shares = study.figures["shares"]
     offsets = study.settings["offsets"]

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from prism.sims.calvin import World
-from prism.sims.calvin_checkout import BLOCKS, TASKS, Checkout
+from prism_sims.calvin import World
+from prism_sims.calvin_checkout import BLOCKS, TASKS, Checkout
 
 
 def write_checkout(folder: Path) -> Path:

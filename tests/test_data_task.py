@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prism_sims.pusht_features import GOAL
 from rich.console import Console
 
 from prism.data.formats.store_writer import DatasetWriter
 from prism.runs.demonstrations import Demonstrations, open_demonstrations
 from prism.sensors import SensorSpec
 from prism.serve.sessions import Reader, RequestError
-from prism.sims.pusht_features import GOAL
 
 
 def pushes(path: Path, goal: tuple[float, float, float], scale: float = 1.0, fps: float = 10.0) -> Path:

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prism_sims.scenes import MetaWorldScene, PushTScene
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.report import charts
-from prism.report.player import films, future, mode_class, telling_fans, views
+from prism.report.player import films, mode_class, telling_fans
 from prism.report.run import render, write_report
 from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 from tests.browser import CHROMIUM, Browser
@@ -124,10 +125,10 @@ def test_write_report(tmp_path: Path) -> None:
 
 def test_candidates_start_at_the_robot() -> None:
     state = np.arange(39.0)
-    paths = future("metaworld-reach", state, np.ones((2, 5, 4)))
+    paths = MetaWorldScene().future(state, np.ones((2, 5, 4)))
     np.testing.assert_allclose(paths[:, 0], [[0, 1, 2]] * 2)
     np.testing.assert_allclose(paths[:, -1], [[0.05, 1.05, 2.05]] * 2)
-    paths = future("pusht", np.array([10.0, 20, 0, 0, 0]), np.full((1, 3, 2), 256.0))
+    paths = PushTScene().future(np.array([10.0, 20, 0, 0, 0]), np.full((1, 3, 2), 256.0))
     np.testing.assert_allclose(paths[0], [[10, 20], [256, 256], [256, 256], [256, 256]])
 
 
@@ -135,12 +136,12 @@ def test_views_keep_everything_in_the_frame() -> None:
     rng = np.random.default_rng(0)
     episodes = [rng.uniform(-0.4, 0.8, (20, 39)) for _ in range(3)]
     for states in episodes:
-        for view in views("metaworld-push", states, episodes):
+        for view in MetaWorldScene().views(states, episodes):
             for mover in view.movers:
                 assert (mover.track[:, :2] >= 0).all()
                 assert (mover.track[:, 0] <= 400).all()
                 assert (mover.track[:, 1] <= view.height).all()
-    (view,) = views("pusht", np.array([[512.0, 0, 256, 256, 0]]), [])
+    (view,) = PushTScene().views(np.array([[512.0, 0, 256, 256, 0]]), [])
     np.testing.assert_allclose(view.movers[1].track[0, :2], [400, 0])
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prism_sims.pusht import AXIS, SIDE, edge_start
+from prism_sims.pusht_features import mirror_state
 from rich.console import Console
 
 from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.runs.grid import Grid
-from prism.sims.pusht import AXIS, SIDE, edge_start
-from prism.sims.pusht_features import mirror_state
 from research import lemmas, multimodality, threshold
 from research.report import Claim, Study, show_claims
 from research.threshold import claims_on_rates

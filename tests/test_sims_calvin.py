@@ -14,16 +14,9 @@ import pytest
 
 pytest.importorskip("yaml")
 
-from prism.controller import Controller, ControllerConfig
-from prism.distributed.rows import Random
-from prism.errors import PrismError
-from prism.normalize import Normalizer
-from prism.policy import LossOutput, Policy, PolicySpec
-from prism.rollout.episodes import check_fits, run_episode
-from prism.sensors import SensorSpec, decode_text
-from prism.sims import calvin
-from prism.sims.calvin import CalvinEnv, World, realise
-from prism.sims.calvin_checkout import (
+from prism_sims import calvin
+from prism_sims.calvin import CalvinEnv, World, realise
+from prism_sims.calvin_checkout import (
     BLOCKS,
     LENGTH,
     TASKS,
@@ -35,6 +28,14 @@ from prism.sims.calvin_checkout import (
     fnv_32,
     starts,
 )
+
+from prism.controller import Controller, ControllerConfig
+from prism.distributed.rows import Random
+from prism.errors import PrismError
+from prism.normalize import Normalizer
+from prism.policy import LossOutput, Policy, PolicySpec
+from prism.rollout.episodes import check_fits, run_episode
+from prism.sensors import SensorSpec, decode_text
 from prism.sims.tasks import make_env, make_expert
 from tests import test_sims_conformance as suite
 from tests.calvin_fakes import FakeSim, make_world, write_checkout

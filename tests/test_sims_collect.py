@@ -12,6 +12,8 @@ pytest.importorskip("metaworld")
 pytest.importorskip("gym_pusht")
 
 from numpy.typing import NDArray
+from prism_sims.metaworld import MetaWorldEnv, MetaWorldExpert
+from prism_sims.pusht_features import PushTDemonstrations
 from rich.console import Console
 
 from prism.data.formats.store import StoreSource
@@ -28,8 +30,6 @@ from prism.sims.collect import (
     parse_episodes,
     tasks_of,
 )
-from prism.sims.metaworld import MetaWorldEnv, MetaWorldExpert
-from prism.sims.pusht_features import PushTDemonstrations
 
 TASK = "metaworld-button-press-topdown"
 

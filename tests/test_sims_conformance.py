@@ -15,8 +15,9 @@ import pytest
 pytest.importorskip("metaworld")
 pytest.importorskip("gym_pusht")
 
+from prism_sims import metaworld, offscreen
+
 from prism.errors import PrismError
-from prism.sims import metaworld, offscreen
 from prism.sims.base import Array, Env, StepResult
 from prism.sims.tasks import make_env, make_expert, task_names
 

@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("metaworld")
 
+from prism_sims import offscreen
+from prism_sims.metaworld import SPLITS, TASKS, MetaWorldEnv, MetaWorldExpert
+
 from prism.errors import PrismError
-from prism.sims import offscreen
 from prism.sims.collect import collect
-from prism.sims.metaworld import SPLITS, TASKS, MetaWorldEnv, MetaWorldExpert
 
 
 def test_splits_are_the_benchmarks() -> None:

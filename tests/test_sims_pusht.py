@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("gym_pusht")
 
 from numpy.typing import NDArray
+from prism_sims import pusht
+from prism_sims.pusht import PushTEnv, render_state
+from prism_sims.pusht_features import GOAL, keypoints, mirror_action, mirror_state
 
 from prism.errors import PrismError
-from prism.sims import pusht
-from prism.sims.pusht import PushTEnv, render_state
-from prism.sims.pusht_features import GOAL, keypoints, mirror_action, mirror_state
 
 Array = NDArray[np.float64]
 

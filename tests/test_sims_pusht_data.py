@@ -10,13 +10,14 @@ import pytest
 
 pytest.importorskip("gym_pusht")
 
+from prism_sims.pusht import PushTEnv
+from prism_sims.pusht_features import PushTDemonstrations, Variant, mirror_action, mirror_state
+
 from prism.data import open_dataset
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.pusht import PushTEnv
-from prism.sims.pusht_features import PushTDemonstrations, Variant, mirror_action, mirror_state
 
 HUMAN = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "pusht_cchi_v7_replay.zarr.zip"
 STATE = SensorSpec("state", "vector", (5,))
@@ -76,7 +77,7 @@ def test_mirror_appends_images(recorded: StoreSource) -> None:
 
 
 def test_mirrored_pixels_are_the_picture_of_the_mirrored_state(recorded: StoreSource) -> None:
-    from prism.sims.pusht import render_state
+    from prism_sims.pusht import render_state
 
     source = PushTDemonstrations(recorded, "pixels", mirror=True)
     shown = source.read(3).streams["rgb_static"]

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("gym_pusht")
 
+from prism_sims import pusht_expert as paths
+from prism_sims.pusht import PushTEnv, PushTPhysics, coverage
+from prism_sims.pusht_expert import PushTExpert, push_poses, uncovered
+from prism_sims.pusht_features import GOAL, keypoints
+
 from prism.data.formats.store import StoreSource
-from prism.sims import pusht_expert as paths
-from prism.sims.pusht import PushTEnv, PushTPhysics, coverage
-from prism.sims.pusht_expert import PushTExpert, push_poses, uncovered
-from prism.sims.pusht_features import GOAL, keypoints
 
 PLACES = paths.contacts(11.0)
 ASSETS = Path(str(files("prism"))) / "assets" / "pusht_expert"

@@ -14,15 +14,15 @@ if importlib.util.find_spec("robosuite") is None:  # importing it here would set
 pytest.importorskip("h5py")
 
 import h5py
+from prism_sims import robosuite
+from prism_sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
+from prism_sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
 
 from prism.data import open_dataset
 from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
-from prism.sims import robosuite
 from prism.sims.collect import collect
-from prism.sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
-from prism.sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
 
 
 @pytest.mark.parametrize(("task", "seed"), [("lift", 3), ("square", 102), ("tool-hang", 2)])

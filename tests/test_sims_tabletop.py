@@ -7,14 +7,15 @@ import pytest
 
 pytest.importorskip("mujoco")
 
+from prism_sims import offscreen
+from prism_sims import tabletop_model as parts
+from prism_sims.tabletop import COMMANDS, Height, Insert, Rattle, make_tabletop
+from prism_sims.tabletop_arm import RATE, TabletopEnv
+from prism_sims.tabletop_expert import TabletopExpert, loudness, make_tabletop_expert, surface_below
+
 from prism.errors import PrismError
 from prism.sensors import decode_text, encode_text
-from prism.sims import offscreen
-from prism.sims import tabletop_model as parts
 from prism.sims.base import StepResult
-from prism.sims.tabletop import COMMANDS, Height, Insert, Rattle, make_tabletop
-from prism.sims.tabletop_arm import RATE, TabletopEnv
-from prism.sims.tabletop_expert import TabletopExpert, loudness, make_tabletop_expert, surface_below
 
 TASKS = ("insert-left", "insert-right", "rattle", "height", *COMMANDS)
 

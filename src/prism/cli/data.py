@@ -236,7 +236,10 @@ class Convert(_OfDataset):
         source = self.open(self.path, self.skip_damaged)
         with _steps_bar() as advance:
             if self.to == "robomimic":
-                from prism.sims.robosuite import to_robomimic
+                try:
+                    from prism_sims.robosuite import to_robomimic  # replays them, for the simulator's states
+                except ImportError:
+                    raise PrismError("--to robomimic replays in robosuite: pip install ./packages/prism-sims") from None
 
                 episodes, steps = to_robomimic(source, self.out, overwrite=self.overwrite, progress=advance)
                 print(f"{self.out}: {episodes} episodes, {steps} steps")

@@ -3,8 +3,9 @@
     [project.entry-points."prism.methods"]      in the pyproject.toml of that package
     my_method = "my_method:METHOD"
 
-Names are known without importing anything; a row is imported when it is asked for. A name of this package cannot be
-replaced from outside. Groups: prism.methods, prism.tasks, prism.sensors, prism.robots.
+Names are known without importing anything; a row is imported when it is asked for. An entry point whose name ends in *
+is a family: a mapping of such rows, in a module that is quick to import. A name of this package cannot be replaced from
+outside. Groups: prism.methods, prism.tasks, prism.sensors, prism.robots.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prism.errors import PrismError
 
@@ -23,15 +24,15 @@ T = TypeVar("T")
 class Table(Mapping[str, T], Generic[T]):
     """Rows by name. A row that is a string, "module:object", is imported when it is first asked for."""
 
-    def __init__(self, group: str, what: str, rows: Mapping[str, T | str], also: str = "") -> None:
-        self._group, self._what, self._also = group, what, also
+    def __init__(self, group: str, what: str, rows: Mapping[str, T | str], also: str = "", remedy: str = "") -> None:
+        self._group, self._what, self._also, self._remedy = group, what, also, remedy
         self._rows: dict[str, T | str] = dict(rows)
         self._built_in = tuple(rows)
 
     def __getitem__(self, name: str) -> T:
         """PrismError, not KeyError, for a name that is unknown."""
         if name not in self._rows:
-            self._rows[name] = self._load(self._added().get(name), name)
+            self._rows[name] = self._load_row(name)
         row = self._rows[name]
         if isinstance(row, str):
             module, _, attribute = row.partition(":")
@@ -39,35 +40,45 @@ class Table(Mapping[str, T], Generic[T]):
         return row
 
     def __contains__(self, name: object) -> bool:
-        return name in self._rows or name in self._added()
+        return name in self._rows or name in tuple(self)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        yield from (name for name in self._added() if name not in self._built_in)
+        for name, entry in self._added().items():
+            names = tuple(self._load(entry)) if name.endswith("*") else (name,)
+            yield from (name for name in names if name not in self._built_in)
 
     def __len__(self) -> int:
-        return len(tuple(iter(self)))
+        return sum(1 for _ in self)
 
     def unknown(self, name: str) -> PrismError:
         names = tuple(self)
         close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         close = close or difflib.get_close_matches(self._also + name, names, n=3, cutoff=0.5)
         few = ", ".join(names) if len(names) < 20 else f"for example {', '.join(names[:4])}"
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {few}"
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {few}" if names else self._remedy
         return PrismError(f"unknown {self._what} '{name}': {hint}")
 
     def _added(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group=self._group)}
 
-    def _load(self, entry: EntryPoint | None, name: str) -> T:
-        if entry is None:
-            raise self.unknown(name)
+    def _load_row(self, name: str) -> T:
+        added = self._added()
+        if name in added and not name.endswith("*"):
+            row: T = self._load(added[name])
+            return row
+        for pattern, entry in added.items():
+            if pattern.endswith("*") and name.startswith(pattern[:-1]) and name in (family := self._load(entry)):
+                found: T = family[name]
+                return found
+        raise self.unknown(name)
+
+    def _load(self, entry: EntryPoint) -> Any:
         try:
-            row: T = entry.load()
+            return entry.load()
         except Exception as error:  # whatever a stranger's module raises
             package = entry.dist.name if entry.dist is not None else "?"
             raise PrismError(
-                f"{self._what} '{name}' comes from the package {package}, and its {entry.value} cannot be imported "
-                f"({type(error).__name__}: {error}): mend or remove that package"
+                f"{self._what} '{entry.name}' comes from the package {package}, and its {entry.value} cannot be "
+                f"imported ({type(error).__name__}: {error}): mend or remove that package"
             ) from error
-        return row

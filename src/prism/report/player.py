@@ -1,7 +1,7 @@
 """Episodes to watch: pictures and flat views that move with them, with the candidates of every replan.
 
-The views need no renderer: the simulator's recorded states are enough. Push-T and MetaWorld have views, other tasks
-none. Python projects everything to SVG units once; the page's small script only moves shapes and swaps pictures.
+The views need no renderer: the simulator's recorded states are enough, where the task has a Scene. Python projects
+everything to SVG units once; the page's small script only moves shapes and swaps pictures.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.rollout.results import EpisodeResult, Fan
-from prism.sims import pusht_features
+from prism.sims.tasks import TASKS
 
 Float = NDArray[np.float64]
-_SIZE = 400.0  # width of a view, in SVG units
-_METAWORLD_STEP = 0.01  # metres a unit of action displaces the hand by
+SIZE = 400.0  # width of a view, in SVG units
 _PLAY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M4 2.5v11l9-5.5z"/></svg>'
 _COLOURS = 4  # modes m0 .. m3 of the style sheet; more than that share the last
 
@@ -53,84 +52,22 @@ class View:
         return np.stack([flat[..., 0], flat[..., 1] if self.down else self.height - flat[..., 1]], axis=-1)
 
 
-def views(task: str, states: Float, everything: Sequence[Float]) -> tuple[View, ...]:
-    """The views of one episode (T + 1, S). `everything` (states of all episodes shown) sets a common frame."""
-    if task.startswith("pusht"):
-        return (_pusht_view(states),)
-    if task.startswith("metaworld-") and states.shape[1] == 39:
-        frame = np.concatenate([_metaworld_points(one).reshape(-1, 3) for one in everything])
-        return (
-            _metaworld_view("From above", (0, 1), states, frame),
-            _metaworld_view("From the side", (1, 2), states, frame),
-        )
-    return ()
+class Scene(Protocol):
+    """How a task's recorded states are drawn (sims.tasks.Task.scene)."""
+
+    def views(self, states: Float, everything: Sequence[Float]) -> tuple[View, ...]:
+        """The views of one episode (T + 1, S). `everything` (states of all episodes shown) sets a common frame."""
+        ...
+
+    def future(self, state: Float, candidates: Float) -> Float:
+        """Where each candidate (K, Tp, Da) would take the robot from here, in world coordinates, (K, Tp + 1, D)."""
+        ...
 
 
-def future(task: str, state: Float, candidates: Float) -> Float:
-    """Where each candidate (K, Tp, Da) would take the robot from here, in world coordinates, (K, Tp + 1, D)."""
-    if task.startswith("pusht"):
-        start = np.broadcast_to(state[:2], (len(candidates), 1, 2))
-        return np.concatenate([start, candidates], axis=1)
-    start = np.broadcast_to(state[:3], (len(candidates), 1, 3))
-    steps = np.cumsum(np.clip(candidates[..., :3], -1, 1) * _METAWORLD_STEP, axis=1)
-    return np.concatenate([start, start + steps], axis=1)
-
-
-def _pusht_view(states: Float) -> View:
-    scale = _SIZE / pusht_features.SIZE
-    outline = pusht_features.CORNERS * scale
-    goal = np.asarray(pusht_features.keypoints(pusht_features.GOAL) * scale, dtype=np.float64)
-    block = np.column_stack([states[:, 2:4] * scale, np.degrees(states[:, 4])])
-    agent = np.column_stack([states[:, :2] * scale, np.zeros(len(states))])
-    return View(
-        title="Seen from above",
-        height=_SIZE,
-        backdrop=f'<polygon class="goal" points="{points_text(goal)}"/>',
-        movers=(
-            Mover("object", f'<polygon points="{points_text(outline)}"/>', block, trail=False),
-            Mover("hand", f'<circle r="{15 * scale:.1f}"/>', agent, trail=True),
-        ),
-        axes=(0, 1),
-        low=np.zeros(2),
-        scale=scale,
-        down=True,
-    )
-
-
-def _metaworld_points(states: Float) -> Float:
-    """Hand, object, second object (the hand again where there is none) and goal, (T, 4, 3)."""
-    second = states[:, 11:14] if np.abs(states[:, 11:14]).max() > 1e-6 else states[:, 0:3]
-    return np.stack([states[:, 0:3], states[:, 4:7], second, states[:, 36:39]], axis=1)
-
-
-def _metaworld_view(title: str, axes: tuple[int, int], states: Float, frame: Float) -> View:
-    low, high = frame[:, axes].min(axis=0) - 0.06, frame[:, axes].max(axis=0) + 0.06
-    if axes[1] == 2:
-        low[1] = min(low[1], -0.03)  # the table, at z = 0, is part of the picture
-    span = high - low
-    width = max(span[0], span[1] / 0.75)  # 4:3, as the simulator's pictures
-    height = 0.75 * width
-    low = (low + high) / 2 - np.array([width, height]) / 2
-    if axes[1] == 2:
-        low[1] = min(low[1], -0.03)
-    scale = _SIZE / width
-    view = View(title, round(height * scale), "", (), axes, low, scale)
-
-    points = view.project(_metaworld_points(states))  # (T, 4, 2)
-    still = np.zeros(len(states))
-    names = [("object", '<rect x="-7" y="-7" width="14" height="14" rx="3"/>', 1)]
-    if np.abs(states[:, 11:14]).max() > 1e-6:
-        names.append(("object two", '<rect x="-6" y="-6" width="12" height="12" rx="6"/>', 2))
-    names.append(("hand", '<circle r="7"/>', 0))
-    movers = tuple(
-        Mover(css, shape, np.column_stack([points[:, index], still]), trail=True) for css, shape, index in names
-    )
-    x, y = points[0, 3]
-    backdrop = f'<g class="goal" transform="translate({x:.1f} {y:.1f})"><circle r="11"/><path d="M-5 0H5M0-5V5"/></g>'
-    if axes[1] == 2:
-        table = view.project(np.zeros(3))[1]
-        backdrop = f'<line class="table" x1="0" x2="{_SIZE:.0f}" y1="{table:.1f}" y2="{table:.1f}"/>' + backdrop
-    return View(title, view.height, backdrop, movers, axes, low, scale)
+def scene_of(task: str) -> Scene | None:
+    """None: a task without one, or of a package that is not installed here."""
+    make = TASKS[task].scene if task in TASKS else None
+    return None if make is None else make()
 
 
 def points_text(points: Float) -> str:
@@ -143,7 +80,7 @@ class Film:
 
     episode: EpisodeResult
     views: tuple[View, ...]
-    task: str
+    scene: Scene | None
     exec_horizon: int
 
     def state(self, step: int) -> Float:
@@ -151,7 +88,8 @@ class Film:
 
     def curves(self, view: View, fan: Fan) -> Float:
         """Candidates in a view's units, (K, Tp + 1, 2)."""
-        return view.project(future(self.task, self.state(fan.step), fan.candidates.astype(np.float64)))
+        assert self.scene is not None  # there is no view without one
+        return view.project(self.scene.future(self.state(fan.step), fan.candidates.astype(np.float64)))
 
 
 def films(task: str, episodes: Sequence[EpisodeResult], exec_horizon: int) -> list[Film]:
@@ -159,8 +97,9 @@ def films(task: str, episodes: Sequence[EpisodeResult], exec_horizon: int) -> li
     recorded = [episode for episode in episodes if episode.frames or episode.fans]
     recorded.sort(key=lambda episode: (not episode.success, episode.seed))
     everything = [episode.states.astype(np.float64) for episode in recorded]
+    scene = scene_of(task)
     return [
-        Film(episode, views(task, states, everything), task, exec_horizon)
+        Film(episode, () if scene is None else scene.views(states, everything), scene, exec_horizon)
         for episode, states in zip(recorded, everything, strict=True)
     ]
 

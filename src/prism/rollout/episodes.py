@@ -28,8 +28,7 @@ from prism.rollout.ray_pool import RayPool, SentPolicy
 from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.sensors import decode_text
 from prism.sims.base import TEST_SEED as TEST_SEED  # the others know it from here
-from prism.sims.base import Array, Env, EnvView
-from prism.sims.offscreen import rendering_hint
+from prism.sims.base import Array, Env, EnvView, rendering_hint
 from prism.sims.tasks import make_env
 from prism.training.checkpoint import load_policy
 
@@ -233,7 +232,7 @@ class _Player:
         episode = run_episode(env, self._controller, job.seed, self._record, job.film_every)
         hint = None
         if job.film_every is not None and not episode.frames:
-            hint = rendering_hint() or f"{env.name} draws no pictures"
+            hint = rendering_hint(env) or f"{env.name} draws no pictures"
         return _Outcome(episode, env.fps, hint, rate_note(env, self._controller.policy.spec))
 
     def close(self) -> None:

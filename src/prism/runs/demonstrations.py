@@ -28,8 +28,7 @@ from prism.data.windows import split_episodes
 from prism.errors import PrismError
 from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import compute_statistics
-from prism.sims.pusht_features import GOAL, VARIANTS, PushTDemonstrations
-from prism.sims.tasks import make_env
+from prism.sims.tasks import TASKS, make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]
 _ENOUGH = 10  # episodes that show where a task begins
@@ -41,7 +40,7 @@ class Demonstrations:
     kind: Kind
     episodes: int = 20  # expert: how many to record
     noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
-    mirror: bool = False  # Push-T: each demonstration and its mirror image (see sims/pusht_features.py)
+    mirror: bool = False  # Push-T: each demonstration and its mirror image (prism_sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
     map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/formats/table.py); (): a guess, explained
     fps: float | None = None  # steps a second, for formats that do not store it
@@ -99,16 +98,19 @@ def open_demonstrations(
         source, sizes = with_default_sizes(source)
         for sentence in sizes:
             console.print(f"{path}: {sentence}", highlight=False, markup=False, soft_wrap=True)
-    if task in VARIANTS and "state" in {sensor.name for sensor in source.sensors}:
+    as_shown = None if task is None else TASKS[task].as_shown
+    if as_shown is not None and "state" in {sensor.name for sensor in source.sensors}:
         if config.sensors:
             raise PrismError(
                 f"--sensor {config.sensors[0]}: the sensors of {task} are computed from the state: leave it out"
             )
-        ends = _pusht_ends(source)
-        source = PushTDemonstrations(source, VARIANTS[str(task)], config.mirror)
-        copies = source.copies
+        contradicts = TASKS[str(task)].contradictions
+        said = [] if contradicts is None or config.path is None else contradicts(source)
+        originals = len(source.lengths)
+        source = as_shown(source, str(task), config.mirror)
+        copies = len(source.lengths) // originals
         if config.path is not None:
-            _compare(source, str(task), console, ends)
+            _compare(source, str(task), console, said)
     elif config.mirror:
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
     elif task is not None and config.kind == "path":
@@ -174,24 +176,6 @@ def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[
             )
     for sentence in said:
         console.print(f"warning: {source.path}: {sentence}", style="yellow", highlight=False, soft_wrap=True)
-
-
-def _pusht_ends(source: EpisodeSource) -> list[str]:
-    """Demonstrations of Push-T end with the block on the goal."""
-    from prism.sims.pusht import coverage
-
-    last = [(episode, int(length)) for episode, length in enumerate(source.lengths)]
-    rows = [source.read(e, n - 1, n, streams=["state"]).streams["state"][0, 2:5] for e, n in last]
-    ends = np.stack(rows).astype(np.float64)
-    covered = float(np.median([coverage(*map(float, end)) for end in ends]))
-    if covered > 0.5:
-        return []
-    x, y, angle = np.median(ends, axis=0)
-    return [
-        f"half of the episodes end with less than {max(covered, 0.01):.0%} of the goal covered (the block at "
-        f"({x:.0f}, {y:.0f}), turned {np.degrees(angle):.0f} degrees; the goal at ({GOAL[0]:.0f}, {GOAL[1]:.0f}), "
-        f"turned {np.degrees(GOAL[2]):.0f}): demonstrations of another goal?"
-    ]
 
 
 def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:

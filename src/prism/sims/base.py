@@ -14,6 +14,7 @@ tests/test_sims_conformance.py holds every environment to what is written here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -44,6 +45,10 @@ class Env(Protocol):
     The same seed and the same actions give bit-identical observations, whatever was played before, in this process or
     in another. Actions outside the limits are clipped; one that is not finite, a step before a reset or after the end
     is a PrismError. Observations are the caller's to keep.
+
+    Optional: `recorded_sensors` and `record(observation)`, where a recording holds something else than what is shown
+    (Push-T: the state, from which every variant's sensors follow; Task.as_shown turns it back); `rendering_hint()`, the
+    line that says why there are no pictures.
     """
 
     name: str
@@ -150,8 +155,17 @@ class EnvView(ABC):
     def render(self) -> NDArray[np.uint8] | None:
         return self._env.render()
 
+    def rendering_hint(self) -> str | None:
+        return rendering_hint(self._env)
+
     def close(self) -> None:
         self._env.close()
+
+
+def rendering_hint(env: Env) -> str | None:
+    """Why `env` draws no pictures here, as one line that says the remedy; None: it says nothing."""
+    hint: Callable[[], str | None] | None = getattr(env, "rendering_hint", None)
+    return None if hint is None else hint()
 
 
 class NoExpertError(PrismError):

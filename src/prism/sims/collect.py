@@ -32,7 +32,6 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.io.processes import end_with_parent
 from prism.sensors import SensorSpec
-from prism.sims import metaworld
 from prism.sims.base import TEST_SEED, Array, Env, Expert, NoExpertError
 from prism.sims.tasks import TASKS, make_env, make_expert, task_names
 
@@ -74,21 +73,14 @@ class Attempt:
 
 
 def recorded_sensors(env: Env) -> tuple[SensorSpec, ...]:
-    """What is written: the environment's sensors; for Push-T the raw `state`, from which they all follow."""
-    if not env.name.startswith("pusht"):
-        return env.sensors
-    state = SensorSpec("state", "vector", (5,))
-    images = [sensor for sensor in env.sensors if sensor.kind == "rgb"]
-    return (state, *(SensorSpec("img", "rgb", sensor.shape) for sensor in images))
+    """What is written: the environment's sensors, or those that it names (sims/base.py)."""
+    sensors: tuple[SensorSpec, ...] = getattr(env, "recorded_sensors", env.sensors)
+    return sensors
 
 
 def _record(env: Env, observation: dict[str, Array]) -> dict[str, Array]:
-    if not env.name.startswith("pusht"):
-        return observation
-    record: dict[str, Array] = {"state": env.state().astype(np.float32)}
-    if "rgb_static" in observation:
-        record["img"] = observation["rgb_static"]
-    return record
+    record: Callable[[dict[str, Array]], dict[str, Array]] | None = getattr(env, "record", None)
+    return observation if record is None else record(observation)
 
 
 def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False) -> Attempt:
@@ -196,7 +188,7 @@ def collect(
     last = min(seed + _PATIENCE * episodes + _PATIENCE, TEST_SEED)
     if seed + episodes > TEST_SEED:
         raise PrismError(f"seeds from {TEST_SEED} on are for evaluation: start below {TEST_SEED - episodes}")
-    quick = episodes <= 20 and not task.startswith("pusht")  # done before a second process has started
+    quick = episodes <= 20 and TASKS[task].quick  # done before a second process has started
     workers = min(workers or (1 if quick else cores()), episodes)
     probe = make_env(task)  # a misspelt task or a missing package shows here, before anything is written
     sensors, action_dim, fps = recorded_sensors(probe), probe.action_dim, probe.fps
@@ -388,12 +380,12 @@ def _existing(task: str, recording: Recording, path: Path) -> ExpertRow:
 
 
 def expert_table(rows: Sequence[ExpertRow]) -> dict[str, float]:
-    """Flat: success.TASK, attempts.TASK, and the means (of the tasks' rates) of each split of MetaWorld and of all."""
+    """Flat: success.TASK, attempts.TASK, and the means (of the tasks' rates) of each group and of all."""
     table: dict[str, float] = {f"success.{row.task}": row.success for row in rows}
     table |= {f"attempts.{row.task}": row.attempts for row in rows}
-    for split, names in metaworld.SPLITS.items():
-        members = [row for row in rows if metaworld.NAMES.get(row.task, ("",))[0] in names]
-        if members:
-            table[f"mean.{split}"] = sum(row.success for row in members) / len(members)
+    for group in dict.fromkeys(TASKS[row.task].group for row in rows):
+        members = [row for row in rows if TASKS[row.task].group == group]
+        if group:
+            table[f"mean.{group}"] = sum(row.success for row in members) / len(members)
     table["mean.all"] = sum(row.success for row in rows) / len(rows)
     return table

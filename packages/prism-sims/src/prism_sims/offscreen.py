@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
 from prism.sims.base import Array
 

@@ -33,13 +33,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.data.episodes import EpisodeSource
 from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims import offscreen
 from prism.sims.base import Array, Simulation
+
+from prism_sims import offscreen
 
 Variant = Literal["state", "pixels", "rgbd"]
 IMAGE = (84, 84)
@@ -341,6 +341,9 @@ class RobosuiteEnv(Simulation):
         is how robosuite finds them on another machine."""
         packages = str(Path(load_robosuite().__file__).parent.parent)
         return str(self.sim_env.model.get_xml()).replace(packages + os.sep, "")
+
+    def rendering_hint(self) -> str | None:
+        return offscreen.rendering_hint()
 
     def render(self) -> NDArray[np.uint8] | None:
         if offscreen.backend() is None:

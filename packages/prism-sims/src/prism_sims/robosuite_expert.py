@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.sims.robosuite import RobosuiteEnv
+from prism_sims.robosuite import RobosuiteEnv
 
 Vector = NDArray[np.float64]
 Frame = tuple[NDArray[np.float64], NDArray[np.float64]]  # position (3,), rotation (3, 3)
@@ -305,7 +305,7 @@ def nearest_side(turn: NDArray[np.float64], like: NDArray[np.float64] = HOME) ->
 
 
 def make_robosuite_expert(env: RobosuiteEnv) -> ScriptedExpert:
-    from prism.sims.robosuite_expert_long import ToolHangExpert, TransportExpert
+    from prism_sims.robosuite_expert_long import ToolHangExpert, TransportExpert
 
     experts: dict[str, Callable[[RobosuiteEnv], ScriptedExpert]] = {
         "lift": LiftExpert, "can": CanExpert, "square": SquareExpert,

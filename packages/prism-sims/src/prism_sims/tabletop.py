@@ -31,10 +31,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
-from prism.sims import tabletop_model as parts
-from prism.sims.tabletop_arm import BLOCKS, RATE, SAMPLES, SUBSTEPS, TabletopEnv, Variant, Vector
+
+from prism_sims import tabletop_model as parts
+from prism_sims.tabletop_arm import BLOCKS, RATE, SAMPLES, SUBSTEPS, TabletopEnv, Variant, Vector
 
 CUPS = {"green": "0.15 0.6 0.2 1", "blue": "0.15 0.25 0.8 1", "yellow": "0.9 0.8 0.1 1"}
 COMMANDS = {

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.sims.pusht import AREA, SUCCESS_COVERAGE, PushTEnv, PushTPhysics
-from prism.sims.pusht_features import CORNERS, GOAL, SIZE, keypoints
+from prism_sims.pusht import AREA, SUCCESS_COVERAGE, PushTEnv, PushTPhysics
+from prism_sims.pusht_features import CORNERS, GOAL, SIZE, keypoints
 
 Array = NDArray[np.float64]
 Point = tuple[float, float]

@@ -19,7 +19,6 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.data.episodes import Array, Episode, EpisodeSource, check_slice, read_together, wanted_sensors
 from prism.data.views import with_sensors
 from prism.errors import PrismError
@@ -127,6 +126,11 @@ STATE, IMAGE, PIXELS = "state", "img", "rgb_static"
 DRAWN_BYTES = 2**30  # frames drawn from states are kept, up to this much: 38,000 of them
 
 
+def as_shown(source: EpisodeSource, task: str, mirror: bool) -> EpisodeSource:
+    """Recordings of Push-T's state as a task's environment would show them (prism.sims.tasks.Task.as_shown)."""
+    return PushTDemonstrations(source, VARIANTS[task], mirror)
+
+
 class PushTDemonstrations:
     """Episodes of `source` through a variant's sensors; with `mirror`, episode e + E is the mirror image of e.
 
@@ -182,7 +186,7 @@ class PushTDemonstrations:
 
     def _draw(self, original: int) -> NDArray[np.uint8]:
         """All frames of an episode, drawn once (3 ms each) and kept while there is room."""
-        from prism.sims.pusht import render_state
+        from prism_sims.pusht import render_state
 
         with self._lock:  # one drawing board
             if original in self._drawn:

@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
 from prism.sims.base import TEST_SEED, Array, Simulation, StepResult
-from prism.sims.calvin_checkout import (
+
+from prism_sims.calvin_checkout import (
     BLOCKS,
     GET_IT,
     LENGTH,

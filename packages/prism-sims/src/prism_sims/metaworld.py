@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims import offscreen
 from prism.sims.base import Array, Simulation
+
+from prism_sims import offscreen
 
 Variant = Literal["state", "pixels", "rgbd"]
 
@@ -120,7 +120,7 @@ class MetaWorldEnv(Simulation):
 
     def __init__(self, task: str, variant: Variant = "state", max_steps: int = MAX_STEPS, size: int = SIZE) -> None:
         if task not in TASKS:
-            raise PrismError(f"MetaWorld has no task '{task}': see prism.sims.metaworld.TASKS")
+            raise PrismError(f"MetaWorld has no task '{task}': see prism_sims.metaworld.TASKS")
         if variant not in get_args(Variant):
             raise PrismError(f"MetaWorld has no variant '{variant}'; use one of {', '.join(get_args(Variant))}")
         self.task, self.variant = task, variant
@@ -180,6 +180,9 @@ class MetaWorldEnv(Simulation):
         """MetaWorld's own observation (39,): hand, gripper, objects, the same one step ago, goal."""
         self._need_episode("state()")
         return self._raw.copy()
+
+    def rendering_hint(self) -> str | None:
+        return offscreen.rendering_hint()
 
     def render(self) -> NDArray[np.uint8] | None:
         if offscreen.backend() is None:

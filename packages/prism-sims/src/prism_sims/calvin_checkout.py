@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
 
 _COLOURS = ("red", "blue", "pink")

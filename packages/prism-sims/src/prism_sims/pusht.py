@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
+from prism.data.episodes import EpisodeSource
 from prism.errors import PrismError
+from prism.sensors import SensorSpec
 from prism.sims.base import Array, Simulation
-from prism.sims.pusht_features import GOAL, IMAGE_SIZE, SIZE, VARIANTS, Variant, features, sensor_specs
+
+from prism_sims.pusht_features import GOAL, IMAGE_SIZE, SIZE, VARIANTS, Variant, features, sensor_specs
 
 Float = NDArray[np.float64]
 
@@ -270,6 +272,18 @@ class PushTEnv(Simulation):
         """Agent xy, block xy, block angle in [0, 2 pi), (5,)."""
         return self.physics.state()
 
+    @property
+    def recorded_sensors(self) -> tuple[SensorSpec, ...]:
+        """The raw state, from which the sensors of every variant follow; and pictures, where they are drawn anyway."""
+        pictures = [SensorSpec("img", "rgb", sensor.shape) for sensor in self.sensors if sensor.kind == "rgb"]
+        return (SensorSpec("state", "vector", (5,)), *pictures)
+
+    def record(self, observation: dict[str, Array]) -> dict[str, Array]:
+        record: dict[str, Array] = {"state": self.state().astype(np.float32)}
+        if "rgb_static" in observation:
+            record["img"] = observation["rgb_static"]
+        return record
+
     def render(self) -> NDArray[np.uint8]:
         return self.physics.draw(_PICTURE)
 
@@ -288,3 +302,19 @@ def render_state(state: NDArray[np.floating[Any]], size: int = IMAGE_SIZE) -> ND
     The exceptions are pixels where bar and stem meet: which of them is painted last depends on the world's history.
     """
     return _drawing_board().draw_state(state, size)
+
+
+def contradictions(source: EpisodeSource) -> list[str]:
+    """What contradicts the task in recordings of the state: demonstrations end with the block on the goal."""
+    last = [(episode, int(length)) for episode, length in enumerate(source.lengths)]
+    rows = [source.read(e, n - 1, n, streams=["state"]).streams["state"][0, 2:5] for e, n in last]
+    ends = np.stack(rows).astype(np.float64)
+    covered = float(np.median([coverage(*map(float, end)) for end in ends]))
+    if covered > 0.5:
+        return []
+    x, y, angle = np.median(ends, axis=0)
+    return [
+        f"half of the episodes end with less than {max(covered, 0.01):.0%} of the goal covered (the block at "
+        f"({x:.0f}, {y:.0f}), turned {np.degrees(angle):.0f} degrees; the goal at ({GOAL[0]:.0f}, {GOAL[1]:.0f}), "
+        f"turned {np.degrees(GOAL[2]):.0f}): demonstrations of another goal?"
+    ]

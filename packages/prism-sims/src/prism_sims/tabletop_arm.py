@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims import offscreen
-from prism.sims import tabletop_model as parts
 from prism.sims.base import Array, Simulation
+
+from prism_sims import offscreen
+from prism_sims import tabletop_model as parts
 
 Variant = Literal["state", "pixels", "rgbd"]
 Vector = NDArray[np.float64]

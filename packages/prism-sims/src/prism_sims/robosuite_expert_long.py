@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.sims.robosuite_expert import (
+from prism_sims.robosuite_expert import (
     DOWN,
     HOME,
     UP,

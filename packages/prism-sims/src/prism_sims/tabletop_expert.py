@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
 from prism.sensors import decode_text
-from prism.sims import tabletop_model as parts
-from prism.sims.tabletop import Command, Height, Insert, Rattle
-from prism.sims.tabletop_arm import RATE, STEP, TabletopEnv, Vector, depth_rays
+
+from prism_sims import tabletop_model as parts
+from prism_sims.tabletop import Command, Height, Insert, Rattle
+from prism_sims.tabletop_arm import RATE, STEP, TabletopEnv, Vector, depth_rays
 
 _THINGS = ("green", "blue", "yellow", "ball", "hook")  # in object_state of the commands
 

@@ -1,0 +1,94 @@
+"""The tasks of this package, a table each simulator: name -> environment, expert, and how it is learned.
+
+Light: a simulator is imported when one of its environments is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from prism.sims.tasks import Task
+
+from prism_sims import calvin_checkout, metaworld, robosuite, tabletop
+from prism_sims.pusht_features import VARIANTS
+
+
+def _make(path: str, *arguments: Any) -> Any:
+    """ "module:class", imported when it is needed: a simulator that is not installed is not missed before."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(f"prism_sims.{module}"), name)(*arguments)
+
+
+def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
+    """Tasks of one simulator: a name -> what its environment is made with. `recipe`: one, or one for each variant."""
+    expert = row.pop("expert", None)
+    recipe, group = row.pop("recipe"), row.pop("group", {})
+    rows = {}
+    for name, made_with in names.items():
+        arguments = made_with if isinstance(made_with, tuple) else (made_with,)
+        rows[name] = Task(
+            partial(_make, env, *arguments),
+            None if expert is None else partial(_make, expert),
+            recipe if isinstance(recipe, str) else recipe[arguments[-1]],
+            group=group.get(arguments[0], ""),
+            **row,
+        )
+    return rows
+
+
+_ARM = {"actions": "delta", "grippers": (6,), "packages": ("robosuite", "mujoco")}
+_BY_INPUTS = {"state": "disturbed", "pixels": "pixels", "rgbd": "pixels"}
+
+PUSHT = _family(
+    {name: name for name in VARIANTS},
+    "pusht:PushTEnv",
+    expert="pusht_expert:PushTExpert",
+    recipe={name: "pusht-edge" if name == "pusht-edge" else "pusht" for name in VARIANTS},
+    packages=("gym-pusht", "pymunk"),
+    scene=partial(_make, "scenes:PushTScene"),
+    as_shown=partial(_make, "pusht_features:as_shown"),
+    contradictions=partial(_make, "pusht:contradictions"),
+    quick=False,
+)
+METAWORLD = _family(
+    metaworld.NAMES,
+    "metaworld:MetaWorldEnv",
+    expert="metaworld:MetaWorldExpert",
+    recipe={**_BY_INPUTS, "state": "state"},
+    actions="delta",
+    grippers=(3,),
+    packages=("metaworld", "mujoco"),
+    group={task: split for split, tasks in metaworld.SPLITS.items() for task in tasks},
+    scene=partial(_make, "scenes:MetaWorldScene"),
+)
+ROBOSUITE = {
+    name: row
+    for arms, grippers in ((1, (6,)), (2, (6, 13)))
+    for name, row in _family(
+        {name: what for name, what in robosuite.NAMES.items() if (what[0] == "transport") == (arms == 2)},
+        "robosuite:RobosuiteEnv",
+        expert="robosuite_expert:make_robosuite_expert",
+        recipe=_BY_INPUTS,
+        **{**_ARM, "grippers": grippers},
+    ).items()
+}
+TABLETOP = _family(
+    tabletop.NAMES,
+    "tabletop:make_tabletop",
+    expert="tabletop_expert:make_tabletop_expert",
+    recipe=_BY_INPUTS,
+    actions="delta",
+    grippers=(3,),
+    packages=("mujoco",),
+)
+CALVIN = _family(
+    calvin_checkout.NAMES,
+    "calvin:CalvinEnv",
+    recipe="state",
+    actions="delta",
+    grippers=(6,),
+    remedy="train on CALVIN's recordings (prism train CALVIN/training)",
+)
