@@ -33,8 +33,8 @@ class TrainConfig:
     a run is reproduced bit for bit, also through a resume; with a time budget the learning rate depends on the
     clock, so no two runs are equal to the last bit.
 
-    `clock` says which time `minutes` means. "cpu" counts the seconds that the process computed, all its threads
-    together (on several ranks: rank 0's): runs that share a busy machine, or are paused, then still get equal
+    `clock` says which time `minutes` means. "cpu" counts the seconds that the process computed, the sum of its
+    threads (on several ranks: rank 0's): runs that share a busy machine, or are paused, then still get equal
     amounts of computing. With one thread on an idle core it is the wall clock.
     """
 
@@ -42,7 +42,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     weight_decay: float = 1e-6
     betas: tuple[float, float] = (0.9, 0.999)
-    warmup_steps: int = 100
+    warmup_steps: int = 100  # at most a tenth of the budget
     steps: int = 0
     minutes: float = 0.0
     grad_clip: float = 1.0  # largest global norm of the gradient; 0: no clipping

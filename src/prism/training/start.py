@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import safetensors.torch
@@ -61,8 +61,8 @@ def check_same_start(policy: Policy, config: TrainConfig, data: str) -> None:
         return
     own = {
         "code": f"prism {prism.__version__}, torch {torch.__version__}, sources {source_fingerprint()}",
-        **{f"setting train.{name}": value for name, value in _mathematics(config).items()},
-        "policy": _digest(json.dumps(policy.spec.to_json(), sort_keys=True).encode()),
+        **{f"setting train.{k}": v for k, v in dataclasses.asdict(config).items() if k not in FREE_ON_RESUME},
+        "policy": _digest(_plain(policy.spec).encode(), {}),
         "training data": data,
         "first weights": weights_fingerprint(policy),
     }
@@ -96,20 +96,15 @@ def source_fingerprint() -> str:
 
 def weights_fingerprint(policy: Policy) -> str:
     """Of every parameter and buffer: the seed, pretrained weights and normaliser statistics are in it."""
-    digest = hashlib.sha256()
-    for name, value in sorted(policy.state_dict().items()):
+    return _digest(b"", policy.state_dict())
+
+
+def _digest(head: bytes, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(head)
+    for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _mathematics(config: TrainConfig) -> dict[str, Any]:
-    values = dataclasses.asdict(config)
-    return {name: value for name, value in values.items() if name not in FREE_ON_RESUME}
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _pack(state: TrainingState, model: dict[str, Tensor]) -> bytes:
@@ -172,11 +167,7 @@ def _plain(spec: PolicySpec) -> str:
 def fingerprint(windows: Windows) -> str:
     """A short name for the data: the number of windows and the content of 32 of them, evenly spread."""
     batch = windows.batch(np.linspace(0, len(windows) - 1, 32).astype(np.int64))
-    digest = hashlib.sha256(str(len(windows)).encode())
-    for name, value in sorted(batch_tensors(batch).items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    return _digest(str(len(windows)).encode(), batch_tensors(batch))
 
 
 def batch_tensors(batch: Batch) -> dict[str, Tensor]:
