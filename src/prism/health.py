@@ -36,7 +36,7 @@ _WORDS: dict[Fault, str] = {
     "frozen": "is frozen",
     "late": "is late",
 }
-_PERIODS = 3  # a reading is late after so many periods of its sensor, unless the spec says otherwise
+_PERIODS = 3  # a reading is late after this many periods of its sensor, unless the spec says otherwise
 
 logger = logging.getLogger("prism.health")
 

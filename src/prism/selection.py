@@ -48,8 +48,8 @@ class SelectionConfig:
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
     grippers: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)  # of these: entries that are no motion
-    # After so many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes, until
-    # one moves: where most candidates wait, the most typical one waits for ever. 0: never.
+    # After this many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes,
+    # until one moves: where most candidates wait, the most typical one waits for ever. 0: never.
     restless: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:

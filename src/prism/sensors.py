@@ -66,7 +66,7 @@ class SensorSpec:
     fps: float = 0.0  # 0: the rate of the dataset it belongs to
     crop: tuple[int, int] | None = None  # images: this (height, width) out of the middle, first of all
     resize: tuple[int, int] | None = None  # images: what is left, to (height, width)
-    random_shift: int = 0  # images, training only: moved by up to so many stored pixels; borders repeat
+    random_shift: int = 0  # images, training only: moved by up to this many stored pixels; borders repeat
     sample_rate: int = 0  # audio: samples a second
     clip: tuple[float, float] | None = None  # depth: nearest and farthest metres that mean something
     # What a healthy sensor shows at run time (prism.health); beyond it the sensor counts as absent.

@@ -49,24 +49,24 @@ class Train:
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second of that dataset, for formats that do not store it."""
     tolerance: Annotated[float | None, option("SECONDS")] = None
-    """ROS 2 bags: how far in time a reading may be from its step; one step unless told."""
+    """ROS 2 bags: how far in time a reading may be from its step. Default: one step."""
     fraction: Annotated[float | None, option("F")] = None
     """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
     demonstrations: Annotated[int | None, option("N")] = None
-    """Train on so many of the demonstrations, drawn by the seed; with one seed, fewer are among more."""
+    """Train on exactly N of the demonstrations, drawn by the seed; subsets are nested for a fixed seed."""
     minutes: Annotated[float | None, option("M")] = None
     """Stop after this many minutes of training; the learning rate follows this budget."""
     steps: Annotated[int | None, option("N")] = None
     """Stop after this many steps; the learning rate follows this budget."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the run goes; runs/RECIPE unless told, runs/RECIPE-METHOD for another method."""
+    """Where the run goes. Default: runs/RECIPE, or runs/RECIPE-METHOD."""
     method: Annotated[str | None, option("NAME")] = None
     """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse, and the few-step methods
     rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
     teacher: Annotated[Path | None, option("RUN")] = None
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
-    """Size of the network: tiny learns in minutes on CPU, paper is the publication's; the recipe's own unless told."""
+    """Size of the network: tiny learns in minutes on CPU, paper is the publication's. Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     without: Annotated[tuple[str, ...], option("SENSOR")] = ()
@@ -74,7 +74,7 @@ class Train:
     skip_damaged: bool = False
     """Leave out episodes of the dataset whose files are missing or cannot be decoded."""
     seed: Annotated[int | None, option("N")] = None
-    """Same seed, same machine, same numbers; 0 unless told."""
+    """Same seed, same machine, same numbers. Default: 0."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the recipe: --set policy.objective.scope=batch train.learning_rate=5e-4; the run's
     experiment.json lists them all."""

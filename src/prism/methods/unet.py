@@ -138,8 +138,8 @@ class UNet(nn.Module):
         self, x: Float[Tensor, "B K Tp Da"], condition: Films, step: Films | None = None
     ) -> Float[Tensor, "B K Tp Da"]:
         rows, candidates = x.shape[:2]
-        together = condition if step is None else tuple(c + s for c, s in zip(condition, step, strict=True))
-        films = iter([f.expand(rows, candidates, -1).reshape(rows * candidates, -1, 1) for f in together])
+        joint = condition if step is None else tuple(c + s for c, s in zip(condition, step, strict=True))
+        films = iter([f.expand(rows, candidates, -1).reshape(rows * candidates, -1, 1) for f in joint])
         h = x.flatten(0, 1).transpose(1, 2)
         skips: list[Tensor] = []
         for level, pair in enumerate(self.down):

@@ -32,7 +32,7 @@ from prism.sims.tasks import TASKS, make_env
 
 Kind = Literal["expert", "shipped", "human", "path"]
 _ENOUGH = 10  # episodes that show where a task begins
-COLLECTED = Path("data")  # where `prism data collect TASK` records, unless told
+COLLECTED = Path("data")  # where `prism data collect TASK` records by default
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Demonstrations:
     fps: float | None = None  # steps a second, for formats that do not store it
     # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/views.py)
     sensors: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    # train on less, drawn by the seed of the training (data/views.py): of the steps, or so many demonstrations
+    # train on less, drawn by the seed (data/views.py): a share of the steps, or a number of demonstrations
     fraction: float | None = field(default=None, metadata=ADDED_LATER)
     count: int | None = field(default=None, metadata=ADDED_LATER)
     # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step
@@ -191,7 +191,7 @@ def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:
 
 
 def record_if_missing(config: Demonstrations, task: str, console: Console, workers: int | None = None) -> Path:
-    """The folder with at least so many demonstrations of the task's expert; what is missing is recorded now."""
+    """The folder with at least config.episodes demonstrations of the task's expert; what is missing is recorded now."""
     from prism.sims.collect import collect
 
     path = COLLECTED / task if config.path is None else Path(config.path)

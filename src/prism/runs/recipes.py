@@ -240,7 +240,7 @@ def with_method(experiment: Experiment, method: str, preset: str | None = None) 
     """The same experiment with another method: its head on the same encoder, and its selection rule.
 
     Data, horizons, encoder, anchor, observation noise, optimiser, batch size, budget and seed stay. `preset` is the
-    head's size; that of the experiment unless told.
+    head's size (default: that of the experiment).
     """
     if not isinstance(experiment.policy, PrismConfig):
         raise PrismError(

@@ -96,7 +96,7 @@ def train_recipe(
         folder = Path(out) if out is not None else Path("runs") / f"{experiment.name}{other}"
         there = ranks.is_leader() and ((resume is True and folder.is_dir()) or (resume == "auto" and is_run(folder)))
         stored = Experiment.load(folder) if there else None
-    stored = tell_experiment(stored)
+    stored = broadcast_experiment(stored)
     with ranks.share_errors():
         experiment = customized(stored or experiment, **options)
     return folder, experiment, train_experiment(experiment, folder, resume, console, title=experiment.name)
@@ -124,8 +124,8 @@ def train_experiment(
             resume = check_resume(run, resume)
             begun = resume and bool(list_checkpoints(run))
             opened = open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
-    told = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
-    resume, begun = (value > 0 for value in told)
+    agreed = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
+    resume, begun = (value > 0 for value in agreed)
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
@@ -174,15 +174,15 @@ def train_experiment(
     )
 
 
-def tell_experiment(experiment: Experiment | None) -> Experiment | None:
+def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
     """Rank 0's, on every rank: the others need not see the run that it goes on with."""
     if ranks.world_size() == 1:
         return experiment
     text = "" if experiment is None else json.dumps([experiment.method, to_json(experiment)])
-    told = ranks.broadcast(text.encode() if ranks.is_leader() else b"")
-    if ranks.is_leader() or not told:
+    sent = ranks.broadcast(text.encode() if ranks.is_leader() else b"")
+    if ranks.is_leader() or not sent:
         return experiment
-    method, data = json.loads(told)
+    method, data = json.loads(sent)
     return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": METHODS[method].config})
 
 
