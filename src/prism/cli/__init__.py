@@ -1,6 +1,6 @@
 """`prism`: find the command, parse its arguments, run it, and turn what went wrong into one line.
 
-A command is a frozen dataclass in prism.commands with a `run()` method; its docstrings are the help. Commands
+A command is a frozen dataclass in prism.cli with a `run()` method; its docstrings are the help. Commands
 import torch, the simulators and the rest inside `run`, so that `prism --help` answers at once.
 """
 
@@ -35,6 +35,7 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
+# What a user asks of a machine, a dataset or a policy of theirs; at most 15, of which two are for record and run.
 COMMANDS: dict[str, type[Command]] = {
     "demo": Demo,
     "train": Train,
