@@ -190,8 +190,7 @@ class Live:
 
     def _describe(self, session: Session, view: View) -> dict[str, Any]:
         spec = self._server.policy.spec
-        actions, spreads = session.trace()
-        trace = np.asarray(actions, dtype=np.float64).reshape(-1, spec.action_dim)
+        trace = np.asarray(session.trace(), dtype=np.float64).reshape(-1, spec.action_dim)
         described: dict[str, Any] = {
             "number": view.number,
             "who": view.who,
@@ -200,7 +199,6 @@ class Live:
             "steps": view.steps,
             "trace": _rounded(trace),
             "jerk": _rounded(jerks(trace, self._server.scale)),
-            "spreads": _rounded(np.asarray(spreads)),
             "sensors": [self._sensor(view, sensor) for sensor in spec.sensors],
         }
         if view.plan is not None and view.replan is not None:

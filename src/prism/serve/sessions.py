@@ -250,7 +250,6 @@ class Session:
         self._planned_at = 0.0
         self._lock = threading.Lock()
         self._trace: deque[NDArray[np.float32]] = deque(maxlen=TRACE)  # guarded by the lock
-        self._spreads: deque[float] = deque(maxlen=TRACE)
         self.faults: Counter[tuple[str, str]] = Counter()  # of the last request, for the metrics
         self.view: View | None = None
 
@@ -304,10 +303,10 @@ class Session:
         """What every reply says."""
         return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults)}
 
-    def trace(self) -> tuple[list[NDArray[np.float32]], list[float]]:
-        """The latest executed actions and spreads, oldest first; from any thread."""
+    def trace(self) -> list[NDArray[np.float32]]:
+        """The latest executed actions, oldest first; from any thread."""
         with self._lock:
-            return list(self._trace), list(self._spreads)
+            return list(self._trace)
 
     def _check_pace(self) -> None:
         """A client that does not say how much it executed is believed to execute exec_horizon: does it look so?"""
@@ -334,8 +333,6 @@ class Session:
         self._steps += count
         with self._lock:
             self._trace.extend(plan.actions[done : done + count])
-            if self._last is not None:
-                self._spreads.append(self._last.spread)
 
     def _publish(self, request: Request) -> None:
         health = self.controller.health
