@@ -89,7 +89,7 @@ def render(name: str, replays: Sequence[Replay], controller: Controller, held_ou
         f"at most {_STEPS} steps of each: what it would have done, and what was done."
     )
     horizon = [
-        Series(which, np.arange(len(curve)) / fps, curve, css)
+        Series(which, [step / fps for step in range(len(curve))], curve, css)
         for which, css in ((_CHOSEN, "s0"), (_NEAREST, "s1"))
         if (curve := over_the_horizon(replays, which))
     ]
