@@ -50,7 +50,7 @@ class Collect:
     failures: bool = False
     """Keep episodes that fail as well: so many attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
-    """Processes that record in parallel; one a core unless told."""
+    """Processes that record in parallel; default: one a core."""
     json: OutputFile = None
     """With --all: write the table of the experts to this file (success.TASK, attempts.TASK, mean.SPLIT)."""
     overwrite: bool = False
@@ -222,7 +222,7 @@ class Convert(_OfDataset):
     to: Literal["prism", "lerobot", "robomimic"] = "prism"
     """The new format."""
     task: Annotated[str | None, option("TEXT")] = None
-    """What the demonstrations show; the dataset's own words unless told."""
+    """What the demonstrations show; default: the dataset's own words."""
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
     skip_damaged: bool = False

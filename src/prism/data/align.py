@@ -37,7 +37,7 @@ Method = Literal["nearest", "hold", "linear"]
 @dataclass(frozen=True)
 class AlignConfig:
     rate: float  # steps a second
-    tolerance: float | None = None  # seconds; one step unless told
+    tolerance: float | None = None  # seconds; default: one step
     images: Literal["nearest", "hold"] = "nearest"
 
     def __post_init__(self) -> None:

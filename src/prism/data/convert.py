@@ -54,7 +54,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
-    """Writes `source` to the new folder `out`; `task` names it (the source's own name unless told)."""
+    """Writes `source` to the new folder `out`; `task` names it (default: the source's own name)."""
     if Path(out).resolve() == Path(source.path).resolve():
         raise PrismError(f"{out}: is the dataset itself; choose another folder")
     small = resized(source)

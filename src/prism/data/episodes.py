@@ -106,6 +106,14 @@ def wanted_sensors(source: EpisodeSource, streams: Collection[str] | None) -> tu
     return tuple(sensor for sensor in source.sensors if sensor.name in streams)
 
 
+def first_bad_row(rows: Array, present: BoolArray | None = None) -> int | None:
+    """The first row with NaN or infinity; where the sensor was absent a row may hold anything."""
+    good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+    if present is not None:
+        good |= ~present
+    return None if good.all() else int(np.argmin(good))
+
+
 class FiniteCheck:
     """Raises one PrismError, naming file, key, episode and step, at the first NaN or infinity of a (N, D) array.
 
@@ -116,11 +124,8 @@ class FiniteCheck:
         self._where, self._ends, self._row = where, np.cumsum(lengths), 0
 
     def add(self, rows: Array, present: BoolArray | None = None) -> None:
-        good = np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
-        if present is not None:
-            good |= ~present
-        if not good.all():
-            row = self._row + int(np.argmin(good))
+        if (bad := first_bad_row(rows, present)) is not None:
+            row = self._row + bad
             episode = int(np.searchsorted(self._ends, row, side="right"))
             step = row - (int(self._ends[episode - 1]) if episode else 0)
             raise PrismError(

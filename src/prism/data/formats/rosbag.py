@@ -88,7 +88,7 @@ def _bags_in(path: Path) -> list[Path]:
 
 
 class RosbagSource(TableSource):
-    """A bag, or a folder of bags. `fps` is the rate of the steps; the camera's own unless told."""
+    """A bag, or a folder of bags. `fps` is the rate of the steps; default: the camera's own."""
 
     def __init__(
         self, path: Path, fps: float | None = None, entries: Sequence[Entry] = (), tolerance: float | None = None

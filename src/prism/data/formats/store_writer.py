@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
-from prism.data.episodes import Array, BoolArray, stream_dtype
+from prism.data.episodes import Array, BoolArray, first_bad_row, stream_dtype
 from prism.data.formats.store import (
     ACTIONS,
     CHECKSUM,
@@ -209,9 +209,8 @@ def _checked_stream(sensor: SensorSpec, values: ArrayLike, length: int, present:
 
 
 def _require_finite(values: Array, where: str) -> None:
-    good = np.isfinite(values).all(axis=1)
-    if not good.all():
-        raise PrismError(f"{where} is NaN or infinite at step {int(np.argmin(good))}; mend it or leave the episode out")
+    if (step := first_bad_row(values)) is not None:
+        raise PrismError(f"{where} is NaN or infinite at step {step}; mend it or leave the episode out")
 
 
 def _write_header(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from prism.data.episodes import Array, BoolArray, Episode, FloatArray, IntArray, check_slice, wanted_sensors
+from prism.data.episodes import (
+    Array,
+    BoolArray,
+    Episode,
+    FloatArray,
+    IntArray,
+    check_slice,
+    first_bad_row,
+    wanted_sensors,
+)
 from prism.data.formats.store import check_sensors
 from prism.errors import PrismError
 from prism.sensors import KINDS, ActionSpec, SensorKind, SensorSpec, encode_text
@@ -49,7 +58,7 @@ class Column:
     key: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    name: str = ""  # what a guess calls the sensor; the key unless told
+    name: str = ""  # what a guess calls the sensor; default: the key
     skip: str = ""  # why a guess leaves it out
     scale: float = 0.0  # the reader's knowledge of the unit; 0: the kind's usual one
     sample_rate: int = 0  # audio
@@ -232,11 +241,7 @@ class Stream:
         return pixels
 
     def _check_finite(self, values: Array, where: str, present: BoolArray | None) -> None:
-        good = np.isfinite(values).all(axis=1)
-        if present is not None:
-            good |= ~present
-        if not good.all():
-            step = int(np.argmin(good))
+        if (step := first_bad_row(values, present)) is not None:
             raise PrismError(
                 f"{where}, '{self._keys}': NaN or infinity at step {step}; mend it or leave that episode out"
             )
