@@ -123,11 +123,19 @@ class Rattle(TabletopEnv):
         self._echo, self._pressed, self._clicks = np.zeros(_RINGING), np.zeros(2), np.zeros((2, BLOCKS * SUBSTEPS))
         return np.array([0.45, 0.0, 0.16]) + rng.uniform(-0.03, 0.03, 3)
 
+    def _start(self, seed: int) -> None:
+        super()._start(seed)
+        self._pressed = self._touching()
+
+    def _touching(self) -> Vector:
+        """Newtons on the ball, on the fingers."""
+        ball, left, right = self.data.sensordata
+        return np.array([ball, left + right])
+
     def _run(self, block: int) -> None:
         for i in range(block * SUBSTEPS, (block + 1) * SUBSTEPS):
             self._mj.mj_step(self.model, self.data)
-            ball, left, right = self.data.sensordata
-            now = np.array([ball, left + right])
+            now = self._touching()
             self._clicks[:, i] = np.maximum(now - self._pressed, 0.0)
             self._pressed = now
 
@@ -157,7 +165,7 @@ def _ring(hertz: float, fall: float, loud: float) -> Vector:
     return np.asarray(loud * np.sin(2 * np.pi * hertz * time) * np.exp(-time / fall))
 
 
-_RINGS = (_ring(900.0, 0.008, 1.5), _ring(180.0, 0.015, 0.02))  # wood, rubber: Hz, seconds, of full scale a newton
+_RINGS = (_ring(900.0, 0.008, 3.0), _ring(180.0, 0.015, 0.02))  # wood, rubber: Hz, seconds, of full scale a newton
 
 
 class Height(TabletopEnv):

@@ -106,10 +106,9 @@ class RattleExpert(TabletopExpert):
         left, right, mark = 0, 3, 6
         yield from self.take(left)
         self.heard = 0.0
-        for i in range(4):  # shake it while it rises
-            side = 0.02 if i % 2 else -0.02
-            yield from self.by(np.array([0.0, side, 0.02]), closed=True, steps=2)
-        if self.heard < 0.02:
+        for side in (-0.015, 0.03, -0.03, 0.03, -0.015):  # shake it while it rises
+            yield from self.by(np.array([0.0, side, 0.014]), closed=True, steps=2)
+        if self.heard < 0.01:
             yield from self.by(np.array([0.0, 0.09, 0.0]), closed=True, steps=6)
             yield from self.put_down()
             yield from self.take(right)
