@@ -1,16 +1,18 @@
 # make setup   a virtual environment in .venv with everything, for development
 # make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about 12 minutes
 # make test    lint, type-check, import rules, tests: what CI runs
+# make lerobot LeRobot 0.6.1 with PRISM as its policy, in an environment of its own (Python 3.12): trains, evaluates
 
 VENV := .venv
 BIN := $(VENV)/bin
+LEROBOT := .venv-lerobot
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # One thread a test worker: the numbers are the same on every machine, and two workers share two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= 2
 
-.PHONY: help setup demo test lint types imports pytest slow clean
+.PHONY: help setup demo test lerobot lint types imports pytest slow clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,8 +41,11 @@ pytest: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow -o faulthandler_timeout=3600
 
+lerobot: $(LEROBOT)/.installed
+	@$(TEST_ENV) $(LEROBOT)/bin/python -m pytest -q packages/lerobot_policy_prism/tests
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) $(LEROBOT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
@@ -63,3 +68,20 @@ $(BIN)/python:
 	  fi; \
 	done; \
 	echo "prism: error: needs Python 3.11 or newer; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1
+
+# LeRobot pins other versions of torch and numpy than ours, and needs Python 3.12.
+$(LEROBOT)/.installed: pyproject.toml packages/lerobot_policy_prism/pyproject.toml packages/lerobot_env_prism/pyproject.toml | $(LEROBOT)/bin/python
+	@echo "prism: installing LeRobot 0.6.1 into $(LEROBOT) (several minutes, once)"
+	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check --quiet --quiet install \
+	  'lerobot[dataset,training]==0.6.1' -e '.[hub]' -e packages/lerobot_policy_prism -e packages/lerobot_env_prism \
+	  'gym-pusht>=0.1.8' 'scipy>=1.13' 'pytest>=9'
+	@touch $@
+
+$(LEROBOT)/bin/python:
+	@for python in $(PYTHON) python3.12 $(HOME)/.pyenv/versions/3.12*/bin/python $(HOME)/.local/share/uv/python/*3.12*/bin/python3.12; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null; then \
+	    echo "prism: making $(LEROBOT) with $$($$python --version)"; \
+	    exec $$python -m venv $(LEROBOT); \
+	  fi; \
+	done; \
+	echo "prism: error: LeRobot needs Python 3.12; install it, or name it: make lerobot PYTHON=/path/to/python3.12" >&2; exit 1

@@ -36,6 +36,7 @@ MODULES = {
     "selection": "selection",
     "failures": "failures",
     "trends": "trends",
+    "lerobot-pusht": "lerobot_pusht",
 }
 
 HELP = """usage: python -m research NAME [OPTIONS]

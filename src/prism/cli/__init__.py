@@ -65,6 +65,7 @@ MOVED: dict[str, str] = {
     **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
     **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
     "study modality": "use python -m research modality-dropout, in a checkout",
+    "push": "use prism export RUN --hub USER/NAME",
     "bench compare": "use prism compare",
     "data download": "use prism data collect pusht-human",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",

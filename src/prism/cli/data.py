@@ -196,7 +196,7 @@ class Inspect(_OfDataset):
         source, problems = readable(self.open(self.path, skip_damaged=None))
         with _steps_bar() as advance:
             if self.page is None:
-                summary = summarise(source, format_name(self.path), advance, problems)
+                summary = summarise(source, format_name(Path(source.path)), advance, problems)
             else:
                 summary = write_page(source, self.page, self.overwrite, advance, problems)
         print_summary(summary, Console())
@@ -211,12 +211,13 @@ class Convert(_OfDataset):
     Try:
         prism data convert lift.hdf5 data/lift
         prism data convert data/lift lift-lerobot --to lerobot
+        prism data convert pusht-human pusht-lerobot --to lerobot
         prism data convert data/robosuite-lift lift.hdf5 --to robomimic
         prism data convert calvin/training data/calvin --sensor 'depth_*.clip=0.1,5' 'rgb_*.random_shift=6'
     """
 
     path: Positional[Path]
-    """The dataset: a folder or a file."""
+    """The dataset: a folder or a file, hf://USER/NAME, or a recipe: its demonstrations as it learns from them."""
     out: Positional[Path]
     """The new folder."""
     to: Literal["prism", "lerobot", "robomimic"] = "prism"
@@ -233,7 +234,7 @@ class Convert(_OfDataset):
     def run(self) -> None:
         from prism.data.convert import convert
 
-        source = self.open(self.path, self.skip_damaged)
+        source = self._source()
         with _steps_bar() as advance:
             if self.to == "robomimic":
                 try:
@@ -249,6 +250,17 @@ class Convert(_OfDataset):
         for note in result.notes:
             print(f"note: {note}")
         print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")
+
+    def _source(self) -> EpisodeSource:
+        from rich.console import Console
+
+        from prism.runs.demonstrations import open_demonstrations
+        from prism.runs.recipes import names, recipe
+
+        if not self.path.exists() and str(self.path) in names():
+            experiment = recipe(str(self.path))
+            return open_demonstrations(experiment.demonstrations, experiment.task, Console(stderr=True))[1]
+        return self.open(self.path, self.skip_damaged)
 
 
 @contextmanager

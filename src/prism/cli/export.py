@@ -8,32 +8,66 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from prism.cli.style import option
+from prism.errors import PrismError
+
 
 @dataclass(frozen=True)
 class Export:
-    """Write a trained policy as ONNX graphs: one a sensor, the fusion, and the plan with any number of candidates.
+    """Write a trained policy for others: as ONNX graphs, as a folder that LeRobot reads too, or to the hub.
 
     Try:
         prism export runs/pusht --onnx exported
+        prism export runs/pusht --lerobot pusht-lerobot       lerobot-eval --policy.path=pusht-lerobot ...
+        prism export runs/pusht --hub USER/pusht              prism serve hf://USER/pusht
 
-    exported/metadata.json says what each graph takes and gives. Needs: pip install 'prism-policy[onnx]'.
+    --onnx: one graph a sensor, the fusion, and the plan with any number of candidates; exported/metadata.json says
+    what each takes and gives (pip install 'prism-policy[onnx]'). --lerobot: the checkpoint with a model card, for
+    lerobot_policy_prism and for every command of prism. --hub: the same, uploaded (pip install 'prism-policy[hub]',
+    then hf auth login).
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
-    """A run folder, or one checkpoint in it."""
-    onnx: Annotated[Path, arg(metavar="DIR")]
-    """The folder to write; it appears whole or not at all."""
+    """A run folder, one checkpoint in it, the folder of a training with lerobot-train, or hf://USER/NAME."""
+    onnx: Annotated[Path | None, option("DIR")] = None
+    """The folder to write graphs to; it appears whole or not at all."""
+    lerobot: Annotated[Path | None, option("DIR")] = None
+    """The folder to write LeRobot's checkpoint to; it appears whole or not at all."""
+    hub: Annotated[str | None, option("USER/NAME")] = None
+    """The model on the Hugging Face hub to upload to; it is made where it is not there."""
+    private: bool = False
+    """--hub: a new model is seen by its owner alone."""
+    license: str = "mit"
+    """--lerobot, --hub: of the policy, for its model card."""
     overwrite: bool = False
-    """Replace it if it is an older export."""
+    """Replace the folder if it is an older export."""
+
+    def __post_init__(self) -> None:
+        if sum(target is not None for target in (self.onnx, self.lerobot, self.hub)) != 1:
+            raise PrismError("say where to with one of --onnx DIR, --lerobot DIR and --hub USER/NAME")
 
     def run(self) -> None:
+        import tempfile
+
         from rich.console import Console
 
+        from prism.io import hub
         from prism.runs.run import Run
-        from prism.serve.export_onnx import export_onnx
+        from prism.runs.share import write_lerobot
 
-        console = Console(stderr=True)
-        policy = Run(self.run_folder).policy()
-        with console.status("export") as status:
-            export_onnx(policy, self.onnx, self.overwrite, lambda graph: status.update(f"export {graph}"))
-        print(f"exported: {self.onnx}")
+        run, console = Run(self.run_folder), Console(stderr=True)
+        if self.lerobot is not None:
+            write_lerobot(run, self.lerobot, self.overwrite, self.license)
+            print(f"exported: {self.lerobot}")
+        elif self.hub is not None:
+            with tempfile.TemporaryDirectory() as scratch, console.status(f"uploading to {self.hub}"):
+                folder = Path(scratch) / "model"
+                write_lerobot(run, folder, license_=self.license, name=self.hub)
+                print(f"pushed: {hub.push(folder, self.hub, self.private)}")
+        elif self.onnx is not None:
+            from prism.serve.export_onnx import export_onnx
+
+            policy = run.policy()
+            with console.status("export") as status:
+                export_onnx(policy, self.onnx, self.overwrite, lambda graph: status.update(f"export {graph}"))
+            print(f"exported: {self.onnx}")

@@ -11,6 +11,7 @@ from prism.data.formats import FORMATS, format_of
 from prism.data.formats.table import Entry, parse_map
 from prism.data.views import with_sensor_settings, with_sensors
 from prism.errors import PrismError
+from prism.io import hub
 
 __all__ = ["Episode", "EpisodeSource", "format_name", "open_dataset", "parse_map", "with_sensors"]
 
@@ -25,7 +26,7 @@ def open_dataset(
     without: Sequence[str] = (),
     skip_damaged: bool | None = False,
 ) -> EpisodeSource:
-    """The dataset at `path`, its format recognised from what is there.
+    """The dataset at `path`, its format recognised from what is there; hf://USER/NAME is one on the Hugging Face hub.
 
     `fps`: steps a second, for formats that do not store it. `entries`: which key becomes which sensor
     (prism.data.formats.table.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
@@ -33,7 +34,7 @@ def open_dataset(
     `episodes`: only these, as '0-46,48-'. `without`: sensors that are left out. Episodes whose files are missing are
     refused, left out (`skip_damaged`), or not looked for (None: who reads meets them).
     """
-    path = Path(path)
+    path = hub.fetch(path, "dataset") if hub.is_hub(path) else Path(path)
     if not path.exists():
         raise PrismError(f"{path}: not found; give the path of a dataset")
     found = format_of(path)

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.io import files
+from prism.io import files, hub
 from prism.io.jsonconfig import ADDED_LATER, from_json, to_json, with_settings
 from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
@@ -46,8 +46,12 @@ class Experiment:
         return self.policy.method
 
     def save(self, run: Path) -> None:
+        files.replace_file(run / FILE, self.encoded())
+
+    def encoded(self) -> bytes:
+        """experiment.json"""
         head = {"format_version": FORMAT_VERSION, "method": self.method}
-        files.replace_file(run / FILE, files.encode_json({**head, **to_json(self)}))
+        return files.encode_json({**head, **to_json(self)})
 
     @staticmethod
     def load(run: Path) -> Experiment:
@@ -219,7 +223,7 @@ def recipe(name: str) -> Experiment:
         if (wanted := TASKS[name].recipe) not in RECIPES:
             raise PrismError(f"task '{name}' names the recipe '{wanted}'; there are {', '.join(RECIPES)}")
         return RECIPES[wanted](name)
-    if Path(name).exists():
+    if Path(name).exists() or hub.is_hub(name):
         return own_data(Path(name))
     if "/" in name or Path(name).suffix:
         raise PrismError(f"{name}: not found; give the path of a dataset, or the name of a recipe or task")

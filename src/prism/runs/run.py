@@ -1,6 +1,6 @@
 """A run: the folder that `prism train` made, and everything that can be asked of it.
 
-run = Run("runs/pusht")             the folder, or one checkpoint in it
+run = Run("runs/pusht")             the folder, or one checkpoint in it; hf://USER/NAME; what lerobot-train made
 run.experiment                      what determined it: task, data, policy, training, controller
 run.policy()                        averaged weights of its newest intact checkpoint
 run.controller()                    the same, controlled by the settings that are stored in the run
@@ -27,8 +27,8 @@ from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.io import files
-from prism.io.jsonconfig import with_settings
+from prism.io import files, hub
+from prism.io.jsonconfig import from_json, with_settings
 from prism.policy import Policy, PolicySpec
 from prism.report.held_out import write_held_out
 from prism.report.run import write_report
@@ -49,6 +49,9 @@ from prism.serve.backends import Frame, load_behind
 from prism.sims.tasks import make_env
 from prism.training import checkpoint
 from prism.training.monitor import read_log
+
+_ON_THE_HUB = ("*.json", "model.safetensors", "*.md")
+_LEROBOT = "checkpoints/last/pretrained_model"
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,10 @@ class Run:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.given = Path(path)
+        self.is_hub = hub.is_hub(path)
+        self.given = hub.fetch(path, "model", _ON_THE_HUB) if self.is_hub else Path(path)
+        if (last := self.given / _LEROBOT).is_dir():  # the folder of a training with lerobot-train
+            self.given = last
         if not self.given.exists():
             raise PrismError(f"{path} does not exist: give the folder of a run (prism train says its name at the end)")
         homes = [home for home in (self.given, *self.given.resolve().parents[:2]) if (home / FILE).is_file()]
@@ -117,6 +123,10 @@ class Run:
     @property
     def name(self) -> str:
         return self.folder.resolve().name
+
+    @property
+    def has_experiment(self) -> bool:
+        return is_run(self.folder)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -175,7 +185,11 @@ class Run:
     @property
     def settings(self) -> ControllerConfig:
         """The controller's settings that are stored in the run; the defaults for a checkpoint that was copied alone."""
-        return self.experiment.controller if (self.folder / FILE).is_file() else ControllerConfig()
+        if self.has_experiment:
+            return self.experiment.controller
+        path = self.weights() / "config.json"
+        stored = files.read_json(path).get("controller")  # LeRobot's checkpoints have them there
+        return ControllerConfig() if stored is None else from_json(ControllerConfig, stored, str(path))
 
     def controller(
         self,
@@ -225,14 +239,14 @@ class Run:
         return result
 
     def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
-        """`play`; the recording and metrics.json stay in the run, unless a back end computed it."""
+        """`play`; the recording and metrics.json stay in the run, unless a back end computed it or it is the hub's."""
         options = options or EvalOptions()
         lost: IncompleteError | None = None
         try:
             result = self.play(options, progress)
         except IncompleteError as error:  # what there is is worth keeping
             result, lost = error.result, error
-        if options.backend == "eager":
+        if options.backend == "eager" and not self.is_hub:
             save_result(self.recording(result.task), result, overwrite=True)
             write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
         if lost is not None:

@@ -8,6 +8,7 @@ drawn at random; after an epoch that is all of the dataset. Pictures are not kep
 from __future__ import annotations
 
 import torch
+from prism.distributed.rows import Random
 from prism.policy import PolicySpec
 from prism.types import Batch, Observation
 from torch import Tensor
@@ -21,7 +22,7 @@ class Memory:
         self._rows: dict[str, Tensor] = {}
         self._count = self._next = 0
 
-    def fill(self, batch: Batch, total: int, rng: torch.Generator) -> Batch:
+    def fill(self, batch: Batch, total: int, rng: Random) -> Batch:
         """`batch` with rows of earlier ones behind it, `total` in all; its own are kept for later."""
         fresh = _flat(batch)
         missing = total - len(batch.actions)
@@ -33,7 +34,7 @@ class Memory:
             self._rows = {name: value.new_empty(self._frames, *value.shape[1:]) for name, value in fresh.items()}
         filled = batch
         if self._count:
-            drawn = torch.randint(self._count, (missing,), generator=rng).to(batch.actions.device)
+            drawn = rng.randint(self._count, (missing,)).to(batch.actions.device)
             filled = _batch({name: torch.cat([value, self._rows[name][drawn]]) for name, value in fresh.items()})
         rows = len(batch.actions)
         places = (self._next + torch.arange(rows, device=batch.actions.device)) % self._frames

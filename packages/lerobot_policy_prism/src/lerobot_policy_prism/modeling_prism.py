@@ -21,14 +21,15 @@ import torch
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, PRETRAINED_MODEL_DIR
 from prism.controller import Controller, action_scale, observations
+from prism.distributed.rows import EachRandom, Random
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
+from prism.io import files
 from prism.methods.table import build_policy
 from prism.policy import Policy, PolicySpec
 from prism.selection import SelectionState, select
-from prism.training import files
 from prism.training.config import TrainConfig
-from prism.training.optim import ema_decay, parameter_groups, update_average
+from prism.training.step import ema_decay, parameter_groups, update_average
 from prism.types import Batch
 from torch import Tensor
 
@@ -77,7 +78,7 @@ class PrismPolicy(PreTrainedPolicy):
         padded = batch.get(f"{ACTION}_is_pad")
         valid = torch.ones_like(actions[..., 0], dtype=torch.bool) if padded is None else ~padded
         # From torch's own generator, whose state LeRobot saves: a resumed training draws the same numbers.
-        rng = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        rng = Random(int(torch.randint(2**62, ())))
         policy = self.policy if self.training else self.acting
         whole = Batch(observation, actions.float(), valid)
         if self.training:
@@ -109,7 +110,6 @@ class PrismPolicy(PreTrainedPolicy):
     def reset(self) -> None:
         """An episode begins."""
         self._controllers: list[Controller] = []
-        self._rng = torch.Generator().manual_seed(0)
         self._doubt: dict[int, float] = {}
         self._observed = 0.0
 
@@ -122,7 +122,7 @@ class PrismPolicy(PreTrainedPolicy):
             controller.observe(frame)
         due = [controller for controller in self._controllers if controller.needs_plan]
         if due:
-            candidates = due[0].policy.sample(observations(due), self.config.candidates, self._rng)
+            candidates = _draw(due, self.config.candidates)
             for controller, plans in zip(due, candidates.float().cpu().numpy(), strict=True):
                 controller.adopt(plans, 0.0)
         actions = np.stack([controller.next_action() for controller in self._controllers])
@@ -151,13 +151,13 @@ class PrismPolicy(PreTrainedPolicy):
         self._observed = now
         for controller, frame in zip(self._controllers, frames, strict=True):
             controller.observe(frame, missed=max(0, missed))
-        policy = self._controllers[0].policy
-        candidates = policy.sample(observations(self._controllers), self.config.candidates, self._rng)
+        candidates = _draw(self._controllers, self.config.candidates)
+        scale = action_scale(self._controllers[0].policy)
         remainder = None if prev_chunk_left_over is None else left_over(prev_chunk_left_over)
         chosen = []
         for row, plans in enumerate(candidates.double().cpu().numpy()):
             state = SelectionState(remainder=remainder, doubt=self._doubt.get(row, 0.0))
-            choice = select(plans, action_scale(policy), state, self.config.control().selection)
+            choice = select(plans, scale, state, self.config.control().selection)
             self._doubt[row] = choice.doubt
             chosen.append(candidates[row, choice.index])
         return torch.stack(chosen).to(self.config.device)
@@ -226,6 +226,12 @@ def left_over(actions: Tensor) -> np.ndarray | None:
     rows = actions.reshape(-1, actions.shape[-1]).double().cpu().numpy()
     used = np.flatnonzero((rows != 0).any(axis=1))
     return rows[: used[-1] + 1] if len(used) else None
+
+
+def _draw(controllers: list[Controller], count: int) -> Tensor:
+    """(B, K, Tp, Da): each row with the random numbers of its own controller, whatever it is drawn with."""
+    each = EachRandom([controller.rng for controller in controllers])
+    return controllers[0].policy.sample(observations(controllers), count, each)
 
 
 def _frozen(policy: Policy) -> Policy:
