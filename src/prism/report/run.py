@@ -29,7 +29,7 @@ def write_report(
 ) -> Path:
     """Write the page. `logs` holds, by task, what training logged (prism.training.monitor.read_log).
 
-    `overview` is HTML above the tasks: a benchmark's own table (benchmark_page.py), which replaces their cards.
+    `overview` is HTML above the tasks: a benchmark's own table (research/benchmark.py), which replaces their cards.
     It is made from recordings, so by default an older page is replaced: it can be made again at any time.
     """
     if not results:
