@@ -24,6 +24,7 @@ MODULES = {
     "realtime": "realtime",
     "server": "server",
     "sims": "sims",
+    "experts": "experts",
     "size": "size",
     "benchmark": "benchmark",
     "modality": "modality",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,16 +21,10 @@ from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.runs.demonstrations import Demonstrations, record_if_missing
 from prism.sims import collect as collecting
-from prism.sims.collect import (
-    Collected,
-    Recording,
-    collect,
-    collect_all,
-    demonstrate,
-    expert_table,
-    parse_episodes,
-    tasks_of,
-)
+from prism.sims.collect import Collected, collect, demonstrate
+from research import experts
+from research.__main__ import main as research
+from research.experts import tasks_of
 
 TASK = "metaworld-button-press-topdown"
 
@@ -183,25 +178,37 @@ def test_patterns_name_tasks() -> None:
             tasks_of(unknown)
 
 
-def test_all_tasks_of_a_pattern(tmp_path: Path) -> None:
-    tasks = ("metaworld-reach", "metaworld-drawer-close")
-    wanted = Recording(episodes=2, seed=3, other_episodes=parse_episodes(["metaworld-drawer-close=1"], tasks))
-    rows = collect_all(tasks, wanted, tmp_path / "all", workers=1)
-    assert [(row.task, row.successes, row.attempts) for row in rows] == [(tasks[0], 2, 2), (tasks[1], 1, 1)]
-    assert all(row.path == tmp_path / "all" / row.task for row in rows)
-    table = expert_table(rows)
-    assert table["success.metaworld-reach"] == table["mean.easy"] == table["mean.all"] == 1.0
-    assert "mean.hard" not in table
+def test_all_experts_of_a_pattern(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figures = tmp_path / "all", tmp_path / "experts.json"
+    words = ["experts", "metaworld-reach*", "--seed", "3", "--workers", "1", "--out", str(out), "--episodes"]
+    asked = [*words, "2", "--episodes-of", "metaworld-reach-wall=1"]
+    assert research([*asked, "--json", str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    assert found["attempts.metaworld-reach"] == 2
+    assert found["attempts.metaworld-reach-wall"] == 1
+    assert found["success.metaworld-reach"] == found["mean.easy"] == found["mean.all"] == 1.0
+    assert "mean.hard" not in found
     # interrupted and started again: what is there is kept, untouched
-    before = {task: contents(tmp_path / "all" / task) for task in tasks}
-    assert collect_all((*tasks,), wanted, tmp_path / "all", workers=1) == rows
-    assert {task: contents(tmp_path / "all" / task) for task in tasks} == before
-    with pytest.raises(PrismError, match="another recording"):
-        collect_all((*tasks, "metaworld-push"), Recording(episodes=3), tmp_path / "all", workers=1)
-    assert not (tmp_path / "all" / "metaworld-push").exists()
+    before = {task: contents(out / task) for task in ("metaworld-reach", "metaworld-reach-wall")}
+    assert research(asked) == 0
+    assert {task: contents(out / task) for task in before} == before
+    assert "mean, all" in capsys.readouterr().out
+    assert research([*words, "3"]) == 2
+    assert "another recording" in capsys.readouterr().err
     for word in ("metaworld-push=2", "metaworld-reach=0", "metaworld-reach"):
-        with pytest.raises(PrismError, match=r"--episodes-of .*use TASK=NUMBER"):
-            parse_episodes([word], tasks)
+        assert research([*words, "2", "--episodes-of", word]) == 2
+        assert "use TASK=NUMBER" in capsys.readouterr().err
+
+
+def test_an_expert_that_fails_too_often_has_a_row_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "make_expert", lambda _task, env: _Failing(env))
+    monkeypatch.setattr(collecting, "_PATIENCE", 1)
+    config = experts.Config(tasks="metaworld-reach", episodes=2, out=tmp_path, seed=1, workers=1)
+    found = experts.run(config, Console(quiet=True))
+    assert found["attempts.metaworld-reach"] == 3
+    assert found["success.metaworld-reach"] == 1 / 3
+    with pytest.raises(PrismError, match="1 of 3 attempts"):
+        experts.check(found)
 
 
 def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ MOVED: dict[str, str] = {
     "push": "use prism export RUN --hub USER/NAME",
     "bench compare": "use prism compare",
     "data download": "use prism data collect pusht-human",
+    "data collect --all": "use python -m research experts SIMULATOR, in a checkout",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
     "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
     "study arithmetic": "research/CLAIMS.md has its findings",
@@ -132,11 +133,11 @@ def unknown(tried: str, names: Iterable[str], program: str, group: Sequence[str]
 
 
 def _dispatch(words: list[str]) -> int:
-    for word in words:  # options that moved
-        if (tried := f"{words[0]} {word.partition('=')[0]}") in MOVED and word.startswith("--"):
-            raise PrismError(f"prism {tried} is gone from here: {MOVED[tried]}")
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
+        for word in words[size:]:
+            if (tried := f"{name} {word.partition('=')[0]}") in MOVED:  # an option that moved
+                raise PrismError(f"prism {tried} is gone from here: {MOVED[tried]}")
         if name in COMMANDS:
             parse(COMMANDS[name], f"prism {name}", words[size:]).run()
             return 0

@@ -19,40 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Collect:
-    """Record demonstrations of a task, or of all tasks of a simulator, from their experts; or fetch public ones.
+    """Record demonstrations of a task from its expert, or fetch public ones.
 
     Try:
         prism data collect metaworld-button-press-topdown --episodes 20
         prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
-        prism data collect metaworld --all --episodes 1 --json experts.json
-        prism data collect 'robosuite-*' --all --episodes 5 --out data/robosuite
         prism data collect pusht-human              206 demonstrations of people, from the internet
 
-    Only episodes that succeed are kept. Nothing existing is overwritten. --all prints how often each expert succeeds,
-    the ceiling of imitation; interrupted, the same command goes on.
+    Only episodes that succeed are kept. Nothing existing is overwritten.
     """
 
     task: Positional[str]
-    """Name of the task, or of a public dataset (pusht-human); with --all of a simulator, or a pattern."""
-    all: bool = False
-    """Every task of the simulator (without its variants for pixels, unless the pattern ends in one)."""
+    """Name of the task, or of a public dataset (pusht-human)."""
     episodes: int = 20
     """Successful episodes to record."""
-    episodes_of: Annotated[tuple[str, ...], option("TASK=N")] = ()
-    """With --all: another number for some tasks."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache. With --all, the
-    folder above them."""
+    """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache."""
     seed: int = 0
     """Of the first episode; each one has its own."""
     noise: float = 0.0
     """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
     failures: bool = False
-    """Keep episodes that fail as well: so many attempts, whatever becomes of them."""
+    """Keep episodes that fail as well: --episodes attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that record in parallel; default: one a core."""
-    json: OutputFile = None
-    """With --all: write the table of the experts to this file (success.TASK, attempts.TASK, mean.SPLIT)."""
     overwrite: bool = False
     """Replace what is there."""
 
@@ -65,10 +55,6 @@ class Collect:
             raise PrismError(f"--noise {self.noise:g} is out of range: use 0 or more")
         if self.workers is not None and self.workers < 1:
             raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
-        if self.json is not None and not self.all:
-            raise PrismError("--json writes the table of several tasks: give --all too")
-        if self.episodes_of and not self.all:
-            raise PrismError("--episodes-of is for some of several tasks: give --all too, or use --episodes")
 
     def run(self) -> None:
         from rich.console import Console
@@ -77,9 +63,6 @@ class Collect:
         from prism.runs.demonstrations import COLLECTED
         from prism.sims.collect import collect
 
-        if self.all:
-            self._run_all()
-            return
         if self.task in DOWNLOADS:
             self._download()
             return
@@ -111,32 +94,6 @@ class Collect:
             row = bar.add_task(self.task, total=None)
             tell = lambda done, total: bar.update(row, completed=done, total=total)  # noqa: E731
             print(download(self.task, self.out, self.overwrite, progress=tell))
-
-    def _run_all(self) -> None:
-        from rich.console import Console
-
-        from prism.cli.summary import print_experts
-        from prism.rollout.results import refuse_existing, run_info, write_json
-        from prism.runs.demonstrations import COLLECTED
-        from prism.sims.collect import Recording, collect_all, expert_table, parse_episodes, tasks_of
-
-        refuse_existing(self.json, overwrite=self.overwrite)
-        tasks = tasks_of(self.task)
-        others = parse_episodes(self.episodes_of, tasks)
-        recording = Recording(self.episodes, self.seed, self.noise, self.failures, others)
-        out = self.out or COLLECTED
-        console = Console(stderr=True)
-        rows = collect_all(tasks, recording, out, console=console, overwrite=self.overwrite, workers=self.workers)
-        table = expert_table(rows)
-        if self.json is not None:
-            write_json(self.json, {**table, **run_info(self.seed)}, self.overwrite)
-        print_experts(rows, table)
-        without = [row.task for row in rows if row.path is None]
-        print(f"{out}: {len(rows) - len(without)} datasets" + (f"; none of {', '.join(without)}" if without else ""))
-        if without:
-            raise PrismError(
-                f"{without[0]}: too few successes for {recording.episodes_of(without[0])} episodes; ask for fewer"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prism.rollout.results import EvaluationResult
-    from prism.sims.collect import ExpertRow
 
 
 def print_summary(results: Sequence[EvaluationResult]) -> None:
@@ -37,23 +36,3 @@ def print_summary(results: Sequence[EvaluationResult]) -> None:
         console.print(f"no pictures of the scenes: {hint}", highlight=False, markup=False, soft_wrap=True)
     for crash in (line for result in results for line in result.crashes):
         console.print(f"a rollout process died and was replaced: {crash}", highlight=False, markup=False)
-
-
-def print_experts(rows: Sequence[ExpertRow], means: Mapping[str, float]) -> None:
-    """One row a task, then the means of the splits: what an expert cannot do, nobody learns from it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from prism.rollout.metrics import wilson_interval
-
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("expert of", no_wrap=True)
-    for name in ("success [95 %]", "attempts"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        low, high = wilson_interval(row.successes, row.attempts)
-        table.add_row(row.task, f"{row.success:.0%} [{low * 100:.0f}, {high * 100:.0f}]", str(row.attempts))
-    for key, value in means.items():
-        if key.startswith("mean."):
-            table.add_row(f"mean, {key.removeprefix('mean.')}", f"{value:.1%}")
-    Console().print(table)
