@@ -104,6 +104,22 @@ def disturbed(task: str) -> Experiment:
     )
 
 
+def sensed(task: str) -> Experiment:
+    """A task in which a short reading of one sense decides: many plans, so that a contact or a sound reaches the next
+    one. With plans of 8 actions tabletop-insert-left succeeds in 40 % of the episodes, with 2 in 95 %.
+
+    Command: prism train tabletop-insert-left && prism eval runs/tabletop-insert-left --episodes 40
+    Cost:    a minute to record, 3 minutes of one core to train.
+    """
+    return Experiment(
+        name=task,
+        task=task,
+        demonstrations=Demonstrations("expert", episodes=100, noise=0.05),
+        train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
+        controller=replace(controller_of(task), exec_horizon=2),
+    )
+
+
 def pixels(task: str) -> Experiment:
     """A task from wrist and static camera and proprioception; `base`, made cheap enough for two cores.
 
@@ -207,7 +223,14 @@ def demo_tasks() -> tuple[Experiment, ...]:
     return state("metaworld-button-press-topdown"), state("metaworld-drawer-open")
 
 
-RECIPES = {"state": state, "disturbed": disturbed, "pixels": pixels, "pusht": pusht, "pusht-edge": pusht_edge}
+RECIPES = {
+    "state": state,
+    "disturbed": disturbed,
+    "sensed": sensed,
+    "pixels": pixels,
+    "pusht": pusht,
+    "pusht-edge": pusht_edge,
+}
 
 
 def names() -> tuple[str, ...]:

@@ -79,7 +79,7 @@ TABLETOP = _family(
     tabletop.NAMES,
     "tabletop:make_tabletop",
     expert="tabletop_expert:make_tabletop_expert",
-    recipe=_BY_INPUTS,
+    recipe={**_BY_INPUTS, "state": "sensed"},
     actions="delta",
     grippers=(3,),
     packages=("mujoco",),
