@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from prism.data.episodes import EpisodeSource, stream_dtype
+from prism.data.episodes import EpisodeSource, read_in_parts, step_bytes
 from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.pictures import resized
@@ -68,15 +67,11 @@ def convert(
     name = str(getattr(source, "task", "")) if task is None else task
     notes = [*source.notes, *notes]
     writer = _writer(source, Path(out), to, name, codec, overwrite, notes)
-    row_bytes = 4 * source.action_dim
-    row_bytes += sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in source.sensors)
-    chunk = max(1, min(_CHUNK_BYTES // row_bytes, 8192))
+    chunk = max(1, min(_CHUNK_BYTES // (4 * source.action_dim + step_bytes(source.sensors)), 8192))
     total, done = int(source.lengths[chosen].sum()), 0
     try:
         for episode in chosen:
-            length = int(source.lengths[episode])
-            for start in range(0, length, chunk):
-                part = source.read(episode, start, min(start + chunk, length))
+            for _, part in read_in_parts(source, episode, chunk):
                 writer.extend(part.streams, part.actions, part.present)
                 done += part.length
                 if progress is not None:

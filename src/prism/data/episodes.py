@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ Array = NDArray[np.generic]
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+Names = Collection[str] | None  # of sensors; None: all of them
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Episode:
 
 
 class EpisodeSource(Protocol):
-    """A dataset, whatever its format. Streams have the dtype of `stream_dtype`, the shape of their spec."""
+    """A dataset, whatever its format. Streams have the dtype and the shape of their spec."""
 
     @property
     def path(self) -> Path:
@@ -63,19 +64,12 @@ class EpisodeSource(Protocol):
         """What the reader guessed or left out, one sentence each: shown to the user, never silent."""
         ...
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         """Steps start..stop of one episode; nothing else is read from disk.
 
         `streams` names the sensors wanted: None is all of them, () reads the actions alone.
         """
         ...
-
-
-def stream_dtype(sensor: SensorSpec) -> np.dtype[np.generic]:
-    """How a stream is held in memory and on disk: pixels and text stay uint8, everything else is float32."""
-    return sensor.dtype
 
 
 def read_together(source: EpisodeSource) -> int:
@@ -96,7 +90,22 @@ def check_slice(source: EpisodeSource, episode: int, start: int, stop: int | Non
     return start, end
 
 
-def wanted_sensors(source: EpisodeSource, streams: Collection[str] | None) -> tuple[SensorSpec, ...]:
+def read_in_parts(
+    source: EpisodeSource, episode: int, steps: int, streams: Names = None
+) -> Iterator[tuple[slice, Episode]]:
+    """A whole episode, at most so many steps at a time: which steps they are, and what was recorded there."""
+    length = int(source.lengths[episode])
+    for start in range(0, length, steps):
+        stop = min(start + steps, length)
+        yield slice(start, stop), source.read(episode, start, stop, streams)
+
+
+def step_bytes(sensors: Iterable[SensorSpec]) -> int:
+    """Of one time step of these sensors."""
+    return sum(int(np.prod(sensor.shape)) * sensor.dtype.itemsize for sensor in sensors)
+
+
+def wanted_sensors(source: EpisodeSource, streams: Names) -> tuple[SensorSpec, ...]:
     """The sensors that a call to `read` asks for, in the source's order."""
     if streams is None:
         return source.sensors
@@ -114,24 +123,20 @@ def first_bad_row(rows: Array, present: BoolArray | None = None) -> int | None:
     return None if good.all() else int(np.argmin(good))
 
 
-class FiniteCheck:
-    """Raises one PrismError, naming file, key, episode and step, at the first NaN or infinity of a (N, D) array.
+def check_finite(where: str, lengths: IntArray, parts: Iterable[tuple[Array, BoolArray | None]]) -> None:
+    """PrismError, naming file, key, episode and step, at the first NaN or infinity of all episodes' rows, in order.
 
-    Rows arrive in chunks, in order; a row whose sensor was absent may hold anything.
+    Rows come in parts, each with where its sensor was present; elsewhere a row may hold anything.
     """
-
-    def __init__(self, where: str, lengths: IntArray) -> None:
-        self._where, self._ends, self._row = where, np.cumsum(lengths), 0
-
-    def add(self, rows: Array, present: BoolArray | None = None) -> None:
+    done, ends = 0, np.cumsum(lengths)
+    for rows, present in parts:
         if (bad := first_bad_row(rows, present)) is not None:
-            row = self._row + bad
-            episode = int(np.searchsorted(self._ends, row, side="right"))
-            step = row - (int(self._ends[episode - 1]) if episode else 0)
+            episode = int(np.searchsorted(ends, done + bad, side="right"))
+            step = done + bad - int(ends[episode] - lengths[episode])
             raise PrismError(
-                f"{self._where}: NaN or infinity in episode {episode}, step {step}; mend it or leave that episode out"
+                f"{where}: NaN or infinity in episode {episode}, step {step}; mend it or leave that episode out"
             )
-        self._row += len(rows)
+        done += len(rows)
 
 
 def checked_ends(ends: object, where: str) -> IntArray:

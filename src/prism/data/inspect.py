@@ -11,7 +11,7 @@ import numpy as np
 
 from prism.data import format_name, open_dataset
 from prism.data.damage import REMEDY, damaged, said
-from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, stream_dtype
+from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
 from prism.data.formats.table import Entry
 from prism.data.views import portion
 from prism.errors import PrismError
@@ -179,11 +179,10 @@ def numbers(source: EpisodeSource, progress: Progress | None = None) -> Iterator
     """All actions, vectors and audio, in bounded pieces; no pixels."""
     names = [sensor.name for sensor in source.sensors if sensor.kind in ("vector", "audio")]
     done, total = 0, int(source.lengths.sum())
-    for episode, length in enumerate(source.lengths.tolist()):
-        for start in range(0, length, _CHUNK):
-            stop = min(start + _CHUNK, length)
-            yield source.read(episode, start, stop, streams=names)
-            done += stop - start
+    for episode in range(len(source.lengths)):
+        for _, part in read_in_parts(source, episode, _CHUNK, names):
+            yield part
+            done += part.length
             if progress is not None:
                 progress(done, total)
 
@@ -236,7 +235,7 @@ def _sampled_summary(source: EpisodeSource, sensor: SensorSpec, notes: list[str]
         more = ", ..." if len(texts) > _INSTRUCTIONS else ""
         notes.append(f"'{sensor.name}' says, for example: {', '.join(map(repr, texts[:_INSTRUCTIONS]))}{more}")
     share = len(samples) / max(asked, 1)
-    dtype = str(stream_dtype(sensor))
+    dtype = str(sensor.dtype)
     rates = (sensor.fps or source.fps, sensor.sample_rate)
     return StreamSummary(sensor.name, sensor.kind, sensor.shape, dtype, low, high, share, *rates, None)
 

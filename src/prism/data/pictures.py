@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from prism.data.episodes import Array, Episode, EpisodeSource, read_together, stream_dtype, wanted_sensors
+from prism.data.episodes import (
+    Array,
+    Episode,
+    EpisodeSource,
+    Names,
+    read_in_parts,
+    read_together,
+    step_bytes,
+    wanted_sensors,
+)
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.locate import data_folder
@@ -67,9 +76,7 @@ class Resized(SourceView):
 
     sensors: tuple[SensorSpec, ...]
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         part = self.source.read(episode, start, stop, streams)
         shapes = {spec.name: spec for spec in wanted_sensors(self, streams)}
         return replace(part, streams={name: _shrunk(array, shapes[name]) for name, array in part.streams.items()})
@@ -110,9 +117,7 @@ class CachedPictures(SourceView):
     def _names(self) -> tuple[str, ...]:
         return tuple(sensor.name for sensor in self.parts[0].sensors)
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         names = [sensor.name for sensor in wanted_sensors(self, streams)]
         here = [name for name in names if name in self._names]
         rest = self.source.read(episode, start, stop, [name for name in names if name not in here])
@@ -133,7 +138,7 @@ def cached_pictures(source: EpisodeSource, say: Callable[[str], None], folder: P
         return source
     names = [new.name for new, old in zip(view.sensors, source.sensors, strict=True) if new != old]
     pictures = with_sensors(view, names)
-    row = sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in pictures.sensors)
+    row = step_bytes(pictures.sensors)
     folder = folder or data_folder() / "pictures" / _fingerprint(pictures)
     groups = _groups(source.lengths.tolist(), max(_PART_BYTES // row, 1))
     places = [folder / f"part-{number:05d}" for number in range(len(groups))]
@@ -187,8 +192,6 @@ def _write_part(pictures: EpisodeSource, episodes: list[int], place: Path) -> No
     chunk = max(1, _CHUNK_BYTES // max(stored, 1))
     with DatasetWriter(place, pictures.sensors, pictures.action_dim, pictures.fps, "pictures", True) as writer:
         for episode in episodes:
-            length = int(pictures.lengths[episode])
-            for start in range(0, length, chunk):
-                part = pictures.read(episode, start, min(start + chunk, length))
+            for _, part in read_in_parts(pictures, episode, chunk):
                 writer.extend(part.streams, part.actions, part.present)
             writer.end_episode()

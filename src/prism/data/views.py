@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.data.episodes import Episode, EpisodeSource, IntArray, check_slice, wanted_sensors
+from prism.data.episodes import Episode, EpisodeSource, IntArray, Names, check_slice, wanted_sensors
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
@@ -64,9 +64,7 @@ class SensorSubset(SourceView):
 
     sensors: tuple[SensorSpec, ...]
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         names = [sensor.name for sensor in wanted_sensors(self, streams)]
         return self.source.read(episode, start, stop, names)
 
@@ -89,9 +87,7 @@ class Respecified(SourceView):
     sensors: tuple[SensorSpec, ...]
     action_spec: ActionSpec
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         return self.source.read(episode, start, stop, streams)
 
 
@@ -158,9 +154,7 @@ class Portion(SourceView):
     def sensors(self) -> tuple[SensorSpec, ...]:
         return self.source.sensors
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         start, stop = check_slice(self, episode, start, stop)
         return self.source.read(int(self.episodes[episode]), start, stop, streams)
 

@@ -25,8 +25,9 @@ from prism.data.episodes import (
     EpisodeSource,
     FloatArray,
     IntArray,
+    read_in_parts,
     read_together,
-    stream_dtype,
+    step_bytes,
 )
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
@@ -172,9 +173,8 @@ class Windows:
         self.lazy_sensors: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
         self.blocks: Blocks | None = None
         if self.lazy_sensors:
-            step_bytes = sum(int(np.prod(s.shape)) * stream_dtype(s).itemsize for s in self.lazy_sensors)
             lengths = source.lengths[self.episodes].tolist()
-            self.blocks = plan_blocks(lengths, step_bytes, read_together(source), obs_horizon)
+            self.blocks = plan_blocks(lengths, step_bytes(self.lazy_sensors), read_together(source), obs_horizon)
         self._read_blocks = BlockCache(self.blocks.kept if self.blocks else 0)
 
     def __len__(self) -> int:
@@ -221,11 +221,8 @@ class Windows:
         self._actions = np.empty((len(self), self.source.action_dim), np.float32)
         self._vectors = {s.name: np.empty((len(self), s.shape[0]), np.float32) for s in vectors}
         for episode, row in zip(self.episodes.tolist(), self._starts.tolist(), strict=True):
-            length = int(self.source.lengths[episode])
-            for start in range(0, length, _CHUNK):
-                stop = min(start + _CHUNK, length)
-                part = self.source.read(episode, start, stop, streams=names)
-                rows = slice(row + start, row + stop)
+            for steps, part in read_in_parts(self.source, episode, _CHUNK, names):
+                rows = slice(row + steps.start, row + steps.stop)
                 self._actions[rows] = part.actions
                 for name in names:
                     self._vectors[name][rows] = part.streams[name]
@@ -249,7 +246,7 @@ class Windows:
         """
         names = [sensor.name for sensor in self.lazy_sensors]
         shape = (len(indices), self.obs_horizon)
-        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), stream_dtype(s)) for s in self.lazy_sensors}
+        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), s.dtype) for s in self.lazy_sensors}
         masks = {name: np.ones(shape, np.bool_) for name in names}
         which = np.searchsorted(self._ends, indices, side="right")
         steps = indices - self._starts[which]

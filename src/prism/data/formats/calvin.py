@@ -20,7 +20,7 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.npz import npy_header, npz_member, parse_npy
-from prism.data.formats.table import AGAIN, Column, Entry, Raw, TableSource, make_table
+from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
 from prism.errors import PrismError, reason
 
 # ---------------------------------------------------------------------------
@@ -187,9 +187,6 @@ class CalvinSource(TableSource):
         self.notes = tuple(notes)
         self.sometimes_absent = frozenset(s.spec.name for s in self.table.streams if s.columns[0].key == TEXT)
 
-    def __reduce__(self) -> tuple[type[CalvinSource], tuple[Any, ...]]:
-        return CalvinSource, self._arguments
-
     def _annotations(self, notes: list[str]) -> tuple[IntArray, IntArray, tuple[str, ...]]:
         """Sorted first frames of the spans, their last frames, their instructions."""
         if not (self.path / ANNOTATIONS).is_file():
@@ -220,9 +217,7 @@ class CalvinSource(TableSource):
     def _file(self, frame: int) -> Path:
         return self.path / f"episode_{frame:0{self._digits}d}.npz"
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
         first = int(self._first[episode])
         keys = [key for key, column in columns.items() if not column.is_text]
         raw: Raw = {key: np.empty((stop - start, *columns[key].shape), columns[key].dtype) for key in keys}

@@ -18,7 +18,7 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows, VideoFrames
-from prism.data.formats.table import AGAIN, Column, Entry, Raw, TableSource, make_table
+from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
 from prism.errors import PrismError, need, reason
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -313,9 +313,6 @@ class LeRobotSource(TableSource):
         self._videos = VideoFrames()
         self._rows = Rows(self._meta)
 
-    def __reduce__(self) -> tuple[type[LeRobotSource], tuple[Any, ...]]:
-        return LeRobotSource, self._arguments
-
     def files(self, episode: int, streams: Collection[str]) -> list[Path]:
         """The files that these streams of an episode are in."""
         places = [self._meta.data]
@@ -350,9 +347,7 @@ class LeRobotSource(TableSource):
             columns.append(Column(TASK, (size,), np.dtype(np.str_), skip=skip))
         return columns
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
         where = self._where(episode)
         self._rows.check(episode, start, stop)
         raw: Raw = {}

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.data.episodes import Array, BoolArray, IntArray
+from prism.data.episodes import Array, IntArray
 from prism.data.formats.hdf5_probe import probe
-from prism.data.formats.table import AGAIN, Column, Entry, Raw, TableSource, make_table
+from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
 from prism.errors import PrismError, need, reason
 from prism.io.files import AtomicWriter, hidden_beside, sync_folder
 
@@ -73,9 +73,6 @@ class RobomimicSource(TableSource):
             raise PrismError(f"{path}: not readable as robomimic's layout ({reason(error)}); {AGAIN}") from None
         self._use(make_table(path, columns, "actions", entries, self.fps, notes))
         self.notes = tuple(notes)
-
-    def __reduce__(self) -> tuple[type[RobomimicSource], tuple[Any, ...]]:
-        return RobomimicSource, self._arguments  # an open file does not travel to another process
 
     def _find_demos(self, mask: str | None, notes: list[str]) -> list[str]:
         data = self._file.get("data")
@@ -167,9 +164,7 @@ class RobomimicSource(TableSource):
     def _where(self, episode: int) -> str:
         return f"{self.path}: episode {episode} ({self._demos[episode]})"
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
         return {key: self._rows(episode, key, start, stop) for key in columns}, {}
 
     def _rows(self, episode: int, key: str, start: int, stop: int) -> Array:

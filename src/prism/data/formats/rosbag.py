@@ -12,7 +12,7 @@ import struct
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -35,7 +35,19 @@ from prism.data.align import (
 )
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats import rosmsg
-from prism.data.formats.table import ACTION, IGNORED, Column, Entry, Raw, Stream, Table, TableSource, make_table
+from prism.data.formats.table import (
+    ACTION,
+    IGNORED,
+    Absent,
+    Column,
+    Columns,
+    Entry,
+    Raw,
+    Stream,
+    Table,
+    TableSource,
+    make_table,
+)
 from prism.errors import PrismError, need, reason
 from prism.sensors import encode_text
 
@@ -138,9 +150,6 @@ class RosbagSource(TableSource):
         first = next((s for s in pictures if s.spec.kind == "rgb"), pictures[0] if pictures else table.action)
         self._clock: str = first.columns[0].key
         return table
-
-    def __reduce__(self) -> tuple[type[RosbagSource], tuple[Any, ...]]:
-        return RosbagSource, self._arguments
 
     def _where(self, episode: int) -> str:
         return f"{self._bags[episode]}: episode {episode}"
@@ -367,9 +376,7 @@ class RosbagSource(TableSource):
             bag.gaps,
         )
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
         bag = self._bag(episode)
         raw: Raw = {}
         for key, column in columns.items():

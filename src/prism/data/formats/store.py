@@ -16,7 +16,7 @@ import os
 import re
 import weakref
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +27,12 @@ from prism.data.episodes import (
     Array,
     BoolArray,
     Episode,
-    FiniteCheck,
     FloatArray,
     IntArray,
+    Names,
+    check_finite,
     check_slice,
     checked_ends,
-    stream_dtype,
     wanted_sensors,
 )
 from prism.data.formats.npz import npy_header
@@ -309,7 +309,7 @@ class StoreSource:
         for sensor in self.sensors:
             if (path / f"{sensor.name}{PRESENT}.npy").exists() or sensor.name in manifest.sometimes_absent:
                 self._present[sensor.name] = self._open(f"{sensor.name}{PRESENT}", (rows,), np.dtype(np.bool_))
-            self._streams[sensor.name] = self._open(sensor.name, (rows, *sensor.shape), stream_dtype(sensor))
+            self._streams[sensor.name] = self._open(sensor.name, (rows, *sensor.shape), sensor.dtype)
             if sensor.kind == "vector":
                 self._check_finite(self._streams[sensor.name], self._present.get(sensor.name))
         self._check_finite(self._actions, None)
@@ -336,15 +336,14 @@ class StoreSource:
         return rows
 
     def _check_finite(self, values: RowFile, present: RowFile | None) -> None:
-        check = FiniteCheck(str(values.file), self.lengths)
-        for start in range(0, len(values), _CHECK_ROWS):
-            stop = min(start + _CHECK_ROWS, len(values))
-            mask: BoolArray | None = None if present is None else present.read(start, stop).astype(np.bool_)
-            check.add(values.read(start, stop), mask)
+        def parts() -> Iterator[tuple[Array, BoolArray | None]]:
+            for start in range(0, len(values), _CHECK_ROWS):
+                stop = min(start + _CHECK_ROWS, len(values))
+                yield values.read(start, stop), None if present is None else present.read(start, stop).astype(np.bool_)
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+        check_finite(str(values.file), self.lengths, parts())
+
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         start, stop = check_slice(self, episode, start, stop)
         first, last = int(self._starts[episode]) + start, int(self._starts[episode]) + stop
         names = [sensor.name for sensor in wanted_sensors(self, streams)]

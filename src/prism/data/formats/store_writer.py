@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
-from prism.data.episodes import Array, BoolArray, first_bad_row, stream_dtype
+from prism.data.episodes import Array, BoolArray, first_bad_row
 from prism.data.formats.store import (
     ACTIONS,
     CHECKSUM,
@@ -76,7 +76,7 @@ class DatasetWriter(AtomicWriter):
         try:
             self._start_file(ACTIONS, (action_dim,), np.dtype(np.float32))
             for sensor in self.sensors:
-                self._start_file(sensor.name, sensor.shape, stream_dtype(sensor))
+                self._start_file(sensor.name, sensor.shape, sensor.dtype)
                 self._start_file(sensor.name + PRESENT, (), np.dtype(np.bool_))
         except BaseException:
             self.abandon()
@@ -197,7 +197,7 @@ class DatasetWriter(AtomicWriter):
 
 def _checked_stream(sensor: SensorSpec, values: ArrayLike, length: int, present: BoolArray | None, where: str) -> Array:
     array = np.asarray(values)
-    dtype = stream_dtype(sensor)
+    dtype = sensor.dtype
     if array.shape != (length, *sensor.shape):
         raise PrismError(f"{where}: '{sensor.name}' has shape {array.shape}, needs {(length, *sensor.shape)}")
     if dtype == np.uint8 and array.dtype != np.uint8:

@@ -10,10 +10,10 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from prism.data.episodes import (
     Episode,
     FloatArray,
     IntArray,
+    Names,
     check_slice,
     first_bad_row,
     wanted_sensors,
@@ -181,6 +182,8 @@ def find_column(columns: Sequence[Column], key: str, where: str) -> Column:
 # ---------------------------------------------------------------------------
 
 Raw = dict[str, Array]  # values (T, ...) by key; text is an array of str objects
+Absent = dict[str, BoolArray]  # (T,) by key: True where it was absent; a key without an entry was there all the time
+Columns = Mapping[str, Column]
 
 
 @dataclass(frozen=True)
@@ -380,15 +383,19 @@ def _usual_scale(path: Path, column: Column, kind: SensorKind, notes: list[str])
 class TableSource:
     """An EpisodeSource whose columns are read by `_raw`; the rest is here.
 
-    A subclass sets path, fps, lengths and notes, calls `_use(table)`, and implements `_raw`.
+    A subclass sets path, fps, lengths, notes and `_arguments` (its own), calls `_use(table)`, and implements `_raw`.
     """
 
     path: Path
     fps: float
     lengths: IntArray
     notes: tuple[str, ...]
+    _arguments: tuple[Any, ...]
     sometimes_absent: frozenset[str] = frozenset()  # sensors that `present` may have an entry for
     read_together = 32  # steps: each of these formats pays for opening, seeking or decoding, more than for the bytes
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
+        return type(self), self._arguments  # locks and open files do not travel: a worker process opens it again
 
     def _use(self, table: Table, robot: str = "") -> None:
         self.table = table
@@ -397,9 +404,7 @@ class TableSource:
         self.action_spec = action_spec(table.action.columns, robot)
         self._by_name = {stream.spec.name: stream for stream in table.streams}
 
-    def read(
-        self, episode: int, start: int = 0, stop: int | None = None, streams: Collection[str] | None = None
-    ) -> Episode:
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         start, stop = check_slice(self, episode, start, stop)
         chosen = [self._by_name[sensor.name] for sensor in wanted_sensors(self, streams)]
         if start == stop:
@@ -424,10 +429,8 @@ class TableSource:
         """File and episode, for messages."""
         return f"{self.path}: episode {episode}"
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
-        """Steps start..stop of these columns, and where a key was absent (True: absent)."""
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
+        """Steps start..stop of these columns, and where a key was absent."""
         raise NotImplementedError
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import threading
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.data.episodes import Array, BoolArray, FiniteCheck, IntArray, checked_ends
-from prism.data.formats.table import AGAIN, Column, Entry, Raw, Stream, TableSource, make_table
+from prism.data.episodes import Array, IntArray, check_finite, checked_ends
+from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, Stream, TableSource, make_table
 from prism.errors import PrismError, reason
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class ZarrSource(TableSource):
         if not fps > 0:
             raise PrismError(f"{path}: fps must be positive, not {fps}")
         self.path, self.fps, self._cache_bytes = path, float(fps), cache_bytes
-        self._entries = tuple(entries)
+        self._arguments = (path, fps, tuple(entries), cache_bytes)
         self._cache: OrderedDict[tuple[str, int], Array] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -208,10 +208,6 @@ class ZarrSource(TableSource):
                 for column in stream.columns:
                     self._check_finite(self._arrays[column.key])
 
-    def __reduce__(self) -> tuple[type[ZarrSource], tuple[Any, ...]]:
-        # Locks and open archives do not travel: a worker process opens the dataset again.
-        return ZarrSource, (self.path, self.fps, self._entries, self._cache_bytes)
-
     def _check_lengths(self, arrays: dict[str, Any], action: str, end: int, notes: list[str]) -> None:
         rows = {key: int(array.shape[0]) if array.shape else 0 for key, array in arrays.items()}
         if action not in arrays:
@@ -233,9 +229,7 @@ class ZarrSource(TableSource):
         if end < rows[action]:
             notes.append(f"the last {rows[action] - end} steps belong to no episode and are left out")
 
-    def _raw(
-        self, episode: int, start: int, stop: int, columns: Mapping[str, Column]
-    ) -> tuple[Raw, dict[str, BoolArray]]:
+    def _raw(self, episode: int, start: int, stop: int, columns: Columns) -> tuple[Raw, Absent]:
         first = int(self._starts[episode])
         return {key: self._rows(self._arrays[key], first + start, first + stop) for key in columns}, {}
 
@@ -306,11 +300,12 @@ class ZarrSource(TableSource):
         return np.concatenate(parts)
 
     def _check_finite(self, stream: _Stream) -> None:
-        check = FiniteCheck(f"{self.path}: 'data/{stream.key}'", self.lengths)
         total = int(self.lengths.sum())
-        for start in range(0, total, stream.block):
-            rows = self._decode(stream.key, stream.array, start, min(start + stream.block, total))
-            check.add(rows)
+        rows = (
+            self._decode(stream.key, stream.array, start, min(start + stream.block, total))
+            for start in range(0, total, stream.block)
+        )
+        check_finite(f"{self.path}: 'data/{stream.key}'", self.lengths, ((part, None) for part in rows))
 
 
 def is_zarr(path: Path) -> bool:
