@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
-
-from numpy.typing import ArrayLike
+from typing import Literal
 
 from prism.data.episodes import EpisodeSource, read_in_parts, step_bytes
 from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.formats.writer import EpisodeWriter
 from prism.data.pictures import resized
 from prism.errors import PrismError
 from prism.sensors import action_spec_of
@@ -19,20 +18,6 @@ from prism.sensors import action_spec_of
 Format = Literal["prism", "lerobot"]
 Progress = Callable[[int, int], None]  # steps done, steps in all
 _CHUNK_BYTES = 32 * 2**20  # read and written together
-
-
-class EpisodeWriter(Protocol):
-    """What a format's writer can do; episodes arrive in parts, so that a long one never is in memory."""
-
-    def extend(
-        self, streams: Mapping[str, ArrayLike], actions: ArrayLike, present: Mapping[str, ArrayLike] | None = None
-    ) -> None: ...
-
-    def end_episode(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ def convert(
     writer = _writer(source, Path(out), to, name, codec, overwrite, notes)
     chunk = max(1, min(_CHUNK_BYTES // (4 * source.action_dim + step_bytes(source.sensors)), 8192))
     total, done = int(source.lengths[chosen].sum()), 0
-    try:
+    with writer:
         for episode in chosen:
             for _, part in read_in_parts(source, episode, chunk):
                 writer.extend(part.streams, part.actions, part.present)
@@ -77,10 +62,6 @@ def convert(
                 if progress is not None:
                     progress(done, total)
             writer.end_episode()
-        writer.close()
-    except BaseException:
-        writer.abandon()
-        raise
     return Converted(Path(out), len(chosen), total, tuple(notes))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
@@ -17,14 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from prism.data.episodes import Array
+from prism.data.episodes import Array, BoolArray, FloatArray
 from prism.data.formats.lerobot import PRESENT, SPECS, TASK
 from prism.data.formats.lerobot_files import INFO
-from prism.data.formats.store import check_sensors
+from prism.data.formats.writer import EpisodeWriter
 from prism.errors import PrismError, need, reason
-from prism.io.files import AtomicWriter, hidden_beside, replace_folder, sync
+from prism.io.files import sync
 from prism.normalize import RunningStatistics
 from prism.sensors import ActionSpec, SensorSpec, decode_text
 
@@ -165,8 +163,10 @@ def _is_video(sensor: SensorSpec) -> bool:
     return sensor.kind in ("rgb", "tactile") and sensor.shape[2] == 3
 
 
-class LeRobotWriter(AtomicWriter):
-    """Like DatasetWriter: extend, end_episode, close; an exception inside the `with` block leaves nothing behind."""
+class LeRobotWriter(EpisodeWriter):
+    """Writes LeRobot v3; sensors in `sometimes_absent` get a column that says where they were."""
+
+    words, sign = "LeRobot", INFO
 
     def __init__(
         self,
@@ -180,22 +180,13 @@ class LeRobotWriter(AtomicWriter):
         sometimes_absent: Collection[str] = (),
         action: ActionSpec | None = None,
     ) -> None:
-        self.path, self.sensors, self.fps, self.task = Path(path), tuple(sensors), fps, task or "no instruction"
-        self.action_spec = action or ActionSpec()
-        check_sensors(sensors)
         if sum(sensor.kind == "text" for sensor in sensors) > 1:
             raise PrismError(f"{path}: LeRobot has one instruction a step; choose one of the text sensors")
-        if self.path.exists() or self.path.is_symlink():
-            if not overwrite:
-                raise PrismError(f"{path}: exists already; choose another path or pass overwrite")
-            if not (self.path / INFO).is_file():
-                raise PrismError(f"{path}: exists and is not a LeRobot dataset, so it is not overwritten")
         self._pa: Any = need("pyarrow", "data", f"{path}: parquet")
         self._parquet: Any = need("pyarrow.parquet", "data", f"{path}: parquet")
+        super().__init__(path, sensors, action_dim, fps, task or "no instruction", overwrite, action)
         self._keys = feature_keys(sensors)
-        self._sometimes_absent, self._action_dim = frozenset(sometimes_absent), action_dim
-        self._ends: list[int] = [0]
-        self._rows = 0
+        self._sometimes_absent = frozenset(sometimes_absent)
         self._tasks: dict[str, int] = {}
         self._episodes: list[dict[str, Any]] = []
         self._episode_tasks: dict[str, None] = {}
@@ -205,41 +196,20 @@ class LeRobotWriter(AtomicWriter):
             for s in sensors
             if s.kind != "text"
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temp = hidden_beside(self.path)
-        self._temp.mkdir()
-        self._videos = {
-            s.name: VideoWriter(self._temp, _VIDEO, self._keys[s.name], fps, (s.shape[0], s.shape[1]), codec)
-            for s in sensors
-            if _is_video(s)
-        }
         self._data: Any = None
-        self._open = True
+        self._videos: dict[str, VideoWriter] = {}
+        with self._or_nothing():
+            for s in filter(_is_video, sensors):
+                size = (s.shape[0], s.shape[1])
+                self._videos[s.name] = VideoWriter(self._temp, _VIDEO, self._keys[s.name], fps, size, codec)
 
-    @property
-    def episodes(self) -> int:
-        return len(self._ends) - 1
-
-    def extend(
-        self, streams: Mapping[str, ArrayLike], actions: ArrayLike, present: Mapping[str, ArrayLike] | None = None
-    ) -> None:
-        """The next steps of the episode that is being written."""
-        values = np.asarray(actions, np.float32)
-        length, step = len(values), self._rows - self._ends[-1]
-        if length == 0:
-            return
-        masks = {name: np.asarray(mask, np.bool_) for name, mask in (present or {}).items()}
+    def _write(self, streams: Mapping[str, Array], actions: FloatArray, masks: Mapping[str, BoolArray]) -> None:
+        length, step = len(actions), self._rows - self._ends[-1]
         steps = np.arange(step, step + length)
-        columns: dict[str, Any] = {"action": self._column(values, "action")}
+        columns: dict[str, Any] = {"action": self._column(actions)}
         tasks = [self.task] * length
         for sensor in self.sensors:
-            array = np.asarray(streams[sensor.name])
-            if array.shape != (length, *sensor.shape) or array.dtype != sensor.dtype:
-                raise PrismError(
-                    f"{self.path}: episode {self.episodes}: '{sensor.name}' is {array.dtype} {array.shape}"
-                )
-            mask = masks.get(sensor.name, np.ones(length, np.bool_))
-            key = self._keys[sensor.name]
+            array, mask, key = streams[sensor.name], masks[sensor.name], self._keys[sensor.name]
             if sensor.kind == "text":
                 tasks = [decode_text(row) if here else "" for row, here in zip(array, mask, strict=True)]
                 continue
@@ -248,13 +218,14 @@ class LeRobotWriter(AtomicWriter):
                 pixels = array[:: max(length // 8, 1), ::4, ::4].reshape(-1, 3)
                 self._stats[key].add(pixels.astype(np.float32) / 255)
             else:
-                columns[key] = self._column(np.where(_wide(mask, array), array, 0).astype(array.dtype), key)
+                wide = mask.reshape(-1, *[1] * (array.ndim - 1))
+                columns[key] = self._column(np.where(wide, array, 0).astype(array.dtype))
                 self._stats[key].add(array[mask].reshape(int(mask.sum()), -1))
             if sensor.name in self._sometimes_absent:
                 columns[PRESENT + key] = self._pa.array(mask)
             elif not mask.all():
                 raise PrismError(f"{self.path}: episode {self.episodes}: '{sensor.name}' is absent, unannounced")
-        self._stats["action"].add(values)
+        self._stats["action"].add(actions)
         for text in dict.fromkeys(tasks):
             self._tasks.setdefault(text, len(self._tasks))
             self._episode_tasks[text] = None
@@ -266,54 +237,34 @@ class LeRobotWriter(AtomicWriter):
             "task_index": self._pa.array(np.array([self._tasks[text] for text in tasks], np.int64)),
         }
         self._write_rows(columns)
-        self._rows += length
 
     def end_episode(self) -> None:
-        length = self._rows - self._ends[-1]
-        if length == 0:
-            raise PrismError(f"{self.path}: episode {self.episodes}: is empty; leave it out")
+        super().end_episode()
+        begin, stop = self._ends[-2:]
         entry: dict[str, Any] = {
-            "episode_index": self.episodes,
+            "episode_index": self.episodes - 1,
             "tasks": list(self._episode_tasks),
-            "length": length,
+            "length": stop - begin,
             "data/chunk_index": 0,
             "data/file_index": 0,
-            "dataset_from_index": self._ends[-1],
-            "dataset_to_index": self._rows,
+            "dataset_from_index": begin,
+            "dataset_to_index": stop,
         }
         for name, video in self._videos.items():
             prefix = f"videos/{self._keys[name]}"
-            file, start, stop = video.end_episode(_FILE_BYTES)
+            file, first, last = video.end_episode(_FILE_BYTES)
             entry |= {f"{prefix}/chunk_index": file // _CHUNK, f"{prefix}/file_index": file % _CHUNK}
-            entry |= {f"{prefix}/from_timestamp": start, f"{prefix}/to_timestamp": stop}
+            entry |= {f"{prefix}/from_timestamp": first, f"{prefix}/to_timestamp": last}
         self._episodes.append({**entry, "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
-        self._ends.append(self._rows)
         self._episode_tasks = {}
 
-    def close(self) -> None:
-        """Completes the files and gives the folder its name."""
-        if not self._open:
-            return
-        try:
-            if not self._episodes or self._rows != self._ends[-1]:
-                raise PrismError(f"{self.path}: no episode was recorded, or the last was not ended; nothing is written")
-            self._finish()
-        except BaseException:
-            self.abandon()
-            raise
-        self._open = False
-        replace_folder(self._temp, self.path)
-
-    def abandon(self) -> None:
-        """Removes everything written so far."""
-        self._open = False
+    def _release(self) -> None:
         for video in self._videos.values():
             video.abandon()
         if self._data is not None:
             self._data.close()
-        shutil.rmtree(self._temp, ignore_errors=True)
 
-    def _column(self, values: Array, key: str) -> Any:
+    def _column(self, values: Array) -> Any:
         """(T, ...) as a column: numbers where there is one a step, else (nested) lists."""
         flat = self._pa.array(np.ascontiguousarray(values).reshape(-1))
         if values.shape[1:] == (1,):
@@ -339,11 +290,14 @@ class LeRobotWriter(AtomicWriter):
         meta = self._temp / "meta"
         (meta / "episodes/chunk-000").mkdir(parents=True)
         episodes = {key: [episode[key] for episode in self._episodes] for key in self._episodes[0]}
-        self._save(self._pa.table(episodes), meta / "episodes/chunk-000/file-000.parquet")
-        self._save(self._tasks_table(), meta / "tasks.parquet")
+        for table, name in (
+            (self._pa.table(episodes), "episodes/chunk-000/file-000.parquet"),
+            (self._tasks_table(), "tasks.parquet"),
+        ):
+            self._parquet.write_table(table, meta / name, write_page_checksum=True)
         info, features = self._info()
         stats = {key: _stats_json(running, features[key]) for key, running in self._stats.items() if running.count}
-        specs = {key: s.to_json() for s in self.sensors for key in (self._keys[s.name],)}
+        specs = {self._keys[s.name]: s.to_json() for s in self.sensors}
         for name, content in (
             (INFO, info),
             ("meta/stats.json", stats),
@@ -354,9 +308,6 @@ class LeRobotWriter(AtomicWriter):
             if file.is_file():
                 with file.open("rb") as opened:
                     sync(opened)
-
-    def _save(self, table: Any, file: Path) -> None:
-        self._parquet.write_table(table, file, write_page_checksum=True)
 
     def _tasks_table(self) -> Any:
         """A pandas table with the text as its index, which is how LeRobot reads it."""
@@ -371,7 +322,7 @@ class LeRobotWriter(AtomicWriter):
 
     def _info(self) -> tuple[dict[str, Any], dict[str, Any]]:
         names = list(self.action_spec.names) or None
-        action = {"dtype": "float32", "shape": [self._action_dim], "names": names}
+        action = {"dtype": "float32", "shape": [self.action_dim], "names": names}
         features: dict[str, Any] = {"action": action}
         for sensor in self.sensors:
             key = self._keys[sensor.name]
@@ -404,10 +355,6 @@ class LeRobotWriter(AtomicWriter):
             "features": features,
         }
         return info, features
-
-
-def _wide(mask: Array, array: Array) -> Array:
-    return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _stats_json(running: RunningStatistics, feature: dict[str, Any]) -> dict[str, Any]:
