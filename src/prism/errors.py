@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
@@ -13,6 +15,17 @@ class PrismError(Exception):
 def reason(error: BaseException) -> str:
     """What a library's exception says, on one line of a message."""
     return " ".join((str(error) or type(error).__name__).split())[:120]
+
+
+@contextmanager
+def unreadable(problem: str, remedy: str) -> Iterator[None]:
+    """Whatever a library raises over a damaged file (each raises many kinds) becomes one line, its words in it."""
+    try:
+        yield
+    except PrismError:
+        raise
+    except Exception as error:
+        raise PrismError(f"{problem} ({reason(error)}); {remedy}") from None
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:

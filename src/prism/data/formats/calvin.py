@@ -21,7 +21,7 @@ import numpy as np
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.npz import npy_header, npz_member, parse_npy
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
-from prism.errors import PrismError, reason
+from prism.errors import PrismError, reason, unreadable
 
 # ---------------------------------------------------------------------------
 # CALVIN's language annotations: a pickle, read without ever running what it asks for.
@@ -46,20 +46,13 @@ class Annotation:
 
 def read_annotations(file: Path) -> tuple[Annotation, ...]:
     """`language.ann` and `info.indx` of an auto_lang_ann.npy."""
-    try:
+    with unreadable(f"{file}: not CALVIN's language annotations", "remove it to read the dataset without them"):
         if file.stat().st_size > _MAX_FILE:
             raise ValueError("it is larger than 1 GB")
         texts, spans = (_items(part) for part in _load(file.read_bytes()))
         if len(texts) != len(spans):
             raise ValueError(f"{len(texts)} instructions for {len(spans)} spans of frames")
-        found = [_annotation(text, span) for text, span in zip(texts, spans, strict=True)]
-    except FileNotFoundError:
-        raise PrismError(f"{file}: not found; copy the dataset again") from None
-    except Exception as error:  # a pickle can fail in any way
-        raise PrismError(
-            f"{file}: not CALVIN's language annotations ({reason(error)}); remove it to read the dataset without them"
-        ) from None
-    return tuple(found)
+        return tuple(_annotation(text, span) for text, span in zip(texts, spans, strict=True))
 
 
 def _annotation(text: object, span: object) -> Annotation:
@@ -198,12 +191,9 @@ class CalvinSource(TableSource):
 
     def _survey(self, notes: list[str]) -> list[Column]:
         file = self._file(int(self._first[0]))
-        try:
-            with zipfile.ZipFile(file) as archive:
-                names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-                arrays = {name: npz_member(archive, name) for name in names}
-        except Exception as error:
-            raise PrismError(f"{file}: episode 0, step 0 is not readable ({reason(error)}); {AGAIN}") from None
+        with unreadable(f"{file}: episode 0, step 0 is not readable", AGAIN), zipfile.ZipFile(file) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+            arrays = {name: npz_member(archive, name) for name in names}
         skip = {"scene_obs": "the simulator's own state, which no robot has", "actions": "rel_actions is learned"}
         if "rel_actions" not in arrays:
             skip.pop("actions")
@@ -260,10 +250,8 @@ class CalvinSource(TableSource):
 
 
 def _read_ids(file: Path) -> IntArray:
-    try:
+    with unreadable(f"{file}: not readable", AGAIN):
         ids = parse_npy(file.read_bytes())
-    except Exception as error:
-        raise PrismError(f"{file}: not readable ({reason(error)}); {AGAIN}") from None
     if ids.ndim != 2 or ids.shape[1] != 2 or not len(ids) or ids.dtype.kind not in "iu":
         raise PrismError(f"{file}: is {ids.dtype} {ids.shape}, needs integers (episodes, 2); {AGAIN}")
     pairs: IntArray = ids.astype(np.int64)

@@ -19,7 +19,7 @@ import numpy as np
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows, VideoFrames
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
-from prism.errors import PrismError, need, reason
+from prism.errors import PrismError, need, reason, unreadable
 from prism.sensors import ActionSpec, SensorSpec
 
 # ---------------------------------------------------------------------------
@@ -62,24 +62,20 @@ def read_meta(root: Path) -> Meta:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    try:
+    with unreadable(f"{file}: not readable as JSON", AGAIN):
         data = json.loads(_content(file))
-    except (ValueError, RecursionError) as error:
-        raise PrismError(f"{file}: not readable as JSON ({reason(error)}); {AGAIN}") from None
     if not isinstance(data, dict):
         raise PrismError(f"{file}: holds a {type(data).__name__}, not a JSON object; {AGAIN}")
     return data
 
 
 def _content(file: Path) -> str:
-    try:
-        if file.stat().st_size > _MAX_META:
-            raise PrismError(f"{file}: is larger than 1 GB, no list of episodes; {AGAIN}")
+    if not file.is_file():
+        raise PrismError(f"{file}: not found; {AGAIN}")
+    if file.stat().st_size > _MAX_META:
+        raise PrismError(f"{file}: is larger than 1 GB, no list of episodes; {AGAIN}")
+    with unreadable(f"{file}: not readable", AGAIN):
         return file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise PrismError(f"{file}: not found; {AGAIN}") from None
-    except (OSError, ValueError) as error:
-        raise PrismError(f"{file}: not readable ({reason(error)}); {AGAIN}") from None
 
 
 def _version(stated: object, file: Path) -> int:
@@ -229,10 +225,8 @@ def _tasks(root: Path, version: int) -> dict[int, str]:
 def _json_lines(file: Path) -> list[dict[str, Any]]:
     entries = []
     for number, line in enumerate(_content(file).splitlines()):
-        try:
+        with unreadable(f"{file}: line {number + 1} is no JSON", AGAIN):
             entry = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise PrismError(f"{file}: line {number + 1} is no JSON ({reason(error)}); {AGAIN}") from None
         if isinstance(entry, dict):
             entries.append(entry)
         elif entry is not None:
@@ -243,20 +237,18 @@ def _json_lines(file: Path) -> list[dict[str, Any]]:
 def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
     """Plain columns of a small parquet file as arrays; None: all of them."""
     parquet = need("pyarrow.parquet", "data", f"{file}: parquet")
-    try:
-        with parquet.ParquetFile(file, page_checksum_verification=True) as opened:
-            have = opened.schema_arrow.names
-            wanted = have if names is None else list(names)
-            if lost := [name for name in wanted if name not in have]:
-                raise PrismError(f"{file}: column '{lost[0]}' is missing; {AGAIN}")
-            table = opened.read(columns=wanted)
-            return {name: table.column(name).to_numpy() for name in wanted}
-    except FileNotFoundError:
-        raise PrismError(f"{file}: not found; {AGAIN}") from None
-    except PrismError:
-        raise
-    except Exception as error:  # arrow raises many kinds
-        raise PrismError(f"{file}: truncated or not a parquet file ({reason(error)}); {AGAIN}") from None
+    if not file.is_file():
+        raise PrismError(f"{file}: not found; {AGAIN}")
+    with (
+        unreadable(f"{file}: truncated or not a parquet file", AGAIN),
+        parquet.ParquetFile(file, page_checksum_verification=True) as opened,
+    ):
+        have = opened.schema_arrow.names
+        wanted = have if names is None else list(names)
+        if lost := [name for name in wanted if name not in have]:
+            raise PrismError(f"{file}: column '{lost[0]}' is missing; {AGAIN}")
+        table = opened.read(columns=wanted)
+        return {name: table.column(name).to_numpy() for name in wanted}
 
 
 # ---------------------------------------------------------------------------

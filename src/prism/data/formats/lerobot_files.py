@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, IntArray
+from prism.data.formats.recent import Recent, nbytes
 from prism.data.formats.table import AGAIN
 from prism.errors import PrismError, need, reason
 
@@ -61,9 +61,8 @@ class Rows:
     def __init__(self, meta: Meta) -> None:
         self._meta = meta
         self._lock = threading.Lock()
-        self._files: OrderedDict[Path, tuple[Any, Any]] = OrderedDict()  # open file, first rows of its groups
-        self._cache: OrderedDict[tuple[Path, int, str], Any] = OrderedDict()
-        self._bytes = 0
+        self._files: Recent[Path, tuple[Any, Any]] = Recent(_OPEN_FILES, drop=lambda found: found[0].close())
+        self._cache: Recent[tuple[Path, int, str], Any] = Recent(_COLUMN_BYTES, nbytes)
 
     def check(self, episode: int, start: int, stop: int) -> None:
         """The rows are those of this episode, in order: a shifted index would give wrong data silently."""
@@ -122,32 +121,23 @@ class Rows:
         return parts
 
     def _opened(self, file: Path) -> tuple[Any, Any]:
-        found = self._files.pop(file, None)
-        if found is None:
-            parquet = need("pyarrow.parquet", "data", f"{file}: parquet")
-            opened = parquet.ParquetFile(file, page_checksum_verification=True, memory_map=False, pre_buffer=False)
-            counts = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]
-            found = opened, np.cumsum([0, *counts])
-        self._files[file] = found
-        while len(self._files) > _OPEN_FILES:
-            self._files.popitem(last=False)[1][0].close()
-        return found
+        """The open file, and the first row of each of its groups."""
+        if (found := self._files.get(file)) is not None:
+            return found
+        parquet = need("pyarrow.parquet", "data", f"{file}: parquet")
+        opened = parquet.ParquetFile(file, page_checksum_verification=True, memory_map=False, pre_buffer=False)
+        counts = [opened.metadata.row_group(i).num_rows for i in range(opened.metadata.num_row_groups)]
+        return self._files.keep(file, (opened, np.cumsum([0, *counts])))
 
     def _group(self, file: Path, opened: Any, group: int, key: str, feature: Feature) -> Any:
         place = (file, group, key)
         if (found := self._cache.get(place)) is not None:
-            self._cache.move_to_end(place)
             return found
         if key not in opened.schema_arrow.names:
             raise ValueError("the column is missing")
         column = opened.read_row_group(group, columns=[key], use_threads=False).column(key)
         values = column.combine_chunks() if feature.dtype == "image" else _decode_column(column, feature)
-        if values.nbytes <= _COLUMN_BYTES or not self._cache:
-            self._cache[place] = values
-            self._bytes += values.nbytes
-            while self._bytes > _COLUMN_BYTES and len(self._cache) > 1:
-                self._bytes -= self._cache.popitem(last=False)[1].nbytes
-        return values
+        return self._cache.keep(place, values)
 
 
 def _decode_column(column: Any, feature: Feature) -> Array:
@@ -207,9 +197,8 @@ class VideoFrames:
 
     def __init__(self, cache_bytes: int = _FRAME_BYTES) -> None:
         self._lock = threading.Lock()
-        self._open: OrderedDict[Path, _Decoder] = OrderedDict()
-        self._frames: OrderedDict[tuple[Path, int], Array] = OrderedDict()
-        self._bytes, self._limit = 0, cache_bytes
+        self._open: Recent[Path, _Decoder] = Recent(_OPEN_DECODERS, drop=lambda decoder: decoder.close())
+        self._frames: Recent[tuple[Path, int], Array] = Recent(cache_bytes, nbytes)
 
     def read(
         self, file: Path, start: float, first: int, count: int, fps: float, shape: tuple[int, ...], where: str
@@ -222,19 +211,17 @@ class VideoFrames:
             missing = []
             for i, key in enumerate(keys):
                 if (found := self._frames.get(key)) is not None and found.shape == shape:
-                    self._frames.move_to_end(key)
                     out[i] = found
                 else:
                     missing.append(i)
             if missing:
                 try:
                     times = [start + (first + i) / fps for i in missing]
-                    for i, frame in zip(missing, self._decoder(file).read(times, 0.5 / fps, shape), strict=True):
-                        out[i] = frame
-                        self._keep(keys[i], frame)
+                    decoder = self._open.get(file) or self._open.keep(file, _Decoder(file))
+                    for i, frame in zip(missing, decoder.read(times, 0.5 / fps, shape), strict=True):
+                        out[i] = self._frames.keep(keys[i], frame)
                 except Exception as error:  # FFmpeg's errors, and ours
-                    if (bad := self._open.pop(file, None)) is not None:
-                        bad.close()
+                    self._open.forget(file)
                     if isinstance(error, FileNotFoundError):
                         raise PrismError(f"{where}: {file} is not found; {AGAIN}") from None
                     words = getattr(error, "strerror", None) or reason(error)  # FFmpeg's, without the file again
@@ -243,23 +230,7 @@ class VideoFrames:
 
     def close(self) -> None:
         with self._lock:
-            while self._open:
-                self._open.popitem()[1].close()
-
-    def _decoder(self, file: Path) -> _Decoder:
-        decoder = self._open.pop(file, None) or _Decoder(file)
-        self._open[file] = decoder
-        while len(self._open) > _OPEN_DECODERS:
-            self._open.popitem(last=False)[1].close()
-        return decoder
-
-    def _keep(self, key: tuple[Path, int], frame: Array) -> None:
-        if frame.nbytes > self._limit:
-            return
-        self._bytes += frame.nbytes - getattr(self._frames.get(key), "nbytes", 0)
-        self._frames[key] = frame
-        while self._bytes > self._limit:
-            self._bytes -= self._frames.popitem(last=False)[1].nbytes
+            self._open.clear()
 
 
 class _Decoder:

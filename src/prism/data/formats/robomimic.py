@@ -10,7 +10,6 @@ import json
 import os
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 
 from prism.data.episodes import Array, IntArray
 from prism.data.formats.hdf5_probe import probe
+from prism.data.formats.recent import Recent
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
-from prism.errors import PrismError, need, reason
+from prism.errors import PrismError, need, unreadable
 from prism.io.files import AtomicWriter, hidden_beside, sync_folder
 
 DEFAULT_FPS = 20.0  # robosuite's control rate
@@ -54,23 +54,17 @@ class RobomimicSource(TableSource):
         self.path = path
         self._arguments = (path, fps, tuple(entries), mask, True)  # a worker process need not look again
         self._lock = threading.Lock()
-        self._datasets: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._datasets: Recent[tuple[str, str], Any] = Recent(_OPEN)
         self._h5py = need("h5py", "data", f"{path}: HDF5")
         if not trusted and (problem := probe(path)):
             raise PrismError(f"{path}: damaged: {problem}; {AGAIN}")
-        try:
+        with unreadable(f"{path}: truncated or not an HDF5 file", AGAIN):
             self._file = self._h5py.File(path, "r")
-        except Exception as error:  # OSError for damage; others for damage in odd places
-            raise PrismError(f"{path}: truncated or not an HDF5 file ({reason(error)}); {AGAIN}") from None
         notes: list[str] = []
-        try:
+        with unreadable(f"{path}: not readable as robomimic's layout", AGAIN):
             self._demos = self._find_demos(mask, notes)
             self.fps = self._rate(fps, notes)
             columns, self.lengths = self._survey()
-        except PrismError:
-            raise
-        except Exception as error:  # h5py raises KeyError, RuntimeError, OSError, ... on damaged metadata
-            raise PrismError(f"{path}: not readable as robomimic's layout ({reason(error)}); {AGAIN}") from None
         self._use(make_table(path, columns, "actions", entries, self.fps, notes))
         self.notes = tuple(notes)
 
@@ -169,19 +163,15 @@ class RobomimicSource(TableSource):
 
     def _rows(self, episode: int, key: str, start: int, stop: int) -> Array:
         demo = self._demos[episode]
-        try:
+        # a filter or a chunk's address may make no sense
+        with unreadable(f"{self._where(episode)}, '{key}': cannot be read", AGAIN):
             with self._lock:
-                dataset = self._datasets.pop((demo, key), None)
+                dataset = self._datasets.get((demo, key))
                 if dataset is None:
                     inside = key if key == "actions" else f"obs/{key}"
-                    dataset = self._file[f"data/{demo}/{inside}"]
-                self._datasets[demo, key] = dataset
-                while len(self._datasets) > _OPEN:
-                    self._datasets.popitem(last=False)
+                    dataset = self._datasets.keep((demo, key), self._file[f"data/{demo}/{inside}"])
             values: Array = dataset[start:stop]
-        except Exception as error:  # a filter or a chunk's address that makes no sense
-            raise PrismError(f"{self._where(episode)}, '{key}': cannot be read ({reason(error)}); {AGAIN}") from None
-        return values
+            return values
 
 
 def _samples(demo: Any) -> int:

@@ -11,7 +11,6 @@ import dataclasses
 import struct
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from prism.data.align import (
 )
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats import rosmsg
+from prism.data.formats.recent import Recent
 from prism.data.formats.table import (
     ACTION,
     IGNORED,
@@ -48,7 +48,7 @@ from prism.data.formats.table import (
     TableSource,
     make_table,
 )
-from prism.errors import PrismError, need, reason
+from prism.errors import PrismError, need, reason, unreadable
 from prism.sensors import encode_text
 
 AGAIN = "copy or record it again"
@@ -111,7 +111,7 @@ class RosbagSource(TableSource):
         self._typesys: Any = need("rosbags.typesys", "ros", f"{path}: ROS 2 bags")
         self._bags = _bags_in(path)
         self._lock = threading.RLock()
-        self._known: OrderedDict[int, _Bag] = OrderedDict()
+        self._known: Recent[int, _Bag] = Recent(_KEPT)
         self._reader: tuple[int, Any] | None = None
         notes: list[str] = []
         self._left_out: dict[str, str] = {}  # by topic, in words
@@ -156,12 +156,8 @@ class RosbagSource(TableSource):
 
     def _guarded(self, number: int, what: str, work: Any, *arguments: Any) -> Any:
         """Whatever a damaged bag makes rosbags, sqlite or a message raise becomes one line."""
-        try:
+        with unreadable(f"{self._where(number)}: {what}: not readable", AGAIN):
             return work(number, *arguments)
-        except PrismError:
-            raise
-        except Exception as error:
-            raise PrismError(f"{self._where(number)}: {what}: not readable ({reason(error)}); {AGAIN}") from None
 
     def _open(self, number: int) -> Any:
         if self._reader is None or self._reader[0] != number:
@@ -308,11 +304,8 @@ class RosbagSource(TableSource):
 
     def _bag(self, number: int) -> _Bag:
         with self._lock:
-            if number not in self._known:
-                self._known[number] = self._guarded(number, "the messages", self._align)
-                while len(self._known) > _KEPT:
-                    self._known.popitem(last=False)
-            return self._known[number]
+            known = self._known.get(number)
+            return known or self._known.keep(number, self._guarded(number, "the messages", self._align))
 
     def _align(self, number: int) -> _Bag:
         values: dict[str, Array] = {}

@@ -36,7 +36,7 @@ from prism.data.episodes import (
     wanted_sensors,
 )
 from prism.data.formats.npz import npy_header
-from prism.errors import PrismError, reason
+from prism.errors import PrismError, reason, unreadable
 from prism.sensors import ActionSpec, SensorSpec
 
 # ---------------------------------------------------------------------------
@@ -50,6 +50,7 @@ MANIFEST = "dataset.json"
 ACTIONS = "actions"
 PRESENT = ".present"
 CHECKSUM = ".crc"
+AGAIN = "collect or convert the dataset again"
 _REQUIRED = ("format_version", "task", "fps", "sensors", "action_dim", "episode_ends")
 
 
@@ -94,14 +95,10 @@ def _checksum(data: dict[str, Any]) -> int:
 
 def read_manifest(file: Path) -> Manifest:
     """dataset.json with every field checked."""
-    try:
+    if not file.is_file():
+        raise PrismError(f"{file}: not found; a prism dataset is a folder that holds it")
+    with unreadable(f"{file}: not readable as JSON", AGAIN):
         data = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PrismError(f"{file}: not found; a prism dataset is a folder that holds it") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PrismError(
-            f"{file}: not readable as JSON ({reason(error)}); collect or convert the dataset again"
-        ) from None
     if not isinstance(data, dict):
         raise PrismError(f"{file}: holds a {type(data).__name__}, not a JSON object; collect or convert it again")
     version = data.get("format_version")
@@ -110,7 +107,7 @@ def read_manifest(file: Path) -> Manifest:
             f"{file}: 'format_version' is {version!r}, this prism reads {FORMAT_VERSION}; use the prism that wrote it"
         )
     if missing := [key for key in _REQUIRED if key not in data]:
-        raise PrismError(f"{file}: key '{missing[0]}' is missing; collect or convert the dataset again")
+        raise PrismError(f"{file}: key '{missing[0]}' is missing; {AGAIN}")
     fps, action_dim, task = data["fps"], data["action_dim"], data["task"]
     if not isinstance(task, str):
         raise PrismError(f"{file}: 'task' must be text, not {task!r}; mend the file")
@@ -138,14 +135,14 @@ def read_manifest(file: Path) -> Manifest:
 
 def _read_sensors(file: Path, data: object) -> tuple[SensorSpec, ...]:
     if not isinstance(data, list) or not all(isinstance(entry, dict) for entry in data):
-        raise PrismError(f"{file}: 'sensors' must be a list of sensor specs; collect or convert the dataset again")
+        raise PrismError(f"{file}: 'sensors' must be a list of sensor specs; {AGAIN}")
     try:
         sensors = tuple(SensorSpec.from_json(entry) for entry in data)
         check_sensors(sensors)
     except PrismError as error:
         raise PrismError(f"{file}: 'sensors': {error}") from None
     except (TypeError, ValueError) as error:
-        raise PrismError(f"{file}: 'sensors': {reason(error)}; collect or convert the dataset again") from None
+        raise PrismError(f"{file}: 'sensors': {reason(error)}; {AGAIN}") from None
     return sensors
 
 
@@ -173,7 +170,6 @@ def check_sensors(sensors: Sequence[SensorSpec]) -> None:
 # checked without reading much beyond it.
 
 BLOCK_BYTES = 16384
-AGAIN = "collect or convert the dataset again"
 _HEADER = 4096  # bytes that hold any header numpy writes for a plain array
 
 
@@ -198,11 +194,9 @@ class RowFile:
         except FileNotFoundError:
             raise PrismError(f"{file}: not found, but {said_by} names it; {AGAIN}") from None
         weakref.finalize(self, os.close, self._descriptor)
-        try:
+        with unreadable(f"{file}: truncated or not a .npy file", AGAIN):
             head = io.BytesIO(os.pread(self._descriptor, _HEADER, 0))
             found, fortran, kind = npy_header(head)
-        except Exception as error:  # numpy raises many kinds on a damaged header
-            raise PrismError(f"{file}: truncated or not a .npy file ({reason(error)}); {AGAIN}") from None
         self._offset = head.tell()
         if kind.hasobject:
             raise PrismError(f"{file}: not a .npy file of numbers (it holds pickled objects, never loaded); {AGAIN}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import zipfile
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.data.episodes import Array, IntArray, check_finite, checked_ends
+from prism.data.formats.recent import Recent, nbytes
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, Stream, TableSource, make_table
-from prism.errors import PrismError, reason
+from prism.errors import PrismError, unreadable
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -38,7 +38,7 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
     """The zarr arrays under `data` by name, and the episode ends. Reads metadata and the ends only."""
     import zarr
 
-    try:
+    with unreadable(f"{path}: not readable as zarr", AGAIN):  # damaged metadata: KeyError, JSON errors, zip errors, ...
         store, root, children, stored = _folder_store(path) if path.is_dir() else _zip_store(path)
         checked, blosc = _checking(store)
         group = zarr.open_group(checked, path=root, mode="r")
@@ -66,10 +66,6 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
                     raise PrismError(f"{path}: '{array.path}' is sharded and blosc-compressed; write it without shards")
                 blosc.add(array.path.strip("/") + "/")
         return arrays, checked_ends(np.asarray(ends[...]), f"{path}: '{ENDS}'")
-    except PrismError:
-        raise
-    except Exception as error:  # damaged metadata surfaces as KeyError, JSON errors, zip errors, ...
-        raise PrismError(f"{path}: not readable as zarr ({reason(error)}); {AGAIN}") from None
 
 
 def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
@@ -86,11 +82,8 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
     """People zip the folder's content, or the folder: the dataset may be anywhere in the archive, but only once."""
     from zarr.storage import ZipStore
 
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise PrismError(f"{path}: truncated or not a zip archive ({reason(error)}); {AGAIN}") from None
+    with unreadable(f"{path}: truncated or not a zip archive", AGAIN), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
     if len(set(names)) < len(names):
         raise PrismError(f"{path}: holds two files of one name; {AGAIN}")
     ends = [f"{ENDS}/{meta}" for meta in (".zarray", "zarr.json")]
@@ -173,10 +166,9 @@ class ZarrSource(TableSource):
         fps = DEFAULT_FPS if fps is None else fps
         if not fps > 0:
             raise PrismError(f"{path}: fps must be positive, not {fps}")
-        self.path, self.fps, self._cache_bytes = path, float(fps), cache_bytes
+        self.path, self.fps = path, float(fps)
         self._arguments = (path, fps, tuple(entries), cache_bytes)
-        self._cache: OrderedDict[tuple[str, int], Array] = OrderedDict()
-        self._cached_bytes = 0
+        self._cache: Recent[tuple[str, int], Array] = Recent(cache_bytes, nbytes)
         self._lock = threading.Lock()
         notes = [f"the format stores no rate: {fps:g} steps a second are assumed"]
         arrays, ends = open_arrays(path, notes)
@@ -237,10 +229,8 @@ class ZarrSource(TableSource):
         image = stream.spec.is_image
         chunk = max(int(array.chunks[0]), 1)
         block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
-        try:
+        with unreadable(f"{self.path}: 'data/{key}' cannot be listed", AGAIN):  # names that make no sense
             missing = int(array.nchunks) - int(array.nchunks_initialized)
-        except Exception as error:  # names in the archive that make no sense
-            raise PrismError(f"{self.path}: 'data/{key}' cannot be listed ({reason(error)}); {AGAIN}") from None
         if missing and (image or stream is self.table.action):
             raise PrismError(f"{self.path}: 'data/{key}' lacks {missing} of its {array.nchunks} chunks; {AGAIN}")
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
@@ -252,31 +242,21 @@ class ZarrSource(TableSource):
         return _Stream(key, array, block, pixels, scale or 1.0)
 
     def _decode(self, key: str, array: Any, start: int, stop: int) -> Array:
-        try:
+        with unreadable(f"{self.path}: 'data/{key}' cannot be decoded near step {start}", AGAIN):
             values: Array = array[start:stop]
-        except Exception as error:  # each codec and store fails with exceptions of its own
-            raise PrismError(
-                f"{self.path}: 'data/{key}' cannot be decoded near step {start} ({reason(error)}); {AGAIN}"
-            ) from None
-        return values
+            return values
 
     def _block(self, stream: _Stream, number: int) -> Array:
         """Block `number`, (rows, ...); pixels stored as floats are kept as uint8, a quarter of the size."""
         with self._lock:
             if (found := self._cache.get((stream.key, number))) is not None:
-                self._cache.move_to_end((stream.key, number))
                 return found
         start = number * stream.block
         values = self._decode(stream.key, stream.array, start, start + stream.block)
         if stream.image:
             values = self._pixels(stream, values, start)
         with self._lock:
-            if (stream.key, number) not in self._cache and values.nbytes <= self._cache_bytes:
-                self._cache[stream.key, number] = values
-                self._cached_bytes += values.nbytes
-                while self._cached_bytes > self._cache_bytes:
-                    self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
-        return values
+            return self._cache.keep((stream.key, number), values)
 
     def _pixels(self, stream: _Stream, values: Array, start: int) -> Array:
         numbers = values.astype(np.float32, copy=False)
