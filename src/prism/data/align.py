@@ -31,7 +31,6 @@ _FRAMES = (100, 10_000)  # steps of the clock: at most so many a frame, and so m
 _SAMPLES = (10, 50_000_000)  # of audio's time line, the same
 
 Times = NDArray[np.float64]  # seconds
-Method = Literal["nearest", "hold", "linear"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class AlignConfig:
 class Timed:
     """A recorded stream: samples (N, ...) with stamps (N,). Audio: values (samples,), one stamp a chunk.
 
-    `quaternions`: where in a vector unit quaternions begin (4 numbers each, either order of the parts).
+    `quaternions`: where in a vector unit quaternions begin (4 numbers each, either order of the parts); `scalar`:
+    which of the 4 is w, where that is known.
     `chunks` (audio): how many samples belong to each stamp, which is that of the chunk's first sample.
     """
 
@@ -64,6 +64,7 @@ class Timed:
     values: Array
     quaternions: tuple[int, ...] = ()
     chunks: IntArray | None = None
+    scalar: int | None = None
 
 
 @dataclass(frozen=True)
@@ -261,38 +262,35 @@ def audio_windows(
     return np.where(here[:, None], line[rows], 0).astype(np.float32), here
 
 
-def align(streams: Mapping[str, Timed], camera: str, config: AlignConfig) -> Aligned:
-    """All streams on the clock of the stream named `camera`."""
+def align(streams: Mapping[str, Timed], camera: str, config: AlignConfig, where: str = "") -> Aligned:
+    """All streams on the clock of the stream named `camera`. `where` goes before a stream's name in messages."""
     if camera not in streams:
         raise PrismError(f"there is no stream '{camera}' to give the clock; there are {', '.join(streams)}")
-    stamps = {name: check_times(stream.times, f"'{name}'") for name, stream in streams.items()}
-    with named(f"'{camera}'"):
+    stamps = {name: check_times(stream.times, f"{where}'{name}'") for name, stream in streams.items()}
+    with named(f"{where}'{camera}'"):
         clock = camera_clock(stamps[camera], config.rate)
     values: dict[str, Array] = {}
     present: dict[str, BoolArray] = {}
-    gaps = []
     for name, stream in streams.items():
-        times, reach, spec = stamps[name], config.reach, stream.spec
-        if spec.kind == "audio":
-            chunks = stream.chunks if stream.chunks is not None else np.array([len(stream.values)])
-            with named(f"'{name}'"):
-                values[name], present[name] = audio_windows(
-                    times, chunks, stream.values, spec.sample_rate, clock, spec.shape[0], reach
-                )
-        elif spec.kind == "vector":
-            data = continuous_quaternions(stream.values, stream.quaternions)
-            with named(f"'{name}'"):
-                values[name], present[name] = interpolate(times, data, clock, reach, stream.quaternions)
-        else:
-            chosen, here = pick(times, clock, reach if spec.kind != "text" else np.inf, method_of(spec, config))
-            values[name], present[name] = stream.values[chosen], here
-        gaps.append(count_gaps(name, times, clock, present[name]))
-    return Aligned(clock, values, present, tuple(gaps))
+        with named(f"{where}'{name}'"):
+            values[name], present[name] = _on_clock(stream, stamps[name], clock, config)
+    gaps = tuple(count_gaps(name, times, clock, present[name]) for name, times in stamps.items())
+    return Aligned(clock, values, present, gaps)
 
 
-def method_of(spec: SensorSpec, config: AlignConfig) -> Literal["nearest", "hold"]:
-    """An instruction is valid until the next one; pictures as the configuration says."""
-    return "hold" if spec.kind == "text" else config.images
+def _on_clock(stream: Timed, times: Times, clock: Times, config: AlignConfig) -> tuple[Array, BoolArray]:
+    spec = stream.spec
+    if spec.kind == "audio":
+        chunks = stream.chunks if stream.chunks is not None else np.array([len(stream.values)])
+        return audio_windows(times, chunks, stream.values, spec.sample_rate, clock, spec.shape[0], config.reach)
+    if spec.kind == "vector":
+        data = continuous_quaternions(stream.values, stream.quaternions, stream.scalar)
+        return interpolate(times, data, clock, config.reach, stream.quaternions)
+    if spec.kind == "text":  # an instruction is valid until the next one
+        chosen, here = pick(times, clock, np.inf, "hold")
+    else:
+        chosen, here = pick(times, clock, config.reach, config.images)
+    return stream.values[chosen], here
 
 
 def count_gaps(name: str, times: Times, clock: Times, present: BoolArray) -> Gaps:

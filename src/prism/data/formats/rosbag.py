@@ -20,18 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from prism.data.align import (
-    AlignConfig,
-    Times,
-    audio_windows,
-    camera_clock,
-    check_times,
-    continuous_quaternions,
-    count_gaps,
-    interpolate,
-    named,
-    pick,
-)
+from prism.data.align import AlignConfig, Timed, Times, align, check_times, named
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats import rosmsg
 from prism.data.formats.recent import Recent
@@ -49,7 +38,7 @@ from prism.data.formats.table import (
     make_table,
 )
 from prism.errors import PrismError, need, reason, unreadable
-from prism.sensors import encode_text
+from prism.sensors import SensorSpec, encode_text
 
 AGAIN = "copy or record it again"
 _ACTION_WORDS = ("action", "command", "cmd", "target")
@@ -261,7 +250,7 @@ class RosbagSource(TableSource):
         return likely[0]
 
     def _own_rate(self, number: int) -> float:
-        times, _ = self._stamps(number, self._keys[self._clock])
+        times, _, _ = self._recorded(number, self._keys[self._clock])
         if not (rate := _rate(times)):
             raise PrismError(f"{self._where(number)}: '{self._clock}' has no rate of its own; give --fps")
         return rate
@@ -273,34 +262,39 @@ class RosbagSource(TableSource):
         rate = min(self._rates.get(column.key, 0.0) for column in stream.columns)
         return dataclasses.replace(stream, spec=dataclasses.replace(stream.spec, fps=rate))
 
-    def _stamps(self, number: int, key: _Key) -> tuple[Times, IntArray]:
-        """The messages' own times in seconds, and when they were received in nanoseconds."""
-        reader = self._open(number)
-        stamps, received = [], []
-        with self._messages(reader, key.topic, number) as messages:
-            for _, time, content in messages:
-                stamps.append(_stamp(content) if key.stamped else time * 1e-9)
-                received.append(time)
-        return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), np.array(received, np.int64)
-
-    def _samples(self, number: int, key: _Key) -> tuple[Times, list[Any]]:
+    def _recorded(self, number: int, key: _Key) -> tuple[Times, IntArray, list[Any]]:
+        """The messages' own times in seconds, when they were received in nanoseconds, and what each holds (of a picture
+        nothing: those are read when they are asked for)."""
         reader = self._open(number)
         stamps: list[float] = []
+        received: list[int] = []
         values: list[Any] = []
         with self._messages(reader, key.topic, number) as messages:
             for connection, time, content in messages:
-                message = reader.deserialize(content, connection.msgtype)
-                if key.field is not None:
-                    sample: Any = key.field.get(message)
-                    if sample.shape != key.column.shape:
-                        raise ValueError(
-                            f"message {len(values)} has {len(sample)} numbers, the first {key.column.shape[0]}"
-                        )
-                else:
-                    sample = str(message.data) if key.column.is_text else rosmsg.audio_samples(message)
                 stamps.append(_stamp(content) if key.stamped else time * 1e-9)
-                values.append(sample)
-        return check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'"), values
+                received.append(time)
+                if key.msgtype not in rosmsg.IMAGES:
+                    values.append(_sample(reader.deserialize(content, connection.msgtype), key, len(values)))
+        times = check_times(np.array(stamps), f"{self._where(number)}, '{key.topic}'")
+        return times, np.array(received, np.int64), values
+
+    def _timed(self, name: str, number: int, key: _Key, times: Times, samples: list[Any]) -> Timed:
+        """What is aligned; a picture by its number among the messages."""
+        column = key.column
+        if key.msgtype in rosmsg.IMAGES:
+            spec = SensorSpec(name, "depth" if len(column.shape) == 2 else "rgb", column.shape)
+            return Timed(spec, times, np.arange(len(times)))
+        if key.field is not None:
+            turns = key.field.quaternions
+            return Timed(SensorSpec(name, "vector", column.shape), times, np.stack(samples), turns, scalar=3)  # xyzw
+        if column.is_text:
+            with named(f"{self._where(number)}, '{name}'"):
+                for text in set(samples):  # refused now, and not in the middle of a training
+                    encode_text(text, column.shape[0])
+            return Timed(SensorSpec(name, "text", column.shape), times, np.array(samples, dtype=object))
+        spec = SensorSpec(name, "audio", column.shape, sample_rate=column.sample_rate)
+        counts = np.array([len(sample) for sample in samples])
+        return Timed(spec, times, np.concatenate(samples).astype(np.float32) / 32768, chunks=counts)
 
     def _bag(self, number: int) -> _Bag:
         with self._lock:
@@ -308,45 +302,24 @@ class RosbagSource(TableSource):
             return known or self._known.keep(number, self._guarded(number, "the messages", self._align))
 
     def _align(self, number: int) -> _Bag:
-        values: dict[str, Array] = {}
-        pictures: dict[str, tuple[IntArray, Times]] = {}
-        present: dict[str, BoolArray] = {}
-        reach = self._config.reach
-        stamps = self._stamps(number, self._keys[self._clock])[0]
-        with named(f"{self._where(number)}, '{self._clock}'"):
-            clock = camera_clock(stamps, self.fps)
-        gaps = []
+        timed: dict[str, Timed] = {}
+        received: dict[str, IntArray] = {}
         streams = (*self.table.streams, self.table.action)
         for name in dict.fromkeys(column.key for stream in streams for column in stream.columns):
-            key = self._keys[name]
-            if key.msgtype in rosmsg.IMAGES:
-                times, received = self._stamps(number, key)
-                chosen, present[name] = pick(times, clock, reach, self._config.images)
-                pictures[name] = received[chosen], times[chosen]
-            else:
-                times, samples = self._samples(number, key)
-                if key.field is not None:
-                    turns = key.field.quaternions
-                    data = continuous_quaternions(np.stack(samples), turns, scalar=3)  # x, y, z, w
-                    with named(f"{self._where(number)}, '{name}'"):
-                        values[name], present[name] = interpolate(times, data, clock, reach, turns)
-                elif key.column.is_text:
-                    with named(f"{self._where(number)}, '{name}'"):
-                        for text in set(samples):  # refused now, and not in the middle of a training
-                            encode_text(text, key.column.shape[0])
-                    chosen, present[name] = pick(times, clock, np.inf, "hold")
-                    values[name] = np.array([samples[i] for i in chosen.tolist()], dtype=object)
-                else:
-                    counts = np.array([len(sample) for sample in samples])
-                    joined = np.concatenate(samples).astype(np.float32) / 32768
-                    size, rate = key.column.shape[0], key.column.sample_rate
-                    with named(f"{self._where(number)}, '{name}'"):
-                        values[name], present[name] = audio_windows(times, counts, joined, rate, clock, size, reach)
+            times, received[name], samples = self._recorded(number, self._keys[name])
+            timed[name] = self._timed(name, number, self._keys[name], times, samples)
             if number == 0:
                 self._rates[name] = _rate(times)
-            gap = count_gaps(name, times, clock, present[name])
-            gaps += [str(gap)] if gap.absent else []
-        return self._trim(number, _Bag(values, pictures, present, len(clock), tuple(gaps)))
+        found = align(timed, self._clock, self._config, f"{self._where(number)}, ")
+        values: dict[str, Array] = {}
+        pictures: dict[str, tuple[IntArray, Times]] = {}
+        for name, chosen in found.streams.items():
+            if timed[name].spec.is_image:
+                pictures[name] = received[name][chosen.astype(np.int64)], timed[name].times[chosen.astype(np.int64)]
+            else:
+                values[name] = chosen
+        gaps = tuple(str(gap) for gap in found.gaps if gap.absent)
+        return self._trim(number, _Bag(values, pictures, found.present, len(found.clock), gaps))
 
     def _trim(self, number: int, bag: _Bag) -> _Bag:
         """From the first step with an action to the last; there must be one at every step between."""
@@ -404,6 +377,15 @@ class RosbagSource(TableSource):
         if wanted:
             raise ValueError("a message that was there is gone")
         return out
+
+
+def _sample(message: Any, key: _Key, number: int) -> Any:
+    if key.field is None:
+        return str(message.data) if key.column.is_text else rosmsg.audio_samples(message)
+    sample = key.field.get(message)
+    if sample.shape != key.column.shape:
+        raise ValueError(f"message {number} has {len(sample)} numbers, the first {key.column.shape[0]}")
+    return sample
 
 
 def _rate(times: Times) -> float:
