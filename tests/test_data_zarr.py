@@ -15,6 +15,7 @@ import pytest
 import zarr
 
 from prism.data import open_dataset, parse_map, with_sensors
+from prism.data.formats.recent import Recent
 from prism.data.formats.zarr_format import ZarrSource
 from prism.data.windows import Windows
 from prism.errors import PrismError
@@ -108,8 +109,19 @@ def test_decodes_only_the_chunks_it_needs_and_keeps_few(tmp_path: Path) -> None:
     assert [entry for entry in decoded if entry[0] == "img"] == [("img", 12, 16)]
     for start in range(15):
         images.read(2, start, start + 1)
-    assert source._cached_bytes <= source._cache_bytes
-    assert sum(block.nbytes for block in source._cache.values()) == source._cached_bytes
+    assert 0 < source._cache.total <= source._cache.limit
+
+
+def test_what_was_used_last_is_kept() -> None:
+    closed: list[str] = []
+    recent: Recent[str, str] = Recent(5, len, closed.append)
+    for word in ("one", "to", "too long", "to"):
+        assert recent.keep(word, word) == word
+    assert (recent.get("one"), recent.get("too long"), recent.total) == ("one", None, 5)
+    recent.keep("six", "six")
+    assert (closed, recent.get("six"), recent.total) == (["to", "to", "one"], "six", 3)
+    recent.clear()
+    assert (closed[-1], recent.total) == ("six", 0)
 
 
 def test_pixels_of_other_types(tmp_path: Path) -> None:

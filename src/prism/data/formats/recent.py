@@ -20,9 +20,9 @@ class Recent(Generic[K, V]):
     def __init__(
         self, limit: int, cost: Callable[[V], int] = lambda value: 1, drop: Callable[[V], object] = lambda value: None
     ) -> None:
-        self._limit, self._cost, self._drop = limit, cost, drop
+        self.limit, self._cost, self._drop = limit, cost, drop
         self._values: OrderedDict[K, V] = OrderedDict()
-        self._total = 0
+        self.total = 0
 
     def get(self, key: K) -> V | None:
         if key in self._values:
@@ -32,17 +32,17 @@ class Recent(Generic[K, V]):
     def keep(self, key: K, value: V) -> V:
         """The value itself; one that alone is over the limit is not kept."""
         self.forget(key)
-        if (cost := self._cost(value)) <= self._limit:
+        if (cost := self._cost(value)) <= self.limit:
             self._values[key] = value
-            self._total += cost
-            while self._total > self._limit:
+            self.total += cost
+            while self.total > self.limit:
                 self.forget(next(iter(self._values)))
         return value
 
     def forget(self, key: K) -> None:
         if key in self._values:
             value = self._values.pop(key)
-            self._total -= self._cost(value)
+            self.total -= self._cost(value)
             self._drop(value)
 
     def clear(self) -> None:
