@@ -29,10 +29,11 @@ from torch import Tensor
 
 from prism.attention import (
     Kind,
-    attention,
     choose,
-    favor_attention,
-    favor_paper_attention,
+    favor_attend,
+    favor_key_sums,
+    favor_paper_attend,
+    favor_paper_key_sums,
     gaussian_features,
     orthogonal_features,
     softmax_attention,
@@ -88,6 +89,24 @@ class Config(Drawn):
             raise PrismError("seconds must be at least 0 and error-scale above 0")
 
 
+def favor_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """FAVOR+ estimate of `softmax_attention`; w from `orthogonal_features`."""
+    return favor_attend(q, favor_key_sums(k, v, w), w)
+
+
+def favor_paper_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Eq. 3 / Alg. 3 to the letter; w from `gaussian_features`."""
+    return favor_paper_attend(q, favor_paper_key_sums(k, v, w), w)
+
+
+def attend(kind: Kind, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Any kind by name; `softmax` ignores the random features."""
+    resolved = choose(kind, q.shape[2], k.shape[2], *w.shape)
+    if resolved == "softmax":
+        return softmax_attention(q, k, v)
+    return (favor_attention if resolved == "favor" else favor_paper_attention)(q, k, v, w)
+
+
 def measure_errors(config: Config, scale: float, advance: Callable[[], None]) -> dict[str, dict[str, float]]:
     """{"favor": {"16": error, ...}, "favor_paper": {...}}: 2 heads, 64 queries, 64 keys."""
     head_dim = config.error_head_dim
@@ -119,7 +138,7 @@ def measure_times(config: Config, length: int, backward: bool) -> dict[str, Time
     inputs = [x.requires_grad_(backward) for x in (q, k, v)]
 
     def call(kind: Kind) -> Tensor | None:
-        out = attention(kind, inputs[0], inputs[1], inputs[2], w)
+        out = attend(kind, inputs[0], inputs[1], inputs[2], w)
         if not backward:
             return out
         torch.autograd.grad(out, inputs, torch.ones_like(out))

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from prism.attention import favor_attention, orthogonal_features, softmax_attention
+from prism.attention import orthogonal_features, softmax_attention
 from prism.cli.style import option
 from prism.distance import batch_distance
 from prism.distributed.rows import quantile
@@ -118,7 +118,7 @@ def favor_error(config: Config, advance: Callable[[], None] = lambda: None) -> d
         estimates, kernels = [], []
         for _ in range(config.bias_draws):
             w = orthogonal_features(m, 16, rng)
-            estimates.append(favor_attention(q, k, v, w))
+            estimates.append(attention.favor_attention(q, k, v, w))
             kernels.append(_positive(q, w) @ _positive(k, w).transpose(-1, -2))
         advance()
         bias[str(m)] = {"kernel": _relative_bias(kernels, kernel), "attention": _relative_bias(estimates, exact)}

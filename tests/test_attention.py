@@ -16,10 +16,10 @@ from prism.attention import (
     AttentionConfig,
     Kind,
     choose,
-    favor_attention,
-    favor_features_key,
-    favor_features_query,
-    favor_paper_attention,
+    favor_attend,
+    favor_key_sums,
+    favor_paper_attend,
+    favor_paper_key_sums,
     gaussian_features,
     orthogonal_features,
     softmax_attention,
@@ -47,8 +47,9 @@ Call = Callable[..., Tensor]
 def attention_of(kind: str, features: Tensor) -> Call:
     if kind == "softmax":
         return softmax_attention
-    function = {"favor": favor_attention, "favor_paper": favor_paper_attention}[kind]
-    return lambda q, k, v, mask=None: function(q, k, v, features, mask)
+    if kind == "favor":
+        return lambda q, k, v, mask=None: favor_attend(q, favor_key_sums(k, v, features, mask), features)
+    return lambda q, k, v, mask=None: favor_paper_attend(q, favor_paper_key_sums(k, v, features, mask), features)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
@@ -69,14 +70,12 @@ def test_matches_reference(kind: str, scale: float) -> None:
             np.testing.assert_allclose(out[b, h], expected, rtol=2e-4, atol=2e-5 * scale)
 
 
-def test_features_estimate_the_softmax_kernel() -> None:
-    """E[phi(q) . phi(k)] is proportional to exp(q . k / sqrt(d)), with one factor for all keys of a query."""
+def test_favor_weights_estimate_those_of_softmax() -> None:
+    """E[phi(q) . phi(k)] is proportional to exp(q . k / sqrt(d)): of one-hot values, attention is its weights."""
     q, k, _ = qkv(3, batch=1, heads=1, scale=0.7)
-    w = orthogonal_features(1 << 16, 8, generator(4))
-    estimate = (favor_features_query(q, w) @ favor_features_key(k, w).transpose(-1, -2)).double()
-    kernel = torch.exp((q.double() @ k.double().transpose(-1, -2)) / 8**0.5)
-    ratio = estimate / kernel
-    assert (ratio / ratio.mean(dim=-1, keepdim=True) - 1).abs().max() < 0.1
+    call = attention_of("favor", orthogonal_features(1 << 16, 8, generator(4)))
+    weights = call(q, k, torch.eye(7).expand(1, 1, 7, 7))
+    assert (weights / torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, dim=-1) - 1).abs().max() < 0.1
 
 
 @settings(max_examples=20, deadline=None)
@@ -188,7 +187,7 @@ def test_gradient_of_favor_is_that_of_its_estimate() -> None:
     """The stabilisers carry no gradient: they cancel. Checked against finite differences in float64."""
     q, k, v = (x.double().requires_grad_() for x in qkv(9, batch=1, heads=1, t=3, s=4, d=4))
     w = orthogonal_features(10, 4, generator()).double()
-    assert torch.autograd.gradcheck(lambda *x: favor_attention(*x, w), (q, k, v), eps=1e-6, atol=1e-4, rtol=1e-3)
+    assert torch.autograd.gradcheck(attention_of("favor", w), (q, k, v), eps=1e-6, atol=1e-4, rtol=1e-3)
 
 
 # --------------------------------------------------------------------------- module

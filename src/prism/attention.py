@@ -100,13 +100,20 @@ def _project(x_BHTD: Tensor, w_MD: Tensor) -> Tensor:
 
 
 def _row_exponentials(x_BHTD: Tensor, w_MD: Tensor) -> Tensor:
-    """m^(-1/2) exp(W x~ - s), s the maximum of each row. In place: these are the passes over memory that cost."""
+    """m^(-1/2) exp(W x~ - s), s the maximum of each row. In place: these are the passes over memory that cost.
+
+    FAVOR+'s phi has -|x~|^2/2 in the exponent, which is constant in a row of queries: s removes it. s cancels in the
+    ratio of attention, so it carries no gradient.
+    """
     u_BHTM = _project(x_BHTD, w_MD)
     return u_BHTM.sub_(u_BHTM.detach().amax(dim=-1, keepdim=True).add_(_half_log(w_MD))).exp_()
 
 
 def _key_exponentials(x_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None) -> Tensor:
-    """m^(-1/2) exp(W x~ - |x~|^2/2 - s), s one maximum over the keys that count and their features."""
+    """m^(-1/2) exp(W x~ - |x~|^2/2 - s), s one maximum over the keys that count and their features.
+
+    A maximum per key would bias the logits. Masked keys are left out of it: they may be garbage of any size.
+    """
     u_BHSM = _project(x_BHSD, w_MD)
     u_BHSM.sub_(x_BHSD.square().sum(dim=-1, keepdim=True), alpha=0.5 * w_MD.shape[1] ** -0.5)
     if mask_BS is not None:
@@ -122,31 +129,6 @@ def _feature_eps(w_MD: Tensor) -> float:
     return _FEATURE_EPS * float(w_MD.shape[0] ** -0.5)
 
 
-def favor_features_query(x_BHTD: Float[Tensor, "B H T D"], w_MD: Float[Tensor, "M D"]) -> Float[Tensor, "B H T M"]:
-    """phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps], s the maximum over features of each row.
-
-    The term |x~|^2/2 is constant in a row, so the row's maximum removes it: it is not computed. The
-    stabiliser cancels in the ratio (up to eps), so it carries no gradient.
-    """
-    return _row_exponentials(x_BHTD, w_MD) + _feature_eps(w_MD)
-
-
-def favor_features_key(
-    x_BHSD: Float[Tensor, "B H S D"], w_MD: Float[Tensor, "M D"], mask_BS: Bool[Tensor, "B S"] | None = None
-) -> Float[Tensor, "B H S M"]:
-    """The same with one s for all keys and features of a head: a maximum per key would bias the logits.
-
-    Masked keys are left out of the maximum (they may be garbage of any size) and zeroed afterwards.
-    """
-    phi_BHSM = _key_exponentials(x_BHSD, w_MD, mask_BS) + _feature_eps(w_MD)
-    return phi_BHSM if mask_BS is None else phi_BHSM.masked_fill(~mask_BS[:, None, :, None], 0.0)
-
-
-def favor_paper_features(x_BHTD: Float[Tensor, "B H T D"], w_MD: Float[Tensor, "M D"]) -> Float[Tensor, "B H T M"]:
-    """Eq. 3 / Alg. 3 as printed, for queries and keys alike: m^(-1/2) exp(x W - rowmax(x W))."""
-    return _row_exponentials(x_BHTD, w_MD)
-
-
 # --------------------------------------------------------------------------- linear: attention
 
 
@@ -159,7 +141,8 @@ def _values_and_ones(v_BHSD: Tensor, mask_BS: Tensor | None) -> Float[Tensor, "B
 def favor_key_sums(
     k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
 ) -> Float[Tensor, "B H M E"]:
-    """[phi(K)^T V, phi(K)^T 1]: all that a query needs to know about the keys (S and n of Alg. 3).
+    """[phi(K)^T V, phi(K)^T 1] with phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps]: all that a query needs to know
+    about the keys (S and n of Alg. 3).
 
     The eps of phi is added here, after the sum over keys, not to each of the S * M features.
     """
@@ -178,39 +161,17 @@ def favor_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tenso
 def favor_paper_key_sums(
     k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
 ) -> Float[Tensor, "B H M E"]:
-    return favor_paper_features(k_BHSD, w_MD).transpose(-1, -2) @ _values_and_ones(v_BHSD, mask_BS)
+    return _row_exponentials(k_BHSD, w_MD).transpose(-1, -2) @ _values_and_ones(v_BHSD, mask_BS)
 
 
 def favor_paper_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
-    """The query side of Eq. 3: phi(Q) S / (phi(Q) n + eps_a)."""
-    out_BHTE = favor_paper_features(q_BHTD, w_MD) @ sums_BHME
-    return out_BHTE[..., :-1] / (out_BHTE[..., -1:] + _DENOMINATOR_EPS)
+    """Eq. 3 / Alg. 3 as printed: phi(Q) S / (phi(Q) n + eps_a), with a maximum of its own for every query and key.
 
-
-def favor_attention(
-    q_BHTD: Float[Tensor, "B H T D"],
-    k_BHSD: Float[Tensor, "B H S D"],
-    v_BHSD: Float[Tensor, "B H S D"],
-    w_MD: Float[Tensor, "M D"],
-    mask_BS: Bool[Tensor, "B S"] | None = None,
-) -> Float[Tensor, "B H T D"]:
-    """FAVOR+ estimate of `softmax_attention`; w from `orthogonal_features`."""
-    return favor_attend(q_BHTD, favor_key_sums(k_BHSD, v_BHSD, w_MD, mask_BS), w_MD)
-
-
-def favor_paper_attention(
-    q_BHTD: Float[Tensor, "B H T D"],
-    k_BHSD: Float[Tensor, "B H S D"],
-    v_BHSD: Float[Tensor, "B H S D"],
-    w_MD: Float[Tensor, "M D"],
-    mask_BS: Bool[Tensor, "B S"] | None = None,
-) -> Float[Tensor, "B H T D"]:
-    """Eq. 3 / Alg. 3 to the letter; w from `gaussian_features`.
-
-    Without -|k|^2/2, and with a maximum of its own for every key, each key gets a random logit
-    bias, so this does not converge to softmax as M grows (docs/explanation/attention.md). Kept for comparison.
+    Without -|k|^2/2 each key gets a random logit bias, so this does not converge to softmax as M grows
+    (docs/explanation/attention.md). Kept for comparison.
     """
-    return favor_paper_attend(q_BHTD, favor_paper_key_sums(k_BHSD, v_BHSD, w_MD, mask_BS), w_MD)
+    out_BHTE = _row_exponentials(q_BHTD, w_MD) @ sums_BHME
+    return out_BHTE[..., :-1] / (out_BHTE[..., -1:] + _DENOMINATOR_EPS)
 
 
 def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) -> Resolved:
@@ -226,22 +187,6 @@ def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) ->
     exact_entries = queries * keys
     linear_entries = (queries + keys) * features
     return "softmax" if exact_entries <= (1.4 + 14.0 / head_dim) * linear_entries else "favor"
-
-
-def attention(
-    kind: Kind,
-    q_BHTD: Float[Tensor, "B H T D"],
-    k_BHSD: Float[Tensor, "B H S D"],
-    v_BHSD: Float[Tensor, "B H S D"],
-    w_MD: Float[Tensor, "M D"],
-    mask_BS: Bool[Tensor, "B S"] | None = None,
-) -> Float[Tensor, "B H T D"]:
-    """Any kind by name; `softmax` ignores the random features."""
-    resolved = choose(kind, q_BHTD.shape[2], k_BHSD.shape[2], *w_MD.shape)
-    if resolved == "softmax":
-        return softmax_attention(q_BHTD, k_BHSD, v_BHSD, mask_BS)
-    linear = favor_attention if resolved == "favor" else favor_paper_attention
-    return linear(q_BHTD, k_BHSD, v_BHSD, w_MD, mask_BS)
 
 
 # --------------------------------------------------------------------------- module
