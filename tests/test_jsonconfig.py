@@ -24,7 +24,7 @@ def test_settings_change_what_they_name_and_nothing_else() -> None:
         ("objective.scop=batch", "scope"),
         ("objective", "KEY=VALUE"),
         ("objective.candidates=many", "expected int"),
-        ("objective.candidates=0", "at least 1"),
+        ("objective.candidates=0", "1 or more"),
         ("objective.clamp=[0.1]", r"objective\.clamp: expected 2 values, found 1"),
         ("objective.clamp=[0.1,0.2,0.3]", r"objective\.clamp: expected 2 values, found 3"),
         ('objective.clamp=[0.1,"high"]', r"objective\.clamp\[1\]: expected float"),

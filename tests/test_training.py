@@ -353,7 +353,7 @@ print(result.stopped_by, result.step)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch_size": 0}, "batch_size = 0, but it has to be at least 1"),
+        ({"batch_size": 0}, "train.batch_size = 0 is out of range: use 1 or more"),
         ({"learning_rate": float("nan")}, "learning_rate"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"steps": 0, "minutes": 0.0}, "no budget"),

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 
 Kind = Literal["softmax", "favor", "favor_paper", "auto"]
 Resolved = Literal["softmax", "favor", "favor_paper"]
@@ -43,12 +43,8 @@ class AttentionConfig:
     bias: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise PrismError(f"attention.kind is {self.kind!r}; choose one of {', '.join(get_args(Kind))}")
-        if self.heads < 1:
-            raise PrismError(f"attention.heads is {self.heads}; it must be at least 1")
-        if self.features < 1:
-            raise PrismError(f"attention.features is {self.features}; it must be at least 1")
+        check_choices(self, "attention")
+        check_numbers(self, "attention", {"[1, inf)": "heads features"})
 
 
 # --------------------------------------------------------------------------- exact

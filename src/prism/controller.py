@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.health import SensorMonitor
 from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import one_sign, unit_norm
@@ -46,16 +46,9 @@ class ControllerConfig:
     warm_start: bool = field(default=False, metadata=ADDED_LATER)  # Falcon: sample near the old plan's remainder
 
     def __post_init__(self) -> None:
-        if self.exec_horizon < 1:
-            raise PrismError(f"controller.exec_horizon = {self.exec_horizon} is out of range; use at least 1")
-        if self.candidates < 1:
-            raise PrismError(f"controller.candidates = {self.candidates} is out of range; use at least 1")
-        if self.smoothing < 0:
-            raise PrismError(f"controller.smoothing = {self.smoothing} is out of range; use 0 (off) or more")
-        if self.ensemble is not None and not -10 <= self.ensemble <= 10:  # beyond, one plan alone counts
-            raise PrismError(
-                f"controller.ensemble = {self.ensemble} is out of range; use a value in [-10, 10], 0.01 as published"
-            )
+        # Beyond 10 in `ensemble`, one plan alone counts.
+        numbers = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing", "[-10, 10]": "ensemble"}
+        check_numbers(self, "controller", numbers)
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
 

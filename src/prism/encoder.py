@@ -10,9 +10,8 @@ context and the generator K times, so this is the cheap place for computation: d
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +32,7 @@ from prism.encoders.kinds import (
 )
 from prism.encoders.text import TextConfig
 from prism.encoders.vision import NormKind
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import Normalizer
 from prism.sensors import KINDS, SensorSpec
@@ -66,22 +65,15 @@ class EncoderConfig:
     sensor_dropout: dict[str, float] = field(default_factory=dict, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
-        if self.rgb not in get_args(RgbBackbone):
-            raise PrismError(f"encoder.rgb is '{self.rgb}'; use one of {', '.join(get_args(RgbBackbone))}")
-        if self.rgb_norm not in get_args(NormKind):
-            raise PrismError(f"encoder.rgb_norm is '{self.rgb_norm}'; use one of {', '.join(get_args(NormKind))}")
-        if not 0 < self.rgb_focus < math.inf:
-            raise PrismError(f"encoder.rgb_focus is {self.rgb_focus}; it must be above 0")
+        check_choices(self, "encoder")
+        numbers = {"[0, inf)": "vector_hidden fusion_hidden mix_blocks", "(0, inf)": "rgb_focus", "[0, 1)": "dropout"}
+        sizes = "vector_features rgb_features depth_features tactile_features mix_width context_tokens"
+        check_numbers(self, "encoder", {**numbers, "[1, inf)": sizes})
         if self.rgb_norm == "frozen_batch" and (self.rgb != "resnet18" or self.rgb_weights is None):
             raise PrismError("encoder.rgb_norm 'frozen_batch' needs rgb = 'resnet18' and rgb_weights to be frozen at")
-        sizes = (self.vector_features, self.rgb_features, self.depth_features, self.tactile_features)
-        if min(*sizes, self.mix_width, self.context_tokens) < 1:
-            raise PrismError("encoder: all *_features, mix_width and context_tokens must be at least 1")
         if not self.depth_widths or min(self.depth_widths) < 1:
             raise PrismError(f"encoder.depth_widths is {self.depth_widths}; it needs at least one width of at least 1")
-        if min(self.vector_hidden, self.fusion_hidden, self.mix_blocks) < 0:
-            raise PrismError("encoder: vector_hidden, fusion_hidden and mix_blocks must be at least 0")
-        for name, chance in {"dropout": self.dropout, **self.sensor_dropout}.items():
+        for name, chance in self.sensor_dropout.items():
             if not 0 <= chance < 1:
                 raise PrismError(f"encoder: the dropout of '{name}' is {chance}; it must be in [0, 1)")
 

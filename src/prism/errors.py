@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class PrismError(Exception):
@@ -26,6 +28,33 @@ def unreadable(problem: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise PrismError(f"{problem} ({reason(error)}); {remedy}") from None
+
+
+def check_numbers(config: Any, where: str, intervals: Mapping[str, str]) -> None:
+    """PrismError for a field outside its interval, {"[1, inf)": "names of fields"}; None is no number and passes.
+
+    `where` names the config, or is "--" for a command, whose fields are options.
+    """
+    words = {"[1, inf)": "1 or more", "[0, inf)": "0 or more", "(0, inf)": "a positive number"}
+    for interval, names in intervals.items():
+        low, high = map(float, interval[1:-1].split(","))
+        for name in names.split():
+            value = getattr(config, name)
+            at_end = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+            if value is None or at_end or low < value < high:
+                continue
+            said = f"{value:g}" if isinstance(value, float) else value
+            subject = f"--{name.replace('_', '-')} {said}" if where == "--" else f"{where}.{name} = {said}"
+            raise PrismError(f"{subject} is out of range: use {words.get(interval, f'a value in {interval}')}")
+
+
+def check_choices(config: Any, where: str) -> None:
+    """PrismError for a field of type Literal that has none of its values."""
+    hints = get_type_hints(type(config))
+    for name in (field.name for field in dataclasses.fields(config)):
+        value, choices = getattr(config, name), get_args(hints[name])
+        if get_origin(hints[name]) is Literal and value not in choices:
+            raise PrismError(f"{where}.{name} = '{value}' is unknown: use one of {', '.join(choices)}")
 
 
 def need(module: str, extra: str, what: str) -> ModuleType:

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.attention import Attention, AttentionConfig, KeyValues
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class GeneratorConfig:
     query_scale: float = 0.5  # ours: queries that start small are hard to tell apart for a long time
 
     def __post_init__(self) -> None:
-        if min(self.width, self.blocks, self.latent, self.actions_per_query) < 1 or self.mlp_ratio <= 0:
-            raise PrismError(
-                "generator: width, blocks, latent, actions_per_query must be at least 1, mlp_ratio above 0"
-            )
+        numbers = {"[1, inf)": "width blocks latent actions_per_query", "(0, inf)": "mlp_ratio"}
+        check_numbers(self, "generator", numbers)
         if self.width % self.attention.heads:
             raise PrismError(f"generator.width {self.width} is not a multiple of the {self.attention.heads} heads")
 

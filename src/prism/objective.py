@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
 from prism.distributed.rows import WHOLE, Share
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER, absent
 
 Rule = Literal["calibrated", "paper", "none"]
@@ -70,31 +70,12 @@ class ObjectiveConfig:
     relative: float = field(default=0.5, metadata=absent(0.0))
 
     def __post_init__(self) -> None:
-        for name, value, kind in (
-            ("rule", self.rule, Rule),
-            ("scope", self.scope, Scope),
-            ("weights", self.weights, Weights),
-        ):
-            if value not in get_args(kind):
-                raise PrismError(f"objective.{name} is '{value}'; use one of {', '.join(get_args(kind))}")
-        if self.candidates < 1:
-            raise PrismError(f"objective.candidates is {self.candidates}; it must be at least 1")
-        if not 0.0 < self.quantile < 1.0:
-            raise PrismError(f"objective.quantile is {self.quantile}; it must lie between 0 and 1")
-        if not 0.0 <= self.momentum < 1.0:
-            raise PrismError(f"objective.momentum is {self.momentum}; it must lie in [0, 1)")
+        check_choices(self, "objective")
+        numbers = {"[1, inf)": "candidates max_targets", "[0, inf)": "soft_weight", "(0, inf)": "temperature eps"}
+        fractions = {"(0, 1)": "quantile", "[0, 1)": "momentum", "[0, 1]": "relative"}
+        check_numbers(self, "objective", {**numbers, **fractions, f"[1, {self.candidates}]": "soft_candidates"})
         if not 0.0 < self.clamp[0] <= self.clamp[1]:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
-        if self.soft_weight < 0 or self.temperature <= 0 or self.eps <= 0:
-            raise PrismError("objective.soft_weight must be >= 0, objective.temperature and objective.eps > 0")
-        if not 0.0 <= self.relative <= 1.0:
-            raise PrismError(f"objective.relative is {self.relative}; use 0 to 1")
-        if self.max_targets < 1:
-            raise PrismError(f"objective.max_targets is {self.max_targets}; it must be at least 1")
-        if not 1 <= self.soft_candidates <= self.candidates:
-            raise PrismError(
-                f"objective.soft_candidates is {self.soft_candidates}; it must lie in 1..{self.candidates}"
-            )
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER
 
 FloatArray = NDArray[np.float64]
@@ -53,25 +53,9 @@ class SelectionConfig:
     restless: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
-        for name, value, options in (
-            ("rule", self.rule, get_args(Rule)),
-            ("initial", self.initial, get_args(InitialRule)),
-            ("action_kind", self.action_kind, get_args(ActionKind)),
-        ):
-            if value not in options:
-                raise PrismError(f"selection.{name} = '{value}' is unknown; use one of {', '.join(options)}")
-        for name, number, low, high in (
-            ("mode_radius", self.mode_radius, 0.0, np.inf),
-            ("discount", self.discount, 0.0, 1.0),
-            ("patience", self.patience, 0.0, np.inf),
-        ):
-            if not (low < number <= high):
-                raise PrismError(f"selection.{name} = {number} is out of range; use a value in ({low:g}, {high:g}]")
-        for name, number in (("min_share", self.min_share), ("centrality", self.centrality)):
-            if not (0.0 <= number <= 1.0):
-                raise PrismError(f"selection.{name} = {number} is out of range; use a value in [0, 1]")
-        if self.restless < 0:
-            raise PrismError(f"selection.restless = {self.restless} is out of range; use 0 or more")
+        check_choices(self, "selection")
+        numbers = {"(0, inf]": "mode_radius patience", "(0, 1]": "discount", "[0, 1]": "min_share centrality"}
+        check_numbers(self, "selection", {**numbers, "[0, inf)": "restless", "[1, inf)": "pose_dims"})
         if self.restless and self.action_kind == "delta" and self.pose_dims is None and not self.grippers:
             raise PrismError(
                 f"selection.restless = {self.restless} with action_kind = 'delta' has to know which entries of an "
@@ -80,8 +64,6 @@ class SelectionConfig:
             )
         if any(entry < 0 for entry in self.grippers):
             raise PrismError(f"selection.grippers = {self.grippers} is out of range; entries count from 0")
-        if self.pose_dims is not None and self.pose_dims < 1:
-            raise PrismError(f"selection.pose_dims = {self.pose_dims} is out of range; use None or at least 1")
 
     def motion(self, action_dim: int) -> list[int]:
         """Which entries of an action name a pose or a change of it: the first pose_dims, without grippers."""

@@ -51,6 +51,10 @@ COMMANDS: dict[str, type[Command]] = {
     "bench realtime": Realtime,
     "bench server": Server,
 }
+for _command in COMMANDS.values():  # the options that it shares with other commands come last in its help
+    _fields = vars(_command)["__dataclass_fields__"]
+    for _name in [name for name in _fields if name not in _command.__annotations__]:
+        _fields[_name] = _fields.pop(_name)
 
 # fmt: off
 _BENCHES = (

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from prism.cli.style import OutputFile, option
-from prism.errors import PrismError, need
+from prism.cli.style import JsonOutput, option
+from prism.errors import check_numbers, need
 
 
 @dataclass(frozen=True)
-class Latency:
+class Latency(JsonOutput):
     """Time to a plan: of a run of yours, or of every method at the paper's sizes; with the encoders and without.
 
     Try:
@@ -37,14 +37,9 @@ class Latency:
     """Diffusion Policy with 100 evaluations too."""
     seed: int = 0
     """Of the order of the turns."""
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace it if it exists."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or self.seconds <= 0:
-            raise PrismError(f"--threads {self.threads} must be at least 1, --seconds {self.seconds:g} above 0")
+        check_numbers(self, "--", {"[1, inf)": "threads", "(0, inf)": "seconds"})
 
     def run(self) -> None:
         from prism.bench import latency
@@ -53,7 +48,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Realtime:
+class Realtime(JsonOutput):
     """Does a policy hold its control rate on this machine, cameras to action?
 
     Try:
@@ -81,16 +76,9 @@ class Realtime:
     """Candidates a plan."""
     seed: int = 0
     """Of weights, frames and latents."""
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace it if it exists."""
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0 or (self.rate is not None and not self.rate > 0):
-            raise PrismError(f"--seconds {self.seconds} and --rate {self.rate} must be above 0")
-        if self.candidates < 1 or (self.lanes is not None and self.lanes < 1):
-            raise PrismError(f"--candidates {self.candidates} and --lanes {self.lanes} must be at least 1")
+        check_numbers(self, "--", {"[1, inf)": "candidates lanes", "(0, inf)": "seconds rate"})
 
     def run(self) -> None:
         need("prism_client", "serve", "prism bench realtime")
@@ -100,7 +88,7 @@ class Realtime:
 
 
 @dataclass(frozen=True)
-class Server:
+class Server(JsonOutput):
     """Many robots on one policy server: latency, errors, memory.
 
     Try:
@@ -122,18 +110,9 @@ class Server:
     """Of the random policy: two vectors, or one and an 84 x 84 camera."""
     seed: int = 0
     """Of the random policy and the observations."""
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace it if it exists."""
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise PrismError(f"--clients {self.clients} must be at least 1")
-        if not (self.seconds > 0 and self.rate > 0):
-            raise PrismError("--seconds and --rate must be above 0")
-        if self.sensors not in ("state", "camera"):
-            raise PrismError(f"--sensors {self.sensors} is unknown: use state or camera")
+        check_numbers(self, "--", {"[1, inf)": "clients", "(0, inf)": "seconds rate"})
 
     def run(self) -> None:
         for package in ("websockets", "msgpack", "prism_client"):

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from prism.cli.style import OutputFile, option
-from prism.errors import PrismError
+from prism.cli.style import JsonOutput, option
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.runs.comparison import Comparison
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(JsonOutput):
     """Methods side by side: train each on the same data for the same time, evaluate on the same episodes.
 
     Try:
@@ -68,18 +68,9 @@ class Compare:
     """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
     """Run nothing: show what is in FOLDER."""
-    json: OutputFile = None
-    """Write comparison.json to this file too."""
-    overwrite: bool = False
-    """Replace that file if it exists."""
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise PrismError(f"--jobs {self.jobs} is out of range: use 1 or more")
-        if self.minutes is not None and self.minutes <= 0:
-            raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
-        if self.steps is not None and self.steps < 1:
-            raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
+        check_numbers(self, "--", {"[1, inf)": "jobs steps", "(0, inf)": "minutes"})
         if self.trained is not None and self.trained.resolve() == self.out.resolve():
             raise PrismError(f"--trained {self.trained} is --out itself: name another folder for what is new")
 

@@ -1,4 +1,4 @@
-"""prism data collect | inspect | convert | download"""
+"""prism data collect | inspect | convert"""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional
 
-from prism.cli.style import OutputFile, option
-from prism.errors import PrismError
+from prism.cli.style import DatasetOptions, OutputFile, option
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.data import EpisodeSource
@@ -47,14 +47,7 @@ class Collect:
     """Replace what is there."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
-        if self.seed < 0:
-            raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
-        if self.noise < 0:
-            raise PrismError(f"--noise {self.noise:g} is out of range: use 0 or more")
-        if self.workers is not None and self.workers < 1:
-            raise PrismError(f"--workers {self.workers} is out of range: use 1 or more")
+        check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise"})
 
     def run(self) -> None:
         from rich.console import Console
@@ -97,25 +90,11 @@ class Collect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfDataset:
-    """How a dataset is read."""
+class _OfDataset(DatasetOptions):
+    """A command that reads one dataset."""
 
-    fps: Annotated[float | None, option("RATE")] = None
-    """Steps a second, for formats that do not store it."""
-    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """Which key becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained. KEY= ignores a key."""
-    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of a sensor, stored with what is written: rgb_static.crop=76,76."""
-    tolerance: Annotated[float | None, option("SECONDS")] = None
-    """ROS 2 bags: how far in time a reading may be from its step (default: one step)."""
     episodes: Annotated[str, option("0-46,48-")] = ""
     """Only these episodes."""
-    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors that are left out: a camera whose files are missing."""
-
-    def __post_init__(self) -> None:
-        if self.fps is not None and self.fps <= 0:
-            raise PrismError(f"--fps {self.fps:g} is out of range: use a positive number")
 
     def open(self, path: Path, skip_damaged: bool | None) -> EpisodeSource:
         from prism.data import open_dataset, parse_map

@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from prism.cli.style import option
 from prism.cli.summary import print_summary
-from prism.errors import PrismError
+from prism.errors import check_numbers
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Demo:
     """Start over; what is there is moved aside, not deleted."""
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and self.minutes <= 0:
-            raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
+        check_numbers(self, "--", {"(0, inf)": "minutes"})
 
     def run(self) -> None:
         import time

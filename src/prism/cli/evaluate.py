@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.cli.style import OutputFile, option
+from prism.cli.style import JsonOutput, option
 from prism.cli.summary import print_summary
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.runs.run import EvalOptions
 
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(JsonOutput):
     """Roll a trained policy out on seeds it has never seen, and measure it.
 
     Try:
@@ -37,10 +37,6 @@ class Eval:
     """How many episodes, each with a seed of its own."""
     first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
-    json: OutputFile = None
-    """Write the metrics to this file too."""
-    overwrite: bool = False
-    """Replace that file if it exists."""
     report: bool = False
     """Write report.html into the run: curves, candidate fans, a table of episodes, videos."""
     candidates: Annotated[int | None, option("K")] = None
@@ -60,18 +56,16 @@ class Eval:
     """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 
     def __post_init__(self) -> None:
-        for name, value in (("episodes", self.episodes), ("candidates", self.candidates), ("workers", self.workers)):
-            if value is not None and value < 1:
-                raise PrismError(f"--{name} {value} is out of range: use 1 or more")
+        check_numbers(self, "--", {"[1, inf)": "episodes candidates workers"})
 
     def run(self) -> None:
         from prism.rollout.episodes import RecordConfig
+        from prism.rollout.results import refuse_existing
         from prism.runs.run import EvalOptions
         from prism.serve.backends import check_backend
 
         check_backend(self.backend)
-        if self.json is not None and self.json.exists() and not self.overwrite:  # now, not after minutes of rollouts
-            raise PrismError(f"{self.json} exists already: remove it, choose another name, or pass --overwrite")
+        refuse_existing(self.json, overwrite=self.overwrite)  # now, not after minutes of rollouts
         if self.calvin is not None:  # the rollouts' processes inherit it
             os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
         options = EvalOptions(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from prism.cli.style import option
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers, need
 
 if TYPE_CHECKING:
     from prism.serve.server import PolicyServer
@@ -72,13 +71,10 @@ class Serve:
         for entry in self.map:
             if "=" not in entry or not entry.partition("=")[0]:
                 raise PrismError(f"--map {entry}: write KEY=SENSOR, or KEY= to ignore a key")
-        if self.max_message_mb is not None and not 0 < self.max_message_mb < math.inf:
-            raise PrismError(f"--max-message-mb {self.max_message_mb} is out of range: use megabytes above 0")
+        check_numbers(self, "--", {"(0, inf)": "max_message_mb"})
 
     def run(self) -> None:
         import asyncio
-
-        from prism.errors import need
 
         for package in ("websockets", "msgpack", "prism_client"):
             need(package, "serve", "prism serve")

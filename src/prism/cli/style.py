@@ -1,11 +1,14 @@
-"""How options look in the help."""
+"""How options look in the help, and options that several commands have."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
+
+from prism.errors import check_numbers
 
 
 def option(metavar: str) -> Any:
@@ -14,3 +17,33 @@ def option(metavar: str) -> Any:
 
 
 OutputFile = Annotated[Path | None, option("FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOutput:
+    """A command whose figures can be written to a file."""
+
+    json: OutputFile = None
+    """Write the figures to this file too."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """How a dataset is read."""
+
+    fps: Annotated[float | None, option("RATE")] = None
+    """Steps a second of the dataset, for formats that do not store it."""
+    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
+    """Which key of the dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained. KEY=
+    ignores a key."""
+    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
+    """Preprocessing and health of a sensor of the dataset: rgb_static.crop=76,76."""
+    tolerance: Annotated[float | None, option("SECONDS")] = None
+    """ROS 2 bags: how far in time a reading may be from its step. Default: one step."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors of the dataset that are left out: a camera whose files are missing."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, "--", {"(0, inf)": "fps tolerance"})

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
-from prism.cli.style import option
-from prism.errors import PrismError
+from prism.cli.style import DatasetOptions, option
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.runs.recipes import Experiment
@@ -19,7 +19,7 @@ Preset = Literal["tiny", "base", "paper"]
 
 
 @dataclass(frozen=True)
-class Train:
+class Train(DatasetOptions):
     """Train a policy: on a recipe, a task, or a dataset of yours.
 
     Try:
@@ -42,14 +42,6 @@ class Train:
     """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset."""
     data: Annotated[Path | None, option("PATH")] = None
     """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
-    map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """Which key of that dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained."""
-    sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
-    """Preprocessing and health of that dataset's sensors: rgb_static.crop=76,76."""
-    fps: Annotated[float | None, option("RATE")] = None
-    """Steps a second of that dataset, for formats that do not store it."""
-    tolerance: Annotated[float | None, option("SECONDS")] = None
-    """ROS 2 bags: how far in time a reading may be from its step. Default: one step."""
     fraction: Annotated[float | None, option("F")] = None
     """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
     demonstrations: Annotated[int | None, option("N")] = None
@@ -69,8 +61,6 @@ class Train:
     """Size of the network: tiny learns in minutes on CPU, paper is the publication's. Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
-    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors of the dataset that are left out: a camera whose files are missing."""
     skip_damaged: bool = False
     """Leave out episodes of the dataset whose files are missing or cannot be decoded."""
     seed: Annotated[int | None, option("N")] = None
@@ -84,21 +74,14 @@ class Train:
     """Go on with the run if it is there, start it if not: for jobs that are restarted (torchrun --max-restarts)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_numbers(self, "--", {"(0, inf)": "minutes", "[1, inf)": "steps", "[0, inf)": "seed"})
         if self.resume and self.auto_resume:
             raise PrismError("give --resume or --auto-resume, not both: the second also starts a run that is not there")
         if self.minutes is not None and self.steps is not None:
             raise PrismError("give --minutes or --steps, not both: each is the whole training budget")
-        if self.minutes is not None and self.minutes <= 0:
-            raise PrismError(f"--minutes {self.minutes:g} is out of range: use a positive number")
-        if self.steps is not None and self.steps < 1:
-            raise PrismError(f"--steps {self.steps} is out of range: use 1 or more")
         if self.episodes == "0":
             raise PrismError("--episodes 0 is out of range: use 1 or more, or which: 0-46,48-")
-        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
-            if value is not None and not value > 0:
-                raise PrismError(f"--{name} {value:g} is out of range: use a positive number")
-        if self.seed is not None and self.seed < 0:
-            raise PrismError(f"--seed {self.seed} is out of range: use 0 or more")
 
     def run(self) -> None:
         from prism.distributed import ranks

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.errors import PrismError
+from prism.errors import check_numbers
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,7 @@ class AudioConfig:
     features: int = 128
 
     def __post_init__(self) -> None:
-        if min(self.mels, self.hidden, self.features) < 1:
-            raise PrismError("encoder.audio: mels, hidden and features must be at least 1")
-        if not (0 < self.hop_ms < math.inf and 0 < self.window_ms < math.inf):
-            raise PrismError("encoder.audio: window_ms and hop_ms must be above 0")
+        check_numbers(self, "encoder.audio", {"[1, inf)": "mels hidden features", "(0, inf)": "window_ms hop_ms"})
 
 
 def mel(hertz: float) -> float:

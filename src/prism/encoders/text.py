@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.sensors import decode_text
 
 TextKind = Literal["learned", "clip"]
@@ -29,10 +29,8 @@ class TextConfig:
     clip_features: int = 512  # what that model gives
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(TextKind):
-            raise PrismError(f"encoder.text.kind is '{self.kind}'; use one of {', '.join(get_args(TextKind))}")
-        if min(self.features, self.width, self.clip_features) < 1:
-            raise PrismError("encoder.text: features, width and clip_features must be at least 1")
+        check_choices(self, "encoder.text")
+        check_numbers(self, "encoder.text", {"[1, inf)": "features width clip_features"})
 
 
 class ByteText(nn.Module):

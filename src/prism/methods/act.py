@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from prism.attention import Attention, AttentionConfig
 from prism.distributed.rows import Random
 from prism.encoder import Encoder
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
 from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
@@ -56,11 +56,10 @@ class ActConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes = (self.heads, self.feedforward, self.style_layers, self.encoder_layers, self.decoder_layers)
-        if min(*sizes, self.latent) < 1 or self.width % self.heads:
-            raise PrismError(f"act: all sizes must be at least 1, and width {self.width} a multiple of heads")
-        if self.kl_weight < 0 or not 0 <= self.dropout < 1:
-            raise PrismError("act.kl_weight must be at least 0, act.dropout in [0, 1)")
+        sizes = "heads feedforward style_layers encoder_layers decoder_layers latent"
+        check_numbers(self, "act", {"[1, inf)": sizes, "[0, inf)": "kl_weight", "[0, 1)": "dropout"})
+        if self.width % self.heads:
+            raise PrismError(f"act: width {self.width} must be a multiple of heads {self.heads}")
 
 
 class Layer(nn.Module):

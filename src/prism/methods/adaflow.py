@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.methods.context import Method, seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.unet import Films, step_features
@@ -40,8 +40,9 @@ class AdaFlowConfig(FlowMatchingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.eta <= 0 or self.hidden < 1 or self.solver != "euler":
-            raise PrismError("adaflow: eta above 0, hidden at least 1, solver euler")
+        check_numbers(self, "adaflow", {"(0, inf)": "eta", "[1, inf)": "hidden"})
+        if self.solver != "euler":
+            raise PrismError(f"adaflow.solver is '{self.solver}'; use euler")
 
 
 class AdaFlowPolicy(FlowMatchingPolicy):

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
 from prism.methods.diffusion import DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
@@ -51,12 +51,8 @@ class ConsistencyConfig(UNetPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         timesteps(self.train_steps, self.grid, "leading")
-        if not 1 <= self.evaluations <= self.grid or self.grid < 2:
-            raise PrismError(
-                f"consistency: evaluations {self.evaluations} must be 1 to grid {self.grid}, grid 2 or more"
-            )
-        if self.clip <= 0 or self.denoising_weight < 0:
-            raise PrismError("consistency: clip must be above 0, denoising_weight at least 0")
+        numbers = {"[2, inf)": "grid", "(0, inf)": "clip", "[0, inf)": "denoising_weight"}
+        check_numbers(self, "consistency", {**numbers, f"[1, {self.grid}]": "evaluations"})
 
 
 class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):

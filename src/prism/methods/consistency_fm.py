@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.methods.context import Method
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.policy import LossOutput
@@ -34,8 +34,8 @@ class ConsistencyFmConfig(FlowMatchingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.segments < 1 or not 0 < self.delta <= 1 or self.velocity_weight < 0:
-            raise PrismError("consistency_fm: segments >= 1, delta in (0, 1], velocity_weight >= 0")
+        numbers = {"[1, inf)": "segments", "(0, 1]": "delta", "[0, inf)": "velocity_weight"}
+        check_numbers(self, "consistency_fm", numbers)
         if self.solver != "euler" or self.evaluations % self.segments:
             raise PrismError(
                 f"consistency_fm: evaluations {self.evaluations} must be a multiple of segments {self.segments}, "

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import ADDED_LATER, to_json
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
@@ -43,10 +43,7 @@ class ContextConfig:
     observation_noise: float = field(default=0.0, metadata=ADDED_LATER)  # training: on vectors, in standard deviations
 
     def __post_init__(self) -> None:
-        if self.observation_noise < 0:
-            raise PrismError(f"observation_noise is {self.observation_noise}; it must be 0 or more")
-        if self.obs_horizon < 1 or self.pred_horizon < 1:
-            raise PrismError(f"obs_horizon {self.obs_horizon} and pred_horizon {self.pred_horizon} must be at least 1")
+        check_numbers(self, "policy", {"[1, inf)": "obs_horizon pred_horizon", "[0, inf)": "observation_noise"})
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> ContextConfig:
@@ -171,8 +168,7 @@ class BaselineConfig(ContextConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width < 1 or self.offset_scale <= 0:
-            raise PrismError(f"{self.method}: width {self.width} must be at least 1, offset_scale above 0")
+        check_numbers(self, self.method, {"[1, inf)": "width", "(0, inf)": "offset_scale"})
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> Self:

@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER, from_json
 from prism.methods.context import Method
 from prism.methods.unet import Films, UNetPolicy, UNetPolicyConfig
@@ -60,22 +60,14 @@ class DiffusionConfig(UNetPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value, kind in (
-            ("prediction", self.prediction, Prediction),
-            ("sampler", self.sampler, Sampler),
-            ("spacing", self.spacing, Spacing),
-        ):
-            if value not in get_args(kind):
-                raise PrismError(f"diffusion.{name} is '{value}'; use one of {', '.join(get_args(kind))}")
+        check_choices(self, "diffusion")
+        numbers = {"[1, inf)": "warm_evaluations", "[0, inf)": "warm_tolerance", "(0, inf)": "clip"}
+        check_numbers(self, "diffusion", numbers)
         if self.evaluations == 1 and self.spacing == "leading" and self.first_step is None:
             raise PrismError(
                 "diffusion: one evaluation with spacing 'leading' would start at the data: use 'trailing' or first_step"
             )
         self.visited()
-        if self.warm_evaluations < 1 or self.warm_tolerance < 0:
-            raise PrismError("diffusion.warm_evaluations must be at least 1, diffusion.warm_tolerance at least 0")
-        if self.clip <= 0:
-            raise PrismError(f"diffusion.clip is {self.clip}; it must be above 0")
 
     def visited(self) -> list[int]:
         """The steps at which the network is asked for a plan."""

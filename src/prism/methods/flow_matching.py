@@ -14,14 +14,14 @@ Paths of such pairs cross less, so they are straighter, and one Euler step lands
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
 from prism.methods.unet import Films, Student, UNetPolicy, UNetPolicyConfig
@@ -43,12 +43,10 @@ class FlowMatchingConfig(UNetPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.solver not in get_args(Solver):
-            raise PrismError(f"{self.method}.solver is '{self.solver}'; use one of {', '.join(get_args(Solver))}")
-        if self.evaluations < 1 or (self.solver == "midpoint" and self.evaluations % 2):
-            raise PrismError(
-                f"{self.method}.evaluations is {self.evaluations}; it must be at least 1, and even for midpoint"
-            )
+        check_choices(self, self.method)
+        check_numbers(self, self.method, {"[1, inf)": "evaluations"})
+        if self.solver == "midpoint" and self.evaluations % 2:
+            raise PrismError(f"{self.method}.evaluations is {self.evaluations}; it must be even for midpoint")
 
 
 class FlowMatchingPolicy(UNetPolicy):
@@ -112,8 +110,7 @@ class RectifiedFlowConfig(FlowMatchingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.teacher_evaluations < 1:
-            raise PrismError("rectified_flow.teacher_evaluations must be at least 1")
+        check_numbers(self, "rectified_flow", {"[1, inf)": "teacher_evaluations"})
 
 
 class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):

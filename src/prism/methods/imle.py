@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from prism.distributed.rows import Random
-from prism.errors import PrismError
+from prism.errors import check_numbers
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
 from prism.methods.unet import SIZES, UNetPolicy, UNetPolicyConfig
@@ -43,8 +43,7 @@ class ImleConfig(UNetPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.candidates < 1 or self.epsilon < 0:
-            raise PrismError("imle.candidates must be at least 1, imle.epsilon at least 0")
+        check_numbers(self, "imle", {"[1, inf)": "candidates", "[0, inf)": "epsilon"})
 
 
 def flat_distance(

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.encoder import Encoder
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.methods.context import BaselineConfig, BaselinePolicy, Example, seeded
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
@@ -50,8 +50,9 @@ class UNetConfig:
             raise PrismError(f"unet.dims {self.dims}: give two or more, each a multiple of unet.groups {self.groups}")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise PrismError(f"unet.kernel is {self.kernel}; it must be odd")
-        if self.step_embedding < 4 or self.step_embedding % 2 or self.condition < 0:
-            raise PrismError("unet.step_embedding must be even and at least 4, unet.condition at least 0")
+        check_numbers(self, "unet", {"[4, inf)": "step_embedding", "[0, inf)": "condition"})
+        if self.step_embedding % 2:
+            raise PrismError(f"unet.step_embedding is {self.step_embedding}; it must be even")
 
     def check_horizon(self, pred_horizon: int) -> None:
         factor = 2 ** (len(self.dims) - 1)

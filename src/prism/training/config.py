@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.io import jsonconfig
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -64,27 +63,17 @@ class TrainConfig:
     clock: Clock = field(default="wall", metadata=jsonconfig.ADDED_LATER)  # what `minutes` counts
 
     def __post_init__(self) -> None:
-        at_least_one = ("batch_size", "val_batches", "keep_last", "max_skipped_steps", "log_every", "accumulate")
-        not_negative = (
-            *("weight_decay", "warmup_steps", "steps", "minutes", "grad_clip", "ema_power", "seed", "val_every"),
-            *("checkpoint_every", "checkpoint_minutes", "workers", "threads"),
-        )
-        for name in at_least_one:
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in not_negative:
-            value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, name, value, "0 or more")
-        rate = self.learning_rate
-        _require(math.isfinite(rate) and rate > 0, "learning_rate", rate, "above 0")
-        _require(
-            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two in [0, 1)"
-        )
-        _require(0 <= self.ema_max_decay < 1, "ema_max_decay", self.ema_max_decay, "in [0, 1)")
-        _require(0 <= self.val_fraction < 1, "val_fraction", self.val_fraction, "in [0, 1)")
-        kinds = get_args(Precision)
-        _require(self.precision in kinds, "precision", self.precision, f"one of {', '.join(kinds)}")
-        clocks = get_args(Clock)
-        _require(self.clock in clocks, "clock", self.clock, f"one of {', '.join(clocks)}")
+        check_choices(self, "train")
+        numbers = {
+            "[1, inf)": "batch_size val_batches keep_last max_skipped_steps log_every accumulate",
+            "[0, inf)": "weight_decay warmup_steps steps minutes grad_clip ema_power seed val_every "
+            "checkpoint_every checkpoint_minutes workers threads",
+            "(0, inf)": "learning_rate",
+            "[0, 1)": "ema_max_decay val_fraction",
+        }
+        check_numbers(self, "train", numbers)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise PrismError(f"train.betas = {self.betas} is out of range: use two values in [0, 1)")
         if self.steps == 0 and self.minutes == 0:
             raise PrismError("training config: no budget; set steps or minutes (--steps, --minutes)")
 
@@ -100,8 +89,3 @@ class TrainConfig:
     @staticmethod
     def from_json(data: dict[str, Any]) -> TrainConfig:
         return jsonconfig.from_json(TrainConfig, data, "training config")
-
-
-def _require(condition: bool, name: str, value: object, needed: str) -> None:
-    if not condition:
-        raise PrismError(f"training config: {name} = {value!r}, but it has to be {needed}")
