@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ import torch
 from lerobot.configs import PreTrainedConfig
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
-from lerobot.rollout.inference.rtc import supports_rtc_inference
+from lerobot.policies.rtc.configuration_rtc import RTCConfig
+from lerobot.rollout.inference.rtc import RTCInferenceEngine, supports_rtc_inference
+from lerobot.utils.feature_utils import hw_to_dataset_features
 from lerobot.utils.import_utils import register_third_party_plugins
 from prism.data.formats.lerobot_writer import LeRobotWriter
 from prism.errors import PrismError
@@ -198,6 +202,36 @@ def test_real_time_chunking(two_cameras: Path) -> None:
         padded[:6] = candidates[wanted, :6]
         chosen = policy.predict_action_chunk(dict(frame), inference_delay=2, prev_chunk_left_over=padded)
         assert torch.allclose(chosen[0], candidates[wanted], atol=1e-5)
+
+
+def test_the_engine_of_lerobot_rollout(two_cameras: Path) -> None:
+    """lerobot-rollout --inference.type=rtc, its own thread and queue: actions come, and plan after plan."""
+    policy = load(two_cameras)
+    before, after = make_pre_post_processors(policy.config, str(two_cameras))
+    joints = {f"joint_{i}.pos": float for i in range(3)}
+    features = hw_to_dataset_features({**joints, "top": (48, 64, 3), "wrist": (48, 64, 3)}, "observation")
+    robot: Any = SimpleNamespace(robot_type="so101", action_features=joints)
+    engine = RTCInferenceEngine(policy, before, after, robot, RTCConfig(), features, "follow", 10.0, "cpu")
+    picture = np.zeros((48, 64, 3), np.uint8)
+    seen = {"joint_0.pos": 0.1, "joint_1.pos": 0.2, "joint_2.pos": 0.3, "top": picture, "wrist": picture}
+    engine.start()
+    try:
+        engine.reset()
+        engine.resume()
+        actions: list[Any] = []
+        until = time.monotonic() + 120
+        while len(actions) < 40 and time.monotonic() < until:  # more than two plans of 16
+            engine.notify_observation(dict(seen))
+            action = engine.get_action(None)
+            if action is None:
+                time.sleep(0.01)
+            else:
+                actions.append(action)
+    finally:
+        engine.stop()
+    assert not engine.failed
+    assert len(actions) == 40
+    assert all(action.shape == (3,) and torch.isfinite(action).all() for action in actions)
 
 
 def test_depth_and_an_absent_camera(home: Path) -> None:
