@@ -182,6 +182,12 @@ class ActionSpec:
     names: tuple[str, ...] = ()  # one a dimension; (): unknown
     quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions: q and -q are one rotation
     robot: str = ""  # the robot's type
+    kind: str = ""  # of the motion: absolute, delta or velocity; "": unknown
+
+    @property
+    def grippers(self) -> tuple[int, ...]:
+        """Entries that are no motion, by their names."""
+        return tuple(entry for entry, name in enumerate(self.names) if "gripper" in name.lower())
 
     def check(self, action_dim: int, where: str) -> None:
         """PrismError where it does not fit actions of that many dimensions."""
@@ -194,17 +200,20 @@ class ActionSpec:
     def to_json(self) -> dict[str, Any]:
         """Only what is known."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
+        known["kind"] = self.kind
         return {key: value for key, value in known.items() if value}
 
     @staticmethod
     def from_json(data: object, where: str) -> ActionSpec:
-        if not isinstance(data, dict) or set(data) - {"names", "quaternions", "robot"}:
-            raise PrismError(f"{where}: 'action' must hold names, quaternions and robot alone; mend the file")
+        if not isinstance(data, dict) or set(data) - {"names", "quaternions", "robot", "kind"}:
+            raise PrismError(f"{where}: 'action' must hold names, quaternions, robot and kind alone; mend the file")
         names, first, robot = data.get("names", []), data.get("quaternions", []), data.get("robot", "")
         lists = isinstance(names, list) and isinstance(first, list) and isinstance(robot, str)
         if not lists or not all(isinstance(n, str) for n in names) or not all(type(q) is int for q in first):
             raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; mend the file")
-        return ActionSpec(tuple(names), tuple(first), robot)
+        if (kind := data.get("kind", "")) not in ("", "absolute", "delta", "velocity"):
+            raise PrismError(f"{where}: 'action.kind' is {kind!r}, not absolute, delta or velocity; mend the file")
+        return ActionSpec(tuple(names), tuple(first), robot, kind)
 
 
 def action_spec_of(source: object) -> ActionSpec:

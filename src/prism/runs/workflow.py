@@ -129,7 +129,7 @@ def train_experiment(
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
-        experiment = _with_grippers(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
+        experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
         config = experiment.train
 
         # A mirrored episode is no independent one: held out is held out with all its copies.
@@ -186,13 +186,16 @@ def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
     return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": METHODS[method].config})
 
 
-def _with_grippers(experiment: Experiment, action: ActionSpec) -> Experiment:
-    """A dataset that names the entries of its actions says which are grippers; a task says it itself."""
-    grippers = tuple(entry for entry, name in enumerate(action.names) if "gripper" in name.lower())
-    selection = experiment.controller.selection
-    if experiment.task is not None or selection.grippers or len(grippers) in (0, len(action.names)):
+def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
+    """A dataset that names the entries of its actions says which are grippers, and `prism record` says whether the
+    others are poses or changes; a task says it itself."""
+    if experiment.task is not None:
         return experiment
-    selection = replace(selection, grippers=grippers)
+    selection = experiment.controller.selection
+    if not selection.grippers and len(action.grippers) not in (0, len(action.names)):
+        selection = replace(selection, grippers=action.grippers)
+    if action.kind:  # a velocity is a change, too: standing still is 0
+        selection = replace(selection, action_kind="absolute" if action.kind == "absolute" else "delta")
     return replace(experiment, controller=replace(experiment.controller, selection=selection))
 
 

@@ -80,12 +80,10 @@ class Insert(TabletopEnv):
     def _grip(self, opening: float) -> float:
         return parts.PEG  # it holds the peg
 
-    def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
+    def aim(self, action: NDArray[np.float32]) -> bool:
         if np.linalg.norm(self._wrench[:3]) > self.LIMIT:
             self.stopped = True
-        if self.stopped:
-            return 0.0, False
-        return super()._advance(action)
+        return not self.stopped and super().aim(action)
 
     def foot(self) -> Vector:
         return self.body("peg") - (0.0, 0.0, 0.045)

@@ -57,6 +57,7 @@ class TabletopEnv(Simulation):
         self._renderer: offscreen.OffscreenRenderer | None = None
         self._target = np.zeros(3)
         self._wrench = np.zeros(6)
+        self._way, self._opening = (np.zeros(6), np.zeros(6)), parts.OPEN
         self.seen: dict[str, Array] = {}  # the last observation, without pictures: all that an expert may look at
         limits = np.ones(4)
         super().__init__(name, self._sensors(), -limits, limits, FPS, max_steps or self.steps)
@@ -124,18 +125,34 @@ class TabletopEnv(Simulation):
         return opening
 
     def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
-        hand = self.hand()
-        lag = np.clip(self._target - hand, -_LEASH, _LEASH)
-        self._target = np.clip(hand + lag + STEP * action[:3].astype(np.float64), _LOW, _HIGH)
-        opening = self._grip(parts.OPEN * (1.0 - float(action[3])) / 2.0)
-        before, after = self.data.ctrl[:6].copy(), self._step_to(self._target)
-        for block in range(BLOCKS):  # the servo's target moves evenly
-            self.data.ctrl[:6] = before + (after - before) * min(1.0, (block + 1) / (BLOCKS - 1))
-            self.data.ctrl[6] += np.clip(opening - self.data.ctrl[6], -_CLOSE, _CLOSE)
-            self._run(block)
+        if not self.aim(action):
+            return 0.0, False
+        for block in range(BLOCKS):
+            self.advance(block)
         self._refresh()
         success = self.succeeded()
         return float(success), success
+
+    def aim(self, action: NDArray[np.float32]) -> bool:
+        """The servo's target for one control step; whether it moves."""
+        hand = self.hand()
+        lag = np.clip(self._target - hand, -_LEASH, _LEASH)
+        self._target = np.clip(hand + lag + STEP * action[:3].astype(np.float64), _LOW, _HIGH)
+        self._opening = self._grip(parts.OPEN * (1.0 - float(action[3])) / 2.0)
+        self._way = self.data.ctrl[:6].copy(), self._step_to(self._target)
+        return True
+
+    def advance(self, block: int) -> None:
+        """One of the BLOCKS of a control step: the servo's target moves evenly."""
+        before, after = self._way
+        self.data.ctrl[:6] = before + (after - before) * min(1.0, (block + 1) / (BLOCKS - 1))
+        self.data.ctrl[6] += np.clip(self._opening - self.data.ctrl[6], -_CLOSE, _CLOSE)
+        self._run(block)
+
+    def freeze(self) -> None:
+        """The servo's target becomes where the joints are."""
+        joints = self.data.qpos[:6].copy()
+        self._way = joints, joints
 
     def _run(self, block: int) -> None:
         """The physics of one block of a control step."""

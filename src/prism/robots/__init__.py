@@ -1,0 +1,1 @@
+"""Robots: their contract, the limits that everything obeys, and the loops that drive and record them."""

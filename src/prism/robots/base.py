@@ -1,0 +1,180 @@
+"""The Robot contract: what a driver or a twin is, so that `prism run` and `prism record` can use it.
+
+A robot has sensors, each with its own rate and time stamps, and takes `rate` commands a second. It owns the clock: a
+driver's is the computer's, a twin's may run as fast as it can be computed. Loops ask `now` and `wait`, never `time`.
+
+    robot.connect()
+    robot.prepare(seed)                    a twin sets its scene up; at a real robot a person does
+    while ...:
+        readings = robot.read()            the latest of each sensor; never blocks
+        robot.send(action)                 never blocks; safety.Guard alone calls it
+        robot.wait(next_tick)
+    robot.stop()                           stands still within 100 ms; from any thread, at any time
+    robot.close()
+
+A robot of another package is an entry point of the group prism.robots: name -> a callable that makes it, whose keyword
+arguments are its options. tests/test_robots_conformance.py holds every robot to what is written here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError
+from prism.io.plugins import Table
+from prism.robots.limits import Limits
+from prism.sensors import ActionSpec, SensorSpec
+
+Array = NDArray[np.generic]
+ActionKind = Literal["absolute", "delta", "velocity"]
+STOP_SECONDS = 0.1  # within which `stop` must have the robot standing still
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One time step of a sensor, as its spec says, and when it was measured on the robot's clock, in seconds."""
+
+    value: Array
+    stamp: float
+
+
+@dataclass(frozen=True)
+class Health:
+    """`ok`: it can move. `reason`: why not, in words for a person."""
+
+    ok: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """What the numbers of a command mean, one entry a dimension.
+
+    `spec.kind` is that of the motion: an absolute position, a change of it, or its velocity. Grippers and quaternions
+    are absolute and a mobile base is a velocity, whatever the kind. A command of 1 is `scale` of its unit (of a
+    velocity: of its unit a second). `pose`: the sensor whose first numbers are where the dimensions are now, in units;
+    None where that is not measured.
+    """
+
+    spec: ActionSpec
+    units: tuple[str, ...]
+    scale: tuple[float, ...] = ()  # default: 1
+    base: tuple[int, ...] = ()  # dimensions of a mobile base
+    pose: str | None = None
+    pose_dims: int = 0  # how many dimensions `pose` tells
+
+    def __post_init__(self) -> None:
+        dim = len(self.units)
+        self.spec.check(dim, "action space")
+        if self.spec.kind not in ("absolute", "delta", "velocity"):
+            raise PrismError(f"action space: kind '{self.spec.kind}' is not one of absolute, delta, velocity")
+        if self.scale and (len(self.scale) != dim or min(self.scale) <= 0):
+            raise PrismError(f"action space: scale needs {dim} numbers above 0, not {self.scale}")
+        if (self.pose is None) != (self.pose_dims == 0) or not 0 <= self.pose_dims <= dim:
+            raise PrismError(f"action space: pose '{self.pose}' cannot tell {self.pose_dims} of {dim} dimensions")
+
+    @property
+    def dim(self) -> int:
+        return len(self.units)
+
+    @property
+    def scales(self) -> NDArray[np.float64]:
+        return np.array(self.scale or (1.0,) * self.dim)
+
+    @property
+    def kinds(self) -> tuple[ActionKind, ...]:
+        """Of each dimension."""
+        turned = {first + i for first in self.spec.quaternions for i in range(4)}
+        still = turned | set(self.spec.grippers)
+        motion: ActionKind = self.spec.kind  # type: ignore[assignment]  # checked above
+        return tuple("absolute" if i in still else "velocity" if i in self.base else motion for i in range(self.dim))
+
+    def name(self, i: int) -> str:
+        return self.spec.names[i] if self.spec.names else f"dimension {i}"
+
+
+@dataclass
+class Robot(ABC):
+    """A robot, real or twin. Making one connects to nothing."""
+
+    name: str
+    rate: float  # commands a second
+    sensors: tuple[SensorSpec, ...]  # `fps`: of each sensor; 0: `rate`
+    actions: ActionSpace
+    limits: Limits  # its own: a file may only narrow them
+    is_twin: bool = field(default=False, kw_only=True)  # starts anew by itself, and says whether it succeeded
+    realtime: bool = field(default=True, kw_only=True)  # False: its clock stands still until somebody waits
+    episode_seconds: float = field(default=60.0, kw_only=True)
+
+    @abstractmethod
+    def connect(self) -> None:
+        """PrismError where it cannot be reached. After `close` it may be connected again."""
+
+    @abstractmethod
+    def read(self) -> dict[str, Reading]:
+        """The latest reading of every sensor that has one. Stamps never go back."""
+
+    @abstractmethod
+    def send(self, action: NDArray[np.float32]) -> None:
+        """One command (D,), from now on. PrismError where it is not connected, was stopped, or is no such command."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stand still and refuse commands until `prepare`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop and let go. Twice is once."""
+
+    @abstractmethod
+    def health(self) -> Health: ...
+
+    @abstractmethod
+    def prepare(self, seed: int) -> None:
+        """An episode begins: commands are taken again."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, until: float) -> None:
+        """Returns when the robot's clock says `until`."""
+        while (left := until - self.now()) > 0:
+            time.sleep(left)
+
+    def success(self) -> bool | None:
+        """Whether the task is done; None: it cannot tell."""
+        return None
+
+    def script(self, seed: int) -> Callable[[], NDArray[np.float32]]:
+        """A demonstrator of its own, the next command at each call: for twins, and to try `prism record`."""
+        raise PrismError(f"robot '{self.name}' has no script: use another --teleop")
+
+    def period(self, spec: SensorSpec) -> float:
+        """Seconds between two readings of a sensor."""
+        return 1.0 / (spec.fps or self.rate)
+
+
+ROBOTS: Table[Callable[..., Robot]] = Table(
+    "prism.robots", "robot", {}, remedy="none is installed; twins are in packages/prism-sims, docs/howto/extend.md"
+)
+
+
+def make_robot(name: str, options: Sequence[str] = ()) -> Robot:
+    """By its name in the table; options are KEY=VALUE."""
+    make = ROBOTS[name]
+    known = list(inspect.signature(make).parameters)
+    given = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or key not in known:
+            raise PrismError(f"--option {option}: write KEY=VALUE; robot '{name}' has {', '.join(known) or 'none'}")
+        given[key] = value
+    return make(**given)

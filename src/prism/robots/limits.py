@@ -1,0 +1,142 @@
+"""The limits of a robot, and the file that narrows them.
+
+A file is JSON or TOML. Lists have one entry a dimension of the commands; units are those of the action space.
+
+    position = [[0.3, 0.7], [-0.3, 0.3], [0.03, 0.4], [-1, 1]]
+    speed = [0.25, 0.25, 0.1, 1000]          # units a second
+    acceleration = [2.0, 2.0, 2.0, 1000]
+    jerk = [40, 40, 40, 10000]               # of speeding up: braking may use all of the acceleration
+    workspace = [[0.28, 0.72], [-0.32, 0.32], [0.02, 0.42]]   # of the measured pose; outside it the robot stops
+    force = 40.0                             # newtons at the wrist; beyond it the robot stops
+    hold_seconds = 0.3                       # without a sensor that is needed the robot is held, and then stopped
+    watchdog = 0.1                           # seconds after which a command that does not come stops the robot
+    margin = 0.05                            # of the demonstrated range of a command, beyond it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from prism.errors import PrismError, reason
+from prism.io.jsonconfig import ADDED_LATER, from_json
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """See the top of this file. An empty tuple, or None: no such limit."""
+
+    position: tuple[Range, ...] = field(default=(), metadata=ADDED_LATER)
+    speed: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
+    acceleration: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
+    jerk: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
+    workspace: tuple[Range, ...] = field(default=(), metadata=ADDED_LATER)
+    force: float | None = field(default=None, metadata=ADDED_LATER)
+    force_sensor: str = field(default="", metadata=ADDED_LATER)  # whose first three numbers are the force
+    hold_seconds: float = field(default=0.3, metadata=ADDED_LATER)
+    watchdog: float = field(default=0.1, metadata=ADDED_LATER)
+    margin: float = field(default=0.05, metadata=ADDED_LATER)
+
+    def __post_init__(self) -> None:
+        for key in ("position", "workspace"):
+            for i, (low, high) in enumerate(getattr(self, key)):
+                if not low < high:
+                    raise PrismError(f"{key}[{i}]: {low:g} to {high:g} contradicts itself; the lower limit comes first")
+        for key in ("speed", "acceleration", "jerk"):
+            for i, most in enumerate(getattr(self, key)):
+                if not most > 0:
+                    raise PrismError(f"{key}[{i}]: {most:g} lets nothing move; use a number above 0")
+        if self.jerk and not self.acceleration:
+            raise PrismError("jerk: it limits how the acceleration grows, and no acceleration is given; add one")
+        if self.acceleration and not self.speed:
+            raise PrismError("acceleration: without a speed it does not end; add speed")
+        if self.force is not None and not (0 < self.force < math.inf and self.force_sensor):
+            raise PrismError(f"force: {self.force:g} needs newtons above 0, and force_sensor, whose numbers they are")
+        for key, value, low, high in (
+            ("hold_seconds", self.hold_seconds, 0.01, 10.0),
+            ("watchdog", self.watchdog, 0.01, 10.0),
+            ("margin", self.margin, 0.0, 1.0),
+        ):
+            if not low <= value <= high:
+                raise PrismError(f"{key} = {value:g} is out of range; use {low:g} to {high:g}")
+        for i, ((low, high), (near, far)) in enumerate(zip(self.position, self.workspace, strict=False)):
+            if low >= far or high <= near:
+                raise PrismError(
+                    f"position[{i}]: {low:g} to {high:g} lies outside workspace[{i}], {near:g} to {far:g}: nothing "
+                    "could move; mend one of them"
+                )
+
+    def check(self, dim: int) -> None:
+        """PrismError unless there is one limit a dimension."""
+        for key in ("position", "speed", "acceleration", "jerk"):
+            if (count := len(getattr(self, key))) not in (0, dim):
+                raise PrismError(f"{key}: {count} limits for commands of {dim} numbers; give one each")
+
+    def slowed(self, factor: float) -> Limits:
+        """At `factor` of the speed; the path stays the same where everything else slows down with it."""
+        speed = tuple(factor * most for most in self.speed)
+        return replace(self, speed=speed)
+
+    def narrowed(self, own: dict[str, object], dim: int) -> Limits:
+        """With the limits of a file; PrismError where one is wider than the robot's."""
+        data = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        lists = {key: [list(v) if isinstance(v, tuple) else v for v in value] if isinstance(value, tuple) else value
+                 for key, value in data.items()}  # fmt: skip
+        found = from_json(Limits, {**lists, **own}, "limits")
+        found.check(dim)
+        for key in ("position", "workspace"):
+            for i, (mine, theirs) in enumerate(zip(getattr(self, key), getattr(found, key), strict=False)):
+                if theirs[0] < mine[0] or theirs[1] > mine[1]:
+                    raise PrismError(
+                        f"{key}[{i}]: {theirs[0]:g} to {theirs[1]:g} is wider than the robot's own {mine[0]:g} to "
+                        f"{mine[1]:g}; narrow it"
+                    )
+        for key in ("speed", "acceleration", "jerk"):
+            for i, (most, asked) in enumerate(zip(getattr(self, key), getattr(found, key), strict=False)):
+                if asked > most:
+                    raise PrismError(f"{key}[{i}]: {asked:g} is above the robot's own {most:g}; lower it")
+        for key in ("position", "workspace", "speed", "acceleration", "jerk"):
+            if len(getattr(found, key)) < len(getattr(self, key)):
+                raise PrismError(f"{key}: has fewer limits than the robot's own; give all, or leave the key out")
+        if self.force is not None and (found.force is None or found.force > self.force):
+            raise PrismError(f"force: {found.force} is above the robot's own {self.force:g}; lower it")
+        return found
+
+    def describe(self, names: tuple[str, ...], units: tuple[str, ...]) -> list[str]:
+        """A line a dimension, and one for the rest: printed before anything moves."""
+        lines = []
+        for i, (name, unit) in enumerate(zip(names, units, strict=True)):
+            parts = [f"{self.position[i][0]:g} to {self.position[i][1]:g} {unit}"] if self.position else []
+            for key, power in (("speed", "s"), ("acceleration", "s2"), ("jerk", "s3")):
+                if (most := getattr(self, key)) and most[i] < math.inf:
+                    parts.append(f"{most[i]:g} {unit}/{power}")
+            lines.append(f"{name}: {', '.join(parts) or 'no limit'}")
+        if self.workspace:
+            lines.append("workspace: " + ", ".join(f"{low:g} to {high:g}" for low, high in self.workspace))
+        if self.force is not None:
+            lines.append(f"force: {self.force:g} N ('{self.force_sensor}')")
+        lines.append(f"a needed sensor fails: held, stopped after {self.hold_seconds:g} s")
+        lines.append(f"no command: stopped {self.watchdog:g} s after it was due")
+        return lines
+
+
+def read_limits(file: Path, own: Limits, dim: int) -> Limits:
+    """The robot's own limits, narrowed by a file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise PrismError(
+            f"{file}: cannot be read as {file.suffix or 'JSON'} ({reason(error)}); mend the file"
+        ) from None
+    if not isinstance(data, dict):
+        raise PrismError(f"{file}: needs keys and values (position, speed, ...), not a {type(data).__name__}")
+    try:
+        return own.narrowed(data, dim)
+    except PrismError as error:
+        raise PrismError(f"{file}: {error}") from None

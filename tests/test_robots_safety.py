@@ -1,0 +1,352 @@
+"""robots/safety.py and limits.py: whatever comes in, nothing beyond a limit goes out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prism.errors import PrismError
+from prism.robots.base import ActionSpace, Health, Reading, Robot
+from prism.robots.limits import Limits, read_limits
+from prism.robots.safety import Envelope, Guard
+from prism.sensors import ActionSpec, SensorSpec
+
+RATE = 10.0
+LIMITS = Limits(
+    position=((-0.5, 0.5), (-0.2, 0.3), (0.0, 1.0)),
+    speed=(0.4, 0.8, 2.0),
+    acceleration=(1.0, 2.0, 9.0),
+    jerk=(30.0, 15.0, 500.0),
+)
+
+
+def space(kind: str, scale: float = 0.5) -> ActionSpace:
+    spec = ActionSpec(("x", "y", "z"), robot="points", kind=kind)
+    return ActionSpace(spec, ("m", "m", "m"), (scale,) * 3, pose="pose", pose_dims=3)
+
+
+def integrate(kind: str, x: np.ndarray, sent: np.ndarray, scale: float = 0.5) -> np.ndarray:
+    """A robot that does exactly as it is told."""
+    units = scale * sent.astype(np.float64)
+    return {"absolute": units, "delta": x + units, "velocity": x + units / RATE}[kind]
+
+
+numbers = st.one_of(
+    st.floats(-3, 3), st.sampled_from([math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0]), st.floats(allow_nan=True)
+)
+commands = st.one_of(st.lists(numbers, min_size=3, max_size=3), st.none(), st.lists(numbers, max_size=5), st.just("x"))
+
+
+@pytest.mark.parametrize("kind", ["absolute", "delta", "velocity"])
+@settings(deadline=None, max_examples=60)
+@given(asked=st.lists(commands, min_size=1, max_size=40), start=st.tuples(*[st.floats(0.05, 0.95)] * 3))
+def test_no_command_goes_beyond_a_limit(kind: str, asked: list[object], start: tuple[float, ...]) -> None:
+    low, high = np.array(LIMITS.position).T
+    x = low + np.array(start) * (high - low)
+    envelope = Envelope(space(kind), LIMITS, RATE)
+    envelope.start(x)
+    v = np.zeros(3)
+    a = np.zeros(3)
+    for action in asked:
+        sent, _ = envelope.limit(action, x)
+        assert sent is not None
+        assert np.isfinite(sent).all()
+        new = integrate(kind, x, sent)
+        speed = (new - x) / RATE**-1
+        growth = (speed - v) * RATE
+        assert (new >= low - 1e-5).all()
+        assert (new <= high + 1e-5).all()
+        assert (np.abs(speed) <= np.array(LIMITS.speed) + 1e-5).all()
+        assert (np.abs(growth) <= np.array(LIMITS.acceleration) + 1e-3).all()
+        faster = np.abs(speed) > np.abs(v) + 1e-5
+        assert (np.abs(growth - a) * RATE <= np.array(LIMITS.jerk) + 1e-2)[faster & (speed * v > 0)].all()
+        x, v, a = new, speed, growth
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    asked=st.lists(st.tuples(commands, st.tuples(*[st.floats(-5, 5)] * 3)), min_size=1, max_size=30),
+)
+def test_a_robot_that_is_elsewhere_is_not_driven_on(asked: list[tuple[object, tuple[float, ...]]]) -> None:
+    """The measured pose jumps: speed and acceleration hold, and nothing leads farther out than braking does."""
+    envelope = Envelope(space("delta"), LIMITS, RATE)
+    envelope.start(np.zeros(3))
+    low, high = np.array(LIMITS.position).T
+    v = np.zeros(3)
+    for action, pose in asked:
+        sent, _ = envelope.limit(action, np.array(pose))
+        assert sent is not None
+        speed = 0.5 * sent.astype(np.float64) * RATE
+        assert (np.abs(speed) <= np.array(LIMITS.speed) + 1e-5).all()
+        assert (np.abs(speed - v) * RATE <= np.array(LIMITS.acceleration) + 1e-3).all()
+        above, below = np.array(pose) > high, np.array(pose) < low
+        assert (speed <= np.maximum(v - np.array(LIMITS.acceleration) / RATE, 0.0) + 1e-5)[above].all()
+        assert (speed >= np.minimum(v + np.array(LIMITS.acceleration) / RATE, 0.0) - 1e-5)[below].all()
+        v = speed
+
+
+def test_commands_within_the_limits_go_through_unchanged() -> None:
+    envelope = Envelope(space("delta"), LIMITS, RATE)
+    envelope.start(np.array([0.0, 0.0, 0.5]))
+    sent, why = envelope.limit([0.01, -0.01, 0.02])
+    assert sent is not None
+    assert np.allclose(sent, [0.01, -0.01, 0.02])
+    assert why == ()
+
+
+def test_a_hold_stands_still_for_every_kind() -> None:
+    """After some steps of motion, whatever the kind: it brakes, and then nothing moves any more."""
+    for kind in ("absolute", "delta", "velocity"):
+        envelope = Envelope(space(kind), LIMITS, RATE)
+        x = np.array([0.0, 0.0, 0.5])
+        envelope.start(x)
+        for _ in range(3):
+            wish = {"absolute": (x + 0.02) / 0.5, "delta": [0.04] * 3, "velocity": [0.4] * 3}[kind]
+            sent, _ = envelope.limit(wish, x)
+            assert sent is not None
+            x = integrate(kind, x, sent)
+        trace = []
+        for _ in range(20):
+            sent, _ = envelope.limit(None, x)
+            assert sent is not None
+            x = integrate(kind, x, sent)
+            trace.append(x)
+        assert np.allclose(trace[-1], trace[-10], atol=1e-6), kind
+
+
+def test_the_range_of_the_demonstrations_and_constant_dimensions() -> None:
+    low, high = np.array([-0.1, 0.02, -0.1]), np.array([0.1, 0.02, 0.3])
+    envelope = Envelope(space("delta"), Limits(margin=0.05), RATE, (low, high))
+    sent, why = envelope.limit([1.0, 0.07, -1.0])
+    assert sent is not None
+    assert np.allclose(sent, [0.11, 0.02, -0.12])
+    assert "beyond the demonstrations" in why
+
+
+def test_quaternions_turn_at_the_speed_of_the_rotation() -> None:
+    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", "absolute")
+    turning = ActionSpace(spec, ("",) * 4, pose="pose", pose_dims=4)
+    envelope = Envelope(turning, Limits(speed=(1.0,) * 4), RATE)
+    old = np.array([1.0, 0.0, 0.0, 0.0])
+    envelope.start(old)
+    for _ in range(40):
+        sent, _ = envelope.limit([0.0, -1.0, 0.0, 0.0])  # half a turn
+        assert sent is not None
+        assert np.linalg.norm(sent) == pytest.approx(1.0, abs=1e-5)
+        assert 2 * math.acos(min(1.0, abs(float(old @ sent)))) <= 0.1 + 1e-3
+        old = sent.astype(np.float64)
+    assert abs(old[1]) == pytest.approx(1.0, abs=1e-3)
+
+
+# ------------------------------------------------------------------ the guard
+
+
+class Points(Robot):
+    """A point that does as it is told, with a clock that a test sets, and faults that a test switches on."""
+
+    def __init__(self, limits: Limits, realtime: bool = False) -> None:
+        sensors = (
+            SensorSpec("pose", "vector", (3,)),
+            SensorSpec("force", "vector", (3,)),
+            SensorSpec("eye", "vector", (1,)),
+        )
+        super().__init__("points", RATE, sensors, space("delta"), limits, realtime=realtime)
+        self.x, self.time, self.stopped = np.array([0.0, 0.0, 0.5]), 100.0, 0
+        self.values: dict[str, object] = {}  # of sensors that a test broke
+        self.offset: dict[str, float] = {}  # of their stamps
+        self.sent: list[np.ndarray] = []
+        self.sick = ""
+
+    def connect(self) -> None: ...
+    def close(self) -> None: ...
+    def now(self) -> float:
+        return time.monotonic() if self.realtime else self.time
+
+    def wait(self, until: float) -> None:
+        self.time = until
+
+    def health(self) -> Health:
+        return Health(not self.sick, self.sick)
+
+    def read(self) -> dict[str, Reading]:
+        good = {"pose": self.x.astype(np.float32), "force": np.zeros(3, np.float32), "eye": np.float32([self.time])}
+        shown = {**good, **self.values}
+        at = self.now()
+        return {k: Reading(v, at + self.offset.get(k, 0.0)) for k, v in shown.items() if v is not None}  # type: ignore[arg-type]
+
+    def send(self, action: np.ndarray) -> None:
+        if self.stopped:
+            raise PrismError("stopped")
+        self.sent.append(action)
+        self.x = integrate("delta", self.x, action)
+
+    def prepare(self, seed: int) -> None:
+        self.stopped = 0
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+GUARDED = Limits(
+    LIMITS.position, LIMITS.speed, LIMITS.acceleration, workspace=((-0.6, 0.6), (-0.3, 0.4), (-0.1, 1.1)),
+    force=20.0, force_sensor="force",
+)  # fmt: skip
+
+
+def guarded(**more: object) -> tuple[Points, Guard]:
+    robot = Points(GUARDED)
+    guard = Guard(robot, GUARDED, **more)  # type: ignore[arg-type]
+    guard.begin()
+    return robot, guard
+
+
+def steps(robot: Points, guard: Guard, count: int, action: object = (0.01, 0.0, 0.0)) -> None:
+    for _ in range(count):
+        guard.observe()
+        guard.command(action)
+        robot.wait(robot.time + 1 / RATE)
+
+
+FAULTS: dict[str, tuple[dict[str, object], dict[str, float]]] = {
+    "dead": ({"pose": None}, {}),
+    "nan": ({"pose": np.float32([math.nan] * 3)}, {}),
+    "swapped": ({"pose": np.zeros((4, 4), np.float32)}, {}),
+    "late": ({}, {"pose": -5.0}),
+    "ahead": ({}, {"pose": 5.0}),
+    "force dead": ({"force": None}, {}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_without_a_needed_sensor_it_holds_then_stops(fault: str) -> None:
+    robot, guard = guarded()
+    steps(robot, guard, 3)
+    robot.values, robot.offset = FAULTS[fault]
+    steps(robot, guard, 1)
+    assert guard.state == "hold"
+    assert not robot.stopped
+    steps(robot, guard, 5)
+    assert guard.state == "stopped"
+    assert robot.stopped
+    assert guard.command([0.1, 0, 0]).action is None
+
+
+def test_a_sensor_that_comes_back_in_time_goes_on() -> None:
+    robot, guard = guarded()
+    robot.values = {"pose": None}
+    steps(robot, guard, 2)
+    assert guard.state == "hold"
+    robot.values = {}
+    steps(robot, guard, 2)
+    assert guard.state == "go"
+
+
+def test_a_sensor_that_nobody_needs_may_fail() -> None:
+    robot, guard = guarded()
+    robot.values = {"eye": None}
+    steps(robot, guard, 10)
+    assert guard.state == "go"
+    robot, guard = guarded(needs=("eye",))
+    robot.values = {"eye": None}
+    steps(robot, guard, 10)
+    assert guard.state == "stopped"
+
+
+def test_a_frozen_pose_is_noticed_while_it_is_told_to_move() -> None:
+    robot, guard = guarded()
+    robot.values = {"pose": robot.x.astype(np.float32)}
+    steps(robot, guard, 20, (0.0, 0.0, 0.0))
+    assert guard.state == "go", "standing still is no fault"
+    steps(robot, guard, 40, (0.05, 0.0, 0.0))
+    assert guard.state == "stopped"
+    assert "frozen" in guard.reason
+
+
+def test_force_workspace_and_health_stop_at_once() -> None:
+    robot, guard = guarded()
+    robot.values = {"force": np.float32([0, 0, 25])}
+    steps(robot, guard, 1)
+    assert guard.state == "stopped"
+    assert guard.reason == "a force of 25 N, the limit is 20"
+    robot, guard = guarded()
+    robot.x = np.array([0.7, 0.0, 0.5])
+    steps(robot, guard, 1)
+    assert guard.reason == "x = 0.7 is outside the workspace, -0.6 to 0.6"
+    robot, guard = guarded()
+    robot.sick = "the emergency stop is pressed"
+    steps(robot, guard, 1)
+    assert guard.reason == robot.sick
+
+
+def test_commands_at_twice_the_rate_are_not_twice_the_speed() -> None:
+    robot, guard = guarded()
+    guard.observe()
+    assert guard.command((0.01, 0, 0)).action is not None
+    robot.wait(robot.time + 0.2 / RATE)
+    assert guard.command((0.01, 0, 0)).why == ("too early",)
+    robot.wait(robot.time - 3600)  # a clock that was set back: the robot stands, and may start again
+    assert guard.command((0.01, 0, 0)).action is not None
+
+
+def test_the_watchdog_stops_a_robot_that_gets_no_commands() -> None:
+    robot = Points(GUARDED, realtime=True)
+    guard = Guard(robot, GUARDED)
+    guard.begin()
+    try:
+        time.sleep(0.4)
+        assert guard.state == "go", "it waits for the first command: a plan may take its time"
+        guard.command((0.0, 0.0, 0.0))
+        until = time.monotonic() + 30
+        while guard.state != "stopped" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert robot.stopped
+        assert "watchdog" in guard.reason
+        assert guard.command((0.0, 0.0, 0.0)).action is None
+    finally:
+        guard.close()
+
+
+# ------------------------------------------------------------------ the file
+
+FILES = {
+    "position = [[0.2, 0.1], [0, 0.1], [0, 1]]": "contradicts itself",
+    "speed = [0.1, 0.1]": "2 limits for commands of 3 numbers",
+    "speed = [0.1, -0.1, 0.1]": "lets nothing move",
+    "speed = [9.0, 0.1, 0.1]": "above the robot's own 0.4",
+    "position = [[-0.5, 0.6], [0, 0.1], [0, 1]]": "wider than the robot's own",
+    "workspace = [[0.2, 0.5], [0, 0.1], [0, 1]]\nposition = [[-0.5, 0.1], [0, 0.1], [0, 1]]": "lies outside workspace",
+    "force = 0.0": "newtons above 0",
+    "force = 50.0": "above the robot's own 20",
+    "speeed = [1]": "unknown key 'speeed'",
+    "margin = 3.0": "out of range",
+    "workspace = []": "fewer limits",
+    "x = [": "cannot be read",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_that_contradicts_itself_is_one_line(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text(text)
+    with pytest.raises(PrismError, match=FILES[text]) as error:
+        read_limits(file, GUARDED, 3)
+    assert "\n" not in str(error.value)
+    assert "limits.toml" in str(error.value)
+
+
+def test_a_file_narrows_the_limits(tmp_path: Path) -> None:
+    file = tmp_path / "limits.json"
+    file.write_text(json.dumps({"speed": [0.1, 0.1, 0.1], "force": 5}))
+    found = read_limits(file, GUARDED, 3)
+    assert found.speed == (0.1, 0.1, 0.1)
+    assert found.force == 5
+    assert found.position == GUARDED.position
+    assert found.slowed(0.5).speed == (0.05, 0.05, 0.05)
+    assert any("5 N" in line for line in found.describe(("x", "y", "z"), ("m", "m", "m")))
