@@ -13,14 +13,16 @@ import os
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib.resources import files
 from pathlib import Path
+from typing import IO
 
 from prism.errors import PrismError, reason
-from prism.io.files import hidden_beside, sync
+from prism.io.files import atomic_file, sync
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 
@@ -107,27 +109,13 @@ def download(
     item = DOWNLOADS[name]
     source = url or item.url
     target = (folder or data_folder()).expanduser() / item.file
-    if target.exists() and not overwrite:
-        raise PrismError(f"{target}: exists already; remove it, or pass overwrite, to fetch it again")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _require_space(target.parent, item.max_bytes)
-    except OSError as error:
-        raise PrismError(
-            f"{target.parent}: cannot write there ({reason(error)}); set PRISM_DATA to another folder"
-        ) from None
-    # It keeps the suffix by which the format is recognised.
-    hidden = hidden_beside(target).with_suffix(".zip")
-    try:
-        _fetch(source, hidden, item.max_bytes, progress)
+    with _writable(target.parent, item.max_bytes), atomic_file(target, overwrite) as file:
+        _fetch(source, file, item.max_bytes, progress)
         try:
-            open_dataset(hidden)
+            open_dataset(Path(file.name))
         except PrismError as error:
-            problem = str(error).removeprefix(f"{hidden}: ")
+            problem = str(error).removeprefix(f"{file.name}: ")
             raise PrismError(f"{source}: what came is not the dataset: {problem}") from None
-        os.replace(hidden, target)
-    finally:
-        hidden.unlink(missing_ok=True)
     return target
 
 
@@ -138,18 +126,23 @@ def _inside(name: str, folder: Path) -> Path | None:
     return None
 
 
-def _require_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise PrismError(
-            f"{folder}: {free // 10**6} MB free, {needed // 10**6} MB needed; set PRISM_DATA to another disk"
-        )
+@contextmanager
+def _writable(folder: Path, needed: int) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(folder).free) < needed:
+            raise PrismError(
+                f"{folder}: {free // 10**6} MB free, {needed // 10**6} MB needed; set PRISM_DATA to another disk"
+            )
+        yield
+    except OSError as error:
+        raise PrismError(f"{folder}: cannot write there ({reason(error)}); set PRISM_DATA to another folder") from None
 
 
-def _fetch(url: str, path: Path, max_bytes: int, progress: Progress | None) -> None:
+def _fetch(url: str, file: IO[bytes], max_bytes: int, progress: Progress | None) -> None:
     elsewhere = "check the connection, or fetch it by other means and give --data PATH"
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as reply, path.open("xb") as file:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as reply:
             stated = reply.headers.get("Content-Length", "")
             total = int(stated) if stated.isdigit() else None
             if total is not None and total > max_bytes:

@@ -19,6 +19,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import math
 import os
 import queue
 import sys
@@ -43,7 +44,6 @@ from prism.serve.tokens import Arrival, Known, Token, encode_sensor, fuse, plan
 
 Array = NDArray[np.generic]
 _KEPT = 50_000  # latest values of a statistic: a robot may run for days
-_STOP = float("inf")
 _NICE = 5  # added to what the lanes let others have: the loop that gives actions never queues behind a convolution
 _KEEN = -10  # beside a real-time loop: a lane that is pushed aside while it holds Python's lock would hold the loop up
 logger = logging.getLogger("prism.runtime")
@@ -159,8 +159,9 @@ class Lanes:
         self._max_backlog = max_backlog
         self._known = Known()
         self._specs = [encoder.spec for encoder in backend.encoders]
-        self._cost = [_pixels(spec.shape) if spec.is_image else 0 for spec in self._specs]
-        self._jobs: queue.PriorityQueue[tuple[float, int, int, Callable[[], None]]] = queue.PriorityQueue()
+        self._cost = [math.prod(spec.shape) if spec.is_image else 0 for spec in self._specs]  # a guess
+        # observation, order within it, order of arrival, the job; None: the end
+        self._jobs: queue.PriorityQueue[tuple[float, int, int, Callable[[], None] | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Sample] = queue.SimpleQueue()
@@ -183,7 +184,7 @@ class Lanes:
 
     def close(self) -> None:
         for _ in self._threads:
-            self._jobs.put((_STOP, 0, next(self._order), _nothing))
+            self._jobs.put((math.inf, 0, next(self._order), None))
         for thread in self._threads:
             thread.join(timeout=30.0)
         self._threads = []
@@ -257,8 +258,8 @@ class Lanes:
         with contextlib.suppress(OSError, AttributeError):  # where threads have a priority: the control loop goes first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
-            number, _, _, job = self._jobs.get()
-            if number == _STOP:
+            job = self._jobs.get()[-1]
+            if job is None:
                 return
             start = time.thread_time()
             job()
@@ -333,7 +334,7 @@ class LocalPlanner:
             raise PrismError("controller.warm_start is not for asynchronous control: use warm_start=False")
         self.controller = controller
         self.lanes = Lanes(backend, lanes, max_backlog)
-        self._info = about_policy(controller)
+        self.info: Mapping[str, Any] = about_policy(controller)
         self._clear()
 
     def _clear(self) -> None:
@@ -341,10 +342,6 @@ class LocalPlanner:
         self._asked: tuple[int, Step, list[str]] | None = None  # ticket, step, sensors that were absent
         self._planned = 0  # actions executed before the controller's plan
         self._blind = 0  # the latest observations that could not be used
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        return self._info
 
     def submit(self, step: Step) -> None:
         try:
@@ -393,12 +390,3 @@ class LocalPlanner:
 
     def close(self) -> None:
         self.lanes.close()
-
-
-def _pixels(shape: tuple[int, ...]) -> int:
-    """A guess at what encoding costs: colour goes through a deeper network than depth."""
-    return int(np.prod(shape))
-
-
-def _nothing() -> None:
-    return None

@@ -192,14 +192,14 @@ class Live:
         spec = self._server.policy.spec
         trace = np.asarray(session.trace(), dtype=np.float64).reshape(-1, spec.action_dim)
         described: dict[str, Any] = {
-            "number": view.number,
-            "who": view.who,
-            "requests": view.requests,
-            "episode": view.episodes,
-            "steps": view.steps,
+            "number": session.number,
+            "who": session.who,
+            "requests": session.requests,
+            "episode": session.episodes,
+            "steps": session.steps,
             "trace": _rounded(trace),
             "jerk": _rounded(jerks(trace, self._server.scale)),
-            "sensors": [self._sensor(view, sensor) for sensor in spec.sensors],
+            "sensors": [self._sensor(session.number, view, sensor) for sensor in spec.sensors],
         }
         if view.plan is not None and view.replan is not None:
             described["plan"] = {
@@ -217,7 +217,7 @@ class Live:
             }
         return described
 
-    def _sensor(self, view: View, spec: SensorSpec) -> dict[str, Any]:
+    def _sensor(self, number: int, view: View, spec: SensorSpec) -> dict[str, Any]:
         value = view.observation.get(spec.name)
         row: dict[str, Any] = {
             "name": spec.name,
@@ -229,7 +229,7 @@ class Live:
         if value is None:
             return row
         if spec.is_image:
-            row["picture"] = self._picture(view.number, spec, value)
+            row["picture"] = self._picture(number, spec, value)
         elif spec.kind == "text":
             row["text"] = decode_text(value)
         else:

@@ -205,19 +205,14 @@ def _whole(message: Mapping[str, Any], key: str, high: int) -> int | None:
 
 @dataclass(frozen=True)
 class View:
-    """What the live page may see of a session. Made by the worker after a request, never changed afterwards."""
+    """What the live page may see of a request. Made by the worker after it, never changed afterwards."""
 
-    number: int
-    who: str
     observation: Mapping[str, Array]
     faults: Mapping[str, str]
     counts: Mapping[str, int]  # steps at which each sensor was not believed, this episode
     plan: Plan | None
     replan: Replan | None
     planned_at: float  # time.monotonic() of the plan
-    requests: int
-    episodes: int
-    steps: int
 
 
 class Session:
@@ -237,6 +232,7 @@ class Session:
         self.who = who
         self.requests = 0
         self.episodes = 1
+        self.steps = 0  # executed, this episode
         self.controller = Controller(policy, config, seed, scale)
         self.tokens = tokens  # None: the policy has no encoder to keep them of, whole windows are sampled
         self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
@@ -245,7 +241,6 @@ class Session:
         self._seed = seed
         self._observed = 0  # since the last plan
         self._hasty = 0  # requests in a row that came sooner than they could
-        self._steps = 0
         self._last: Replan | None = None
         self._planned_at = 0.0
         self._lock = threading.Lock()
@@ -262,7 +257,7 @@ class Session:
             controller.reset(self._seed + self.episodes - 1 if request.seed is None else request.seed)
             if self.tokens is not None:
                 self.tokens.reset()
-            self._observed = self._steps = 0
+            self._observed = self.steps = 0
             self._last = None
             self._warned.clear()
             with self._lock:
@@ -330,7 +325,7 @@ class Session:
         assert plan is not None
         done = self.controller.executed
         self.controller.advance(count)
-        self._steps += count
+        self.steps += count
         with self._lock:
             self._trace.extend(plan.actions[done : done + count])
 
@@ -339,16 +334,5 @@ class Session:
         counts: Counter[str] = Counter()
         for (name, _), steps in health.counts.items():
             counts[name] += steps
-        self.view = View(
-            number=self.number,
-            who=self.who,
-            observation=request.observation,
-            faults=dict(health.faults),
-            counts=counts,
-            plan=self.controller.last_plan,
-            replan=self._last,
-            planned_at=self._planned_at,
-            requests=self.requests,
-            episodes=self.episodes,
-            steps=self._steps,
-        )
+        plan = self.controller.last_plan
+        self.view = View(request.observation, dict(health.faults), counts, plan, self._last, self._planned_at)
