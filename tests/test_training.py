@@ -148,6 +148,18 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 
+def test_a_failed_start_does_not_block_the_next_try(tmp_path: Path) -> None:
+    class Broken(FakePolicy):
+        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+            raise PrismError("out of memory")
+
+    plain = make_policy()
+    with pytest.raises(PrismError, match="out of memory"):
+        run(tmp_path / "run", Broken(plain.spec, plain.normalizer))
+    assert (tmp_path / "run" / "log.jsonl").exists()
+    assert run(tmp_path / "run").step == CONFIG.steps
+
+
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="does not exist, so there is nothing to resume"):
         run(tmp_path / "typo", resume=True)

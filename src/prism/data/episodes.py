@@ -97,7 +97,7 @@ def read_in_parts(
     length = int(source.lengths[episode])
     for start in range(0, length, steps):
         stop = min(start + steps, length)
-        yield slice(start, stop), source.read(episode, start, stop, streams)
+        yield slice(start, stop), source.read(episode, start, stop, streams=streams)
 
 
 def step_bytes(sensors: Iterable[SensorSpec]) -> int:

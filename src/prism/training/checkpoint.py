@@ -99,9 +99,10 @@ def check_resume(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
     """Whether to continue what is in a folder: the one check before a training is started there.
 
     "auto" continues a training that has begun and starts one that has not. Otherwise what is asked for must fit what
-    is there. A folder with nothing but an experiment.json has not begun.
+    is there. A training that failed before it logged or saved anything has not begun: the next try may use its folder.
     """
-    begun = any((run_dir / name).exists() for name in ("checkpoints", "log.jsonl", "tensorboard"))
+    log = run_dir / "log.jsonl"
+    begun = (run_dir / "checkpoints").exists() or (log.exists() and log.stat().st_size > 0)
     if resume == "auto":
         return begun
     if begun and not resume:
