@@ -40,14 +40,14 @@ from prism.rollout.results import (
     save_result,
     write_json,
 )
-from prism.runs.grid import RESULT, Grid, Result
+from prism.runs.grid import RESULT
 from prism.runs.recipes import Experiment
 from prism.runs.run import EvalOptions, Run, is_run
 from prism.sims.tasks import make_env
 from prism.training.checkpoint import list_checkpoints
 from prism.training.monitor import read_log
 from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
-from research.report import Written
+from research.report import Cells, Result, Written
 
 ALL = "all"
 
@@ -97,7 +97,7 @@ def run(config: Config, console: Console) -> BenchmarkResult:
     for line in plan.skipped:
         print(f"not for {config.name}: {line}", file=sys.stderr)
     work = config.work or _beside(config.runs) / f"benchmark-{config.name}"
-    table = run_plan(plan, Grid(work, console), lambda table: write_files(work, table, plan))
+    table = run_plan(plan, Cells(work, console), lambda table: write_files(work, table, plan))
     console.print(f"page: {work / 'benchmark.html'}", highlight=False, soft_wrap=True)
     return table
 
@@ -280,7 +280,7 @@ def read_expert(path: Path, bench: Benchmark) -> dict[str, float]:
 
 
 def run_plan(
-    plan: Plan, grid: Grid, on_result: Callable[[BenchmarkResult], None] = lambda table: None
+    plan: Plan, grid: Cells, on_result: Callable[[BenchmarkResult], None] = lambda table: None
 ) -> BenchmarkResult:
     """Play what is not there yet. `on_result` hears of the table after each task."""
     results: dict[str, tuple[EvaluationResult, ...]] = {}

@@ -40,11 +40,10 @@ from prism.policy import Policy
 from prism.rollout import metrics
 from prism.rollout.episodes import TEST_SEED, check_fits, run_episode
 from prism.rollout.results import EpisodeResult
-from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
 from prism.sims.tasks import make_env
 from prism.training.checkpoint import load_policy
-from research.report import Claim, Drawn, Study, Verdict, settings_of, show_rows
+from research.report import Cells, Claim, Drawn, Result, Study, Verdict, settings_of, show_rows
 from research.selection import subjects
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, c
 
 def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs, config.task)
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     rows: list[tuple[int, Signals]] = []
     stop = config.first_seed + config.episodes
     for at, policy in enumerate(policies):

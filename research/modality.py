@@ -15,14 +15,18 @@ condition, so a change is measured on pairs of episodes; its interval is a boots
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 from rich.table import Table
@@ -34,9 +38,12 @@ from prism.errors import PrismError
 from prism.policy import PolicySpec
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout import metrics
-from prism.rollout.episodes import TEST_SEED, EnvFactory, PolicyFactory, Rollouts
+from prism.rollout.episodes import TEST_SEED, EnvFactory, PolicyFactory, evaluate
 from prism.rollout.results import EpisodeResult, EvaluationResult, write_atomic, write_json
 from prism.runs.run import Run
+from prism.sensors import SensorSpec
+from prism.sims.base import Array, Env, StepResult, rendering_hint
+from prism.sims.tasks import make_env
 from prism.training.checkpoint import read_spec, resolve
 from research.report import Written
 
@@ -55,6 +62,61 @@ class Config(Written):
     """Drop only these; default: all of the policy's."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel; default: one a core."""
+
+
+class EnvView(ABC):
+    """An environment whose observations are seen otherwise; all the rest is that environment's."""
+
+    def __init__(self, env: Env, sensors: tuple[SensorSpec, ...]) -> None:
+        self._env, self.sensors = env, sensors
+        self.name, self.action_dim, self.fps, self.max_steps = env.name, env.action_dim, env.fps, env.max_steps
+        self.action_low, self.action_high = env.action_low, env.action_high
+
+    @abstractmethod
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
+        """One time step of every sensor of the environment -> of this view."""
+
+    def reset(self, seed: int) -> dict[str, Array]:
+        return self.see(self._env.reset(seed))
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        result = self._env.step(action)
+        return replace(result, observation=self.see(result.observation))
+
+    @property
+    def goal_index(self) -> int:
+        """Which command of a chain is to be done now; 0 where an episode has but one."""
+        return int(getattr(self._env, "goal_index", 0))
+
+    def state(self) -> NDArray[np.float64]:
+        return self._env.state()
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return self._env.render()
+
+    def rendering_hint(self) -> str | None:
+        return rendering_hint(self._env)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class DropSensors(EnvView):
+    """An environment whose named sensors say nothing; it still lists them, because the policy was trained with them."""
+
+    def __init__(self, env: Env, names: Sequence[str]) -> None:
+        known = [sensor.name for sensor in env.sensors]
+        if unknown := [name for name in names if name not in known]:
+            raise PrismError(f"task '{env.name}' has no sensor '{unknown[0]}' to drop; it has {', '.join(known)}")
+        super().__init__(env, env.sensors)
+        self._names = frozenset(names)
+
+    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
+        return {name: value for name, value in observation.items() if name not in self._names}
+
+
+def without_sensors(env: EnvFactory, names: Dropped) -> Env:
+    return DropSensors(env(), names) if names else env()
 
 
 def run(config: Config, console: Console) -> ModalityStudy:
@@ -167,15 +229,16 @@ def study(
     sets = [dropped for dropped in conditions(chosen, most) if len(dropped) < len(names)]
     if len(sets) == 1:
         raise PrismError(f"the policy has one sensor, '{names[0]}': without it there is nothing to evaluate")
-    seeds, results = range(first_seed, first_seed + episodes), {}
-    with Rollouts(policy, task, controller, workers, env) as rollouts:
-        for number, dropped in enumerate(sets):
+    make = env or functools.partial(make_env, task)
+    results = {}
+    for number, dropped in enumerate(sets):
 
-            def tell(episode: EpisodeResult, done: int, total: int, before: int = number * episodes) -> None:
-                if on_done is not None:
-                    on_done(before + done, len(sets) * episodes)
+        def tell(episode: EpisodeResult, done: int, total: int, before: int = number * episodes) -> None:
+            if on_done is not None:
+                on_done(before + done, len(sets) * episodes)
 
-            results[dropped] = rollouts.play(seeds, tell, drop=dropped)
+        seen = functools.partial(without_sensors, make, dropped)
+        results[dropped] = evaluate(policy, task, episodes, first_seed, controller, workers, progress=tell, env=seen)
     return ModalityStudy(tuple(names), results, never_dropped(spec, chosen))
 
 

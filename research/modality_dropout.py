@@ -41,18 +41,18 @@ from prism.io import files
 from prism.methods.table import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.rollout.episodes import TEST_SEED, DropSensors, run_episode
+from prism.rollout.episodes import TEST_SEED, run_episode
 from prism.rollout.metrics import interval
 from prism.rollout.results import run_info
-from prism.runs.grid import Grid, Result
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
-from prism.sims.base import Env, EnvView
+from prism.sims.base import Env
 from prism.sims.collect import collect
 from prism.sims.tasks import make_env
 from prism.training.config import TrainConfig
 from prism.training.loop import train
-from research.report import Claim, Study, Verdict, Written, confirmed
+from research.modality import DropSensors, EnvView
+from research.report import Cells, Claim, Result, Study, Verdict, Written, confirmed
 
 # Where they are in MetaWorld's `object_state`: object, goal; object - hand, goal - hand.
 VIEWS: dict[str, list[int]] = {"object_world": [0, 1, 2, 3, 4, 5], "object_hand": [6, 7, 8, 12, 13, 14]}
@@ -167,7 +167,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def measure(config: Config, console: Console) -> dict[str, Any]:
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     settings = config.settings("seeds", "given")
     data = config.work / "demonstrations"
     if not data.exists():

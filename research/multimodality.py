@@ -36,10 +36,9 @@ from prism.controller import Controller
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
 from prism.rollout import metrics
-from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method
 from prism.runs.run import Run
-from research.report import Claim, Drawn, Study, confirmed, settings_of, show_rows, train_run
+from research.report import Cells, Claim, Drawn, Result, Study, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,7 +187,7 @@ def experiment_of(config: Config, method: str) -> Experiment:
     return with_settings(with_budget(experiment, steps=config.steps, seed=config.seed), ["train.threads=1"])
 
 
-def train_and_roll(config: Config, cells: Grid, method: str) -> Result:
+def train_and_roll(config: Config, cells: Cells, method: str) -> Result:
     experiment = experiment_of(config, method)
     train_run(experiment, cells.training(method), cells.console)
     return roll_policy(config, cells.training(method), cells.console)
@@ -247,7 +246,7 @@ def expert_rollout(env: PushTEnv, expert: PushTExpert, state: Float, seed: int, 
 
 
 def run(config: Config, console: Console) -> Study:
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
     plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps, "seed": config.seed}
     shares: dict[str, Result] = {}

@@ -11,7 +11,7 @@ A module of `python -m research` has
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,12 +21,16 @@ from rich.table import Table
 
 from prism.bench.output import Output
 from prism.cli.style import option
+from prism.errors import PrismError
+from prism.io import files
 from prism.io.jsonconfig import to_json
-from prism.rollout.results import run_info
+from prism.rollout.results import run_info, write_json
+from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other
 from prism.runs.recipes import Experiment
 from prism.runs.workflow import train_experiment
 from prism.training.monitor import read_log
 
+Result = dict[str, Any]
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 
 
@@ -120,6 +124,49 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+class Cells(Grid):
+    """A grid whose cells are computed in this process.
+
+    OUT/runs/NAME/ holds the trainings that several cells look at.
+    """
+
+    def __init__(self, out: Path, console: Console) -> None:
+        super().__init__(out, console)
+        self.out = out
+        self.missing: list[str] = []  # a line for each cell that `get` could not give
+
+    def training(self, name: str) -> Path:
+        """The run folder of a training that cells share."""
+        return self.out / "runs" / name
+
+    def get(self, name: str, spec: dict[str, Any], compute: Callable[[], Result]) -> Result | None:
+        """The result of a cell: stored, or computed in this process and stored now. None where it failed (a diverged
+        run, a simulator that is not there): `missing` then says so, the others go on, and the next call tries again. A
+        result that could not be stored (a full disk) is in `missing` too, but counts now."""
+        folder = self.folder(name)
+        if (folder / RESULT).exists():
+            refuse_other(folder, files.read_json(folder / CELL, REMEDY), spec)
+            self.say(f"{name}: done before")
+            return files.read_json(folder / RESULT, REMEDY)
+        self.say(f"{name}: ...")
+        try:
+            result = compute()
+        except Exception as error:  # whatever it was, the other cells are worth having
+            reason = str(error) if isinstance(error, PrismError) else f"{type(error).__name__}: {error}"
+            self._miss(f"{name}: {reason}")
+            return None
+        try:
+            write_json(folder / CELL, spec, overwrite=True)
+            write_json(folder / RESULT, result, overwrite=True)
+        except PrismError as error:
+            self._miss(f"{name}: counted, but not kept for the next time: {error}")
+        return result
+
+    def _miss(self, line: str) -> None:
+        self.missing.append(line)
+        self.say(f"missing: {line}")
 
 
 def confirmed(condition: bool) -> Verdict:

@@ -32,11 +32,10 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
 from prism.rollout.episodes import evaluate
 from prism.rollout.metrics import FloatArray, interval, paired, success_interval
-from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from prism.selection import Rule
-from research.report import Claim, Drawn, Study, decided, settings_of, show_rows
+from research.report import Cells, Claim, Drawn, Result, Study, decided, settings_of, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -121,7 +120,7 @@ def measure(config: Config, policy: Path, task: str, controller: ControllerConfi
 
 def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs)
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     found: dict[tuple[str, int], dict[int, Result]] = {}
     for at, policy in enumerate(policies):
         for exec_horizon in config.exec_horizons:

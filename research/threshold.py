@@ -46,12 +46,11 @@ from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.runs.demonstrations import open_demonstrations
-from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget
 from prism.runs.run import Run
 from prism.training.checkpoint import load_policy
 from prism.training.monitor import read_log
-from research.report import Claim, Drawn, Study, Verdict, confirmed, settings_of, show_rows, train_run
+from research.report import Cells, Claim, Drawn, Result, Study, Verdict, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,7 +142,7 @@ def rates(log: Sequence[dict[str, Any]], warmup: int) -> Result:
     }
 
 
-def train_rates(config: Config, cells: Grid, task: str, rule: str) -> Result | None:
+def train_rates(config: Config, cells: Cells, task: str, rule: str) -> Result | None:
     experiment = experiment_of(config, task, rule)
     name = f"{task}-{rule}"
     settings = {**settings_of(experiment), "warmup": config.warmup}
@@ -246,7 +245,7 @@ def windows_of(experiment: Experiment) -> Windows:
 
 
 def calibration(
-    config: Config, cells: Grid, found_rates: Mapping[str, Mapping[str, Result]]
+    config: Config, cells: Cells, found_rates: Mapping[str, Mapping[str, Result]]
 ) -> dict[str, dict[str, dict[str, Result]]]:
     """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first that was trained,
     or the first run that was given."""
@@ -279,7 +278,7 @@ def calibration(
     return found
 
 
-def on_policies(config: Config, cells: Grid) -> dict[str, dict[str, Result]]:
+def on_policies(config: Config, cells: Cells) -> dict[str, dict[str, Result]]:
     """{name: {rule: entry}}: every rule on the candidates of every policy that was given."""
     found: dict[str, dict[str, Result]] = {}
     for text in config.runs:
@@ -297,7 +296,7 @@ def on_policies(config: Config, cells: Grid) -> dict[str, dict[str, Result]]:
 
 
 def run(config: Config, console: Console) -> Study:
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     found: dict[str, dict[str, Result]] = {}
     for task in config.tasks:
         for rule in config.rules:

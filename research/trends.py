@@ -43,11 +43,10 @@ from prism.methods.flow_matching import FlowMatchingConfig
 from prism.policy import Policy
 from prism.rollout.episodes import evaluate
 from prism.rollout.metrics import FloatArray, interval, paired
-from prism.runs.grid import Grid, Result
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import load_policy
-from research.report import Claim, Study, Written, decided, settings_of, show_rows, train_run
+from research.report import Cells, Claim, Result, Study, Written, decided, settings_of, show_rows, train_run
 from research.selection import TUNING_SEED, subjects
 
 OWN = "own"  # as many evaluations as the method takes by itself
@@ -139,7 +138,7 @@ def load_asked(run: Path, evaluations: int | None) -> Policy:
 
 def run(config: Config, console: Console) -> Study:
     """Method by method, so that what is there after an interruption is whole trends."""
-    cells = Grid(config.work, console)
+    cells = Cells(config.work, console)
     found: dict[tuple[str, float, int], Result] = {}
     for method in config.trained:
         for seed in config.seeds:
@@ -196,7 +195,7 @@ def _name(method: str, share: float, seed: int) -> str:
     return f"{method}-{share:g}-seed-{seed}"
 
 
-def _train(config: Config, cells: Grid, method: str, share: float, seed: int) -> Path:
+def _train(config: Config, cells: Cells, method: str, share: float, seed: int) -> Path:
     """The run of a method; a distilled one's teacher, of the same share, steps and seed, is trained before it."""
     folder = cells.training(_name(method, share, seed))
     experiment = config.experiment(method, share, seed)
@@ -206,7 +205,7 @@ def _train(config: Config, cells: Grid, method: str, share: float, seed: int) ->
     return folder
 
 
-def _cell(config: Config, cells: Grid, method: str, share: float, seed: int) -> Result:
+def _cell(config: Config, cells: Cells, method: str, share: float, seed: int) -> Result:
     folder = _train(config, cells, method, share, seed)
     return _roll_out(config, folder, method, config.experiment(method, share, seed).task or "pusht")
 

@@ -19,13 +19,12 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.rollout.metrics import wilson_interval
 from prism.rollout.results import EpisodeResult, EvaluationResult
-from prism.runs.grid import Grid
 from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
 from research import benchmark as command
 from research.benchmark import find_runs, make_plan, overview, run_plan, write_benchmark
 from research.benchmark_protocols import NAMES, PAPER, BenchmarkResult, benchmark, macro_interval
-from research.report import carry_out
+from research.report import Cells, carry_out
 
 
 def episode(seed: int, success: bool, score: float | None = None) -> EpisodeResult:
@@ -215,7 +214,7 @@ def test_a_table_is_a_grid_that_goes_on(trained: Path, tmp_path: Path, capfd: py
 
     def again(**changes: object) -> BenchmarkResult:
         plan = make_plan("pusht", [trained], EvalOptions(workers=1, **changes), episodes=1)  # type: ignore[arg-type]
-        return run_plan(plan, Grid(work, Console(quiet=True)))
+        return run_plan(plan, Cells(work, Console(quiet=True)))
 
     assert (again().reused, again().to_json()["runs"]) == (("pusht",), data["runs"]), "not played again"
     with pytest.raises(PrismError, match=r"controller\.candidates = .* there, 2 now"):

@@ -21,11 +21,11 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.report.charts import Bar, bar_chart
-from prism.rollout.episodes import DropSensors, run_episode
+from prism.rollout.episodes import run_episode
 from prism.sensors import SensorSpec
 from prism.sims.base import StepResult
 from prism.types import Observation
-from research.modality import charts, conditions, never_dropped, render, study, write_page
+from research.modality import DropSensors, charts, conditions, never_dropped, render, study, write_page
 from research.modality_dropout import VIEWS, Config, SeenTwice, summarise
 from tests.evaluation_fakes import PointEnv, PointPolicy, make_point_env
 from tests.policy_fakes import small_config, small_policy

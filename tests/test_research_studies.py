@@ -16,9 +16,8 @@ from rich.console import Console
 from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
-from prism.runs.grid import Grid
 from research import lemmas, multimodality, threshold
-from research.report import Claim, Study, show_claims
+from research.report import Cells, Claim, Study, show_claims
 from research.threshold import claims_on_rates
 from tests.policy_fakes import choose_among
 
@@ -84,14 +83,14 @@ def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
         return {"value": 3}
 
     for _ in range(2):
-        assert Grid(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
+        assert Cells(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
     assert len(calls) == 1
     with pytest.raises(PrismError, match="other settings"):
-        Grid(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
+        Cells(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
-    cells = Grid(tmp_path, Console(quiet=True))
+    cells = Cells(tmp_path, Console(quiet=True))
 
     def fail() -> dict[str, Any]:
         raise PrismError("diverged")
@@ -105,7 +104,7 @@ def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_does_not_lose_what_was_computed(tmp_path: Path) -> None:
     (tmp_path / "cells").write_text("a file where the folder should be")
-    cells = Grid(tmp_path, Console(quiet=True))
+    cells = Cells(tmp_path, Console(quiet=True))
     assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
     assert cells.missing[0].startswith("a: counted, but not kept")
 

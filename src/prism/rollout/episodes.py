@@ -28,7 +28,7 @@ from prism.rollout.ray_pool import RayPool, SentPolicy
 from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.sensors import decode_text
 from prism.sims.base import TEST_SEED as TEST_SEED  # the others know it from here
-from prism.sims.base import Array, Env, EnvView, rendering_hint
+from prism.sims.base import Array, Env, rendering_hint
 from prism.sims.tasks import make_env
 from prism.training.checkpoint import load_policy
 
@@ -51,11 +51,10 @@ class RecordConfig:
 @dataclass(frozen=True)
 class _Job:
     seed: int
-    drop: tuple[str, ...] = ()  # sensors that say nothing
     film_every: int | None = None  # steps between frames; None: no recording
 
     def __str__(self) -> str:
-        return f"seed {self.seed}" + (f" without {', '.join(self.drop)}" if self.drop else "")
+        return f"seed {self.seed}"
 
 
 class IncompleteError(PrismError):
@@ -88,116 +87,90 @@ def evaluate(
 ) -> EvaluationResult:
     """Episodes with seeds first_seed, first_seed + 1, ... of `task`, each by a controller seeded with the same number.
 
-    `record=None` makes no pictures. An episode whose process dies is run again in a new one; if it dies every time,
-    the others are finished and IncompleteError brings them. The other arguments are those of `Rollouts`.
+    `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment (both are
+    called once in every worker). `workers` 0: in this process. `ray`: the workers are on a Ray cluster; a policy that
+    is a path is sent to them. `record=None` makes no pictures. Results do not depend on how many workers there are, or
+    where. An episode whose process dies is run again in a new one; if it dies every time, the others are finished and
+    IncompleteError brings them.
     """
     if episodes < 1:
         raise PrismError(f"episodes = {episodes} must be at least 1")
-    with Rollouts(policy, task, controller, workers, env, ray, record) as rollouts:
-        return rollouts.play(range(first_seed, first_seed + episodes), progress, record is not None)
-
-
-class Rollouts:
-    """The one place that plays episodes: a policy, a task, and workers that wait for seeds.
-
-    `policy` is a run folder or checkpoint, or a picklable factory; `env` replaces the task's own environment (both are
-    called once in every worker). `workers` 0: in this process. `ray`: the workers are on a Ray cluster; a policy that
-    is a path is sent to them. Results do not depend on how many workers there are, or where.
-    """
-
-    def __init__(
-        self,
-        policy: Path | PolicyFactory,
-        task: str,
-        controller: ControllerConfig | None = None,
-        workers: int = 2,
-        env: EnvFactory | None = None,
-        ray: bool = False,
-        record: RecordConfig | None = None,
-    ) -> None:
-        if workers < 0 or (ray and workers < 1):
-            raise PrismError(f"workers = {workers} must be at least 1, or 0 for this process")
-        self.task, self.controller = task, controller or ControllerConfig()
-        self._record = record or RecordConfig()
-        if isinstance(policy, Path):
-            load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy, policy)
-            self.policy = str(policy)
-        else:
-            load = policy
-            self.policy = getattr(load, "__qualname__", repr(load))
-        make = env or functools.partial(make_env, task)
-        setup = functools.partial(_Player, load, make, self.controller, self._record)
-        kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool if workers else Inline
-        self._pool = kind(setup, workers)
-
-    def __enter__(self) -> Rollouts:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pool.__exit__(*exception)
-
-    def play(
-        self,
-        seeds: Sequence[int],
-        progress: Progress | bool = True,
-        film: bool = False,
-        drop: tuple[str, ...] = (),
-    ) -> EvaluationResult:
-        """One episode a seed. `film`: some of them once more with the camera on. `drop`: sensors that say nothing."""
-        start, crashed = time.perf_counter(), len(self._pool.crashes)
-        done: list[EpisodeResult] = []
-        lost: tuple[str, ...] = ()
-        with _progress_bar(self.task, progress) as report:
-
-            def finished(outcome: _Outcome) -> None:
-                done.append(outcome.episode)
-                report(outcome.episode, len(done), len(seeds))
-                if len(done) == 1 and outcome.rate_note is not None:
-                    logger.warning("%s", outcome.rate_note)
-
-            try:
-                outcomes = self._pool.run([_Job(seed, drop) for seed in seeds], finished)
-            except LostJobsError as error:
-                if not error.results:
-                    raise PrismError(f"{self.task}: {error}") from error
-                outcomes = [error.results[i] for i in sorted(error.results)]
-                lost = tuple(error.lost[i] for i in sorted(error.lost))
+    if workers < 0 or (ray and workers < 1):
+        raise PrismError(f"workers = {workers} must be at least 1, or 0 for this process")
+    controller = controller or ControllerConfig()
+    if isinstance(policy, Path):
+        load: PolicyFactory = SentPolicy.read(policy) if ray else functools.partial(load_policy, policy)
+        name = str(policy)
+    else:
+        load = policy
+        name = getattr(load, "__qualname__", repr(load))
+    setup = functools.partial(
+        _Player, load, env or functools.partial(make_env, task), controller, record or RecordConfig()
+    )
+    kind: type[Pool[_Job, _Outcome]] = RayPool if ray else WorkerPool if workers else Inline
+    with kind(setup, workers) as pool:
+        start = time.perf_counter()
+        outcomes, lost = _play(pool, task, range(first_seed, first_seed + episodes), progress)
         seconds = time.perf_counter() - start
         results = [outcome.episode for outcome in outcomes]
-        hint = self._film(results, drop) if film and self._record.videos else None
-        result = EvaluationResult(
-            task=self.task,
-            policy=self.policy,
-            first_seed=seeds[0],
-            fps=outcomes[0].fps,
-            controller=self.controller,
-            episodes=tuple(results),
-            seconds=seconds,
-            crashes=tuple(self._pool.crashes[crashed:]),
-            lost=lost,
-            rendering_hint=hint,
-            info=run_info(seeds[0]) | ({"note": outcomes[0].rate_note} if outcomes[0].rate_note else {}),
-        )
-        if lost:
-            raise IncompleteError(result)
-        return result
+        hint = _film(pool, results, record) if record is not None and record.videos else None
+    note = outcomes[0].rate_note
+    result = EvaluationResult(
+        task=task,
+        policy=name,
+        first_seed=first_seed,
+        fps=outcomes[0].fps,
+        controller=controller,
+        episodes=tuple(results),
+        seconds=seconds,
+        crashes=tuple(pool.crashes),
+        lost=lost,
+        rendering_hint=hint,
+        info=run_info(first_seed) | ({"note": note} if note else {}),
+    )
+    if lost:
+        raise IncompleteError(result)
+    return result
 
-    def _film(self, results: list[EpisodeResult], drop: tuple[str, ...]) -> str | None:
-        """Play some episodes again with pictures, and put these into `results`; why there are none, if there are none.
 
-        Everything but the recording stays as first measured.
-        """
-        record = self._record
-        chosen = to_film(results, record.videos)
-        films = [_Job(results[i].seed, drop, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+def _play(
+    pool: Pool[_Job, _Outcome], task: str, seeds: Sequence[int], progress: Progress | bool
+) -> tuple[list[_Outcome], tuple[str, ...]]:
+    """One episode a seed, and a line for each that was lost; PrismError where all of them were."""
+    done = 0
+    with _progress_bar(task, progress) as report:
+
+        def finished(outcome: _Outcome) -> None:
+            nonlocal done
+            done += 1
+            report(outcome.episode, done, len(seeds))
+            if done == 1 and outcome.rate_note is not None:
+                logger.warning("%s", outcome.rate_note)
+
         try:
-            filmed = dict(zip(chosen, self._pool.run(films), strict=True))
-        except LostJobsError as error:  # `crashes` has it; the episode itself is measured already
-            filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
-        for i, outcome in filmed.items():
-            film = outcome.episode
-            results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
-        return next((outcome.rendering_hint for outcome in filmed.values() if outcome.rendering_hint), None)
+            return pool.run([_Job(seed) for seed in seeds], finished), ()
+        except LostJobsError as error:
+            if not error.results:
+                raise PrismError(f"{task}: {error}") from error
+            kept = [error.results[i] for i in sorted(error.results)]
+            return kept, tuple(error.lost[i] for i in sorted(error.lost))
+
+
+def _film(pool: Pool[_Job, _Outcome], results: list[EpisodeResult], record: RecordConfig) -> str | None:
+    """Play some episodes again with pictures, and put these into `results`; why there are none, if there are none.
+
+    Everything but the recording stays as first measured.
+    """
+    chosen = to_film(results, record.videos)
+    films = [_Job(results[i].seed, max(1, -(-results[i].steps // record.frames))) for i in chosen]
+    try:
+        filmed = dict(zip(chosen, pool.run(films), strict=True))
+    except LostJobsError as error:  # `crashes` has it; the episode itself is measured already
+        filmed = {chosen[i]: outcome for i, outcome in error.results.items()}
+    for i, outcome in filmed.items():
+        film = outcome.episode
+        results[i] = replace(results[i], fans=film.fans, frames=film.frames, frame_steps=film.frame_steps)
+    return next((outcome.rendering_hint for outcome in filmed.values() if outcome.rendering_hint), None)
 
 
 def to_film(episodes: list[EpisodeResult], count: int) -> list[int]:
@@ -228,7 +201,7 @@ class _Player:
         self._controller = Controller(policy, config)
 
     def __call__(self, job: _Job) -> _Outcome:
-        env: Env = DropSensors(self._env, job.drop) if job.drop else self._env
+        env = self._env
         episode = run_episode(env, self._controller, job.seed, self._record, job.film_every)
         hint = None
         if job.film_every is not None and not episode.frames:
@@ -237,20 +210,6 @@ class _Player:
 
     def close(self) -> None:
         self._env.close()
-
-
-class DropSensors(EnvView):
-    """An environment whose named sensors say nothing; it still lists them, because the policy was trained with them."""
-
-    def __init__(self, env: Env, names: Sequence[str]) -> None:
-        known = [sensor.name for sensor in env.sensors]
-        if unknown := [name for name in names if name not in known]:
-            raise PrismError(f"task '{env.name}' has no sensor '{unknown[0]}' to drop; it has {', '.join(known)}")
-        super().__init__(env, env.sensors)
-        self._names = frozenset(names)
-
-    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
-        return {name: value for name, value in observation.items() if name not in self._names}
 
 
 def check_fits(env: Env, spec: PolicySpec) -> None:

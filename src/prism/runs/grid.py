@@ -5,10 +5,9 @@ OUT/cells/NAME/        a cell; NAME may have slashes: pusht/prism/seed-0
     result.json        there when the cell is done, written whole or not at all
     failed.json        why it is not
     output.txt         what its process printed
-OUT/runs/NAME/         trainings that several cells of a study look at
 
-`Grid.get` computes a cell in this process; `Grid.run` starts a process for each (runs/cell.py), here or on a Ray
-cluster. A cell that is done is never computed again, and one with another spec is an error, not a surprise.
+`Grid.run` starts a process for each cell (runs/cell.py), here or on a Ray cluster. A cell that is done is never
+computed again, and one with another spec is an error, not a surprise.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.rollout.pool import LOSSES
 from prism.rollout.ray_pool import LOST_NODE, Processors, connect, is_node_loss, last_line
-from prism.rollout.results import write_json
 from prism.runs.recipes import Experiment
 from prism.training.monitor import read_log
 
@@ -43,7 +41,6 @@ EXIT_FAILED, EXIT_STOPPED = 2, 130
 _POLL_SECONDS = 0.5
 _BAR_SECONDS = 3.0  # between looks at the logs
 
-Result = dict[str, Any]
 State = Literal["done", "failed", "open"]
 
 
@@ -92,40 +89,12 @@ class Grid:
     def __init__(
         self, out: Path, console: Console | None = None, cells: str = "cells", line_seconds: float = 60.0
     ) -> None:
-        self.out, self._cells = out, out / cells
+        self._cells = out / cells
         self.console = console or Console(stderr=True)
-        self.missing: list[str] = []  # a line for each cell that `get` could not give
         self._line_seconds = line_seconds  # between lines where there is no terminal
 
     def folder(self, name: str) -> Path:
         return self._cells / name
-
-    def training(self, name: str) -> Path:
-        """The run folder of a training that cells share."""
-        return self.out / "runs" / name
-
-    def get(self, name: str, spec: dict[str, Any], compute: Callable[[], Result]) -> Result | None:
-        """The result of a cell: stored, or computed in this process and stored now. None where it failed (a diverged
-        run, a simulator that is not there): `missing` then says so, the others go on, and the next call tries again. A
-        result that could not be stored (a full disk) is in `missing` too, but counts now."""
-        folder = self.folder(name)
-        if (folder / RESULT).exists():
-            refuse_other(folder, files.read_json(folder / CELL, REMEDY), spec)
-            self.say(f"{name}: done before")
-            return files.read_json(folder / RESULT, REMEDY)
-        self.say(f"{name}: ...")
-        try:
-            result = compute()
-        except Exception as error:  # whatever it was, the other cells are worth having
-            reason = str(error) if isinstance(error, PrismError) else f"{type(error).__name__}: {error}"
-            self._miss(f"{name}: {reason}")
-            return None
-        try:
-            write_json(folder / CELL, spec, overwrite=True)
-            write_json(folder / RESULT, result, overwrite=True)
-        except PrismError as error:
-            self._miss(f"{name}: counted, but not kept for the next time: {error}")
-        return result
 
     def run(
         self,
@@ -178,10 +147,6 @@ class Grid:
 
     def say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-    def _miss(self, line: str) -> None:
-        self.missing.append(line)
-        self.say(f"missing: {line}")
 
 
 class _Places(Protocol):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -123,43 +123,6 @@ class Simulation(ABC):
         score, success = self._advance(np.clip(action, self.action_low, self.action_high))
         self._is_over = success or self._steps >= self.max_steps
         return StepResult(self._observe(), score, success, done=self._is_over)
-
-
-class EnvView(ABC):
-    """An environment whose observations are seen otherwise; all the rest is that environment's."""
-
-    def __init__(self, env: Env, sensors: tuple[SensorSpec, ...]) -> None:
-        self._env, self.sensors = env, sensors
-        self.name, self.action_dim, self.fps, self.max_steps = env.name, env.action_dim, env.fps, env.max_steps
-        self.action_low, self.action_high = env.action_low, env.action_high
-
-    @abstractmethod
-    def see(self, observation: dict[str, Array]) -> dict[str, Array]:
-        """One time step of every sensor of the environment -> of this view."""
-
-    def reset(self, seed: int) -> dict[str, Array]:
-        return self.see(self._env.reset(seed))
-
-    def step(self, action: NDArray[np.float32]) -> StepResult:
-        result = self._env.step(action)
-        return replace(result, observation=self.see(result.observation))
-
-    @property
-    def goal_index(self) -> int:
-        """Which command of a chain is to be done now; 0 where an episode has but one."""
-        return int(getattr(self._env, "goal_index", 0))
-
-    def state(self) -> NDArray[np.float64]:
-        return self._env.state()
-
-    def render(self) -> NDArray[np.uint8] | None:
-        return self._env.render()
-
-    def rendering_hint(self) -> str | None:
-        return rendering_hint(self._env)
-
-    def close(self) -> None:
-        self._env.close()
 
 
 def rendering_hint(env: Env) -> str | None:
