@@ -20,6 +20,7 @@ MODULES = {
     "train-step": "train_step",
     "global-batch": "global_batch",
     "data": "data",
+    "loading": "loading",
     "scaling": "scaling",
     "realtime": "realtime",
     "server": "server",

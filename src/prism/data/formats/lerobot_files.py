@@ -267,7 +267,11 @@ class _Decoder:
             frame, pending = self._frame_at(time, tolerance, pending)
             if (frame.height, frame.width, 3) != shape:
                 raise ValueError(f"frames are {frame.height} x {frame.width}, info.json says {shape[0]} x {shape[1]}")
-            yield self._convert.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            yield self._to_rgb(frame)
+
+    def _to_rgb(self, frame: Any) -> Array:
+        pixels: Array = self._convert.reformat(frame, format="rgb24", threads=1).to_ndarray()
+        return pixels
 
     def _seek(self, time: float) -> None:
         self._container.seek(max(int(time / self._stream.time_base), 0), stream=self._stream, backward=True)
