@@ -69,7 +69,7 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--api-key-file", str(tmp_path / "empty")], "one word"),
         ([str(run), "--set", "exec_horizon=99"], "exceeds"),
         ([str(run), "--threads", "0"], "threads = 0"),
-        ([str(run), "--device", "tpu"], "--device tpu is unknown: use cpu, cuda or auto"),
+        ([str(run), "--device", "tpu"], "--device tpu is unknown: use auto, cpu, cuda, mps"),
         ([str(run), "--device", "cuda", "--backend", "onnx"], "--backend onnx runs on the CPU"),
         ([str(run), "--max-message-mb", "nan"], "--max-message-mb nan"),
         ([str(run), "--rate", "nan"], "rate = nan"),

@@ -52,6 +52,8 @@ class Eval(JsonOutput):
     """Processes that roll out in parallel. Default: one a core."""
     backend: Annotated[str, option("NAME")] = "eager"
     """What computes the policy: eager, compile, onnx, onnx-int8 (docs/explanation/realtime.md)."""
+    device: Annotated[str, option("NAME")] = "cpu"
+    """Where: cpu, cuda, mps, or auto (cuda where there is one). Every worker has a copy of the policy there."""
     ray: bool = False
     """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 
@@ -78,6 +80,7 @@ class Eval(JsonOutput):
             workers=self.workers,
             ray=self.ray,
             backend=self.backend,
+            device=self.device,
             record=RecordConfig() if self.report else None,
         )
         if self.report and self.backend != "eager":

@@ -53,7 +53,7 @@ class Serve:
     backend: Annotated[str, option("NAME")] = "eager"
     """What runs the network: eager, compile, onnx or onnx-int8 (docs/explanation/realtime.md)."""
     device: Annotated[str, option("NAME")] = "auto"
-    """Where it runs: cpu, cuda, or auto (cuda where there is one). Back ends other than eager run on the CPU."""
+    """Where it runs: cpu, cuda, mps, or auto (cuda where there is one). Back ends other than eager run on the CPU."""
     max_clients: int = 128
     """More robots than this are turned away."""
     max_message_mb: Annotated[float | None, option("MB")] = None
@@ -82,7 +82,7 @@ class Serve:
 
     def _server(self) -> PolicyServer:
         from prism.runs.run import Run, changed
-        from prism.serve.backends import check_backend, choose_device
+        from prism.serve.backends import backend_device, check_backend
         from prism.serve.server import PolicyServer, ServerConfig
 
         check_backend(self.backend)
@@ -100,7 +100,8 @@ class Serve:
         )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, settings=self.set)
-        policy = run.policy(choose_device(self.device, self.backend), backend=self.backend, threads=config.threads or 1)
+        device = backend_device(self.device, self.backend)
+        policy = run.policy(device, backend=self.backend, threads=config.threads or 1)
         return PolicyServer(policy, settings, config, run.name)
 
     def _key(self) -> str | None:

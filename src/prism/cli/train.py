@@ -31,6 +31,7 @@ class Train(DatasetOptions):
         prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --method diffusion  another method on the same encoder and data
+        prism train pusht-human --eval-every 3      looks at success on the way, every 3 minutes of training
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
         torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs
 
@@ -68,6 +69,13 @@ class Train(DatasetOptions):
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the recipe: --set policy.objective.scope=batch train.learning_rate=5e-4; the run's
     experiment.json lists them all."""
+    device: Annotated[str, option("NAME")] = "auto"
+    """Where to train: cpu, cuda, mps, or auto (cuda where there is one)."""
+    eval_every: Annotated[float | None, option("M|N")] = None
+    """Roll out each time M minutes (of a budget in minutes) or N steps are used; curve.json, the log and the report
+    have the curve. Not on the training's clock."""
+    eval_episodes: int = 20
+    """Episodes of each such look, on seeds that are no test seeds."""
     resume: bool = False
     """Go on from the newest checkpoint of the run."""
     auto_resume: bool = False
@@ -75,7 +83,7 @@ class Train(DatasetOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_numbers(self, "--", {"(0, inf)": "minutes", "[1, inf)": "steps", "[0, inf)": "seed"})
+        check_numbers(self, "--", {"(0, inf)": "minutes", "[1, inf)": "steps eval_episodes", "[0, inf)": "seed"})
         if self.resume and self.auto_resume:
             raise PrismError("give --resume or --auto-resume, not both: the second also starts a run that is not there")
         if self.minutes is not None and self.steps is not None:

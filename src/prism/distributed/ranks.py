@@ -26,6 +26,7 @@ from prism.errors import PrismError
 
 TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 _DEFAULT_TIMEOUT = 600.0
+DEVICES = ("auto", "cpu", "cuda", "mps")
 _LEFT: list[object] = []  # process groups of this process, kept to its end
 
 
@@ -65,6 +66,18 @@ def is_leader() -> bool:
 def local_rank() -> int:
     """Which of this machine's devices is ours."""
     return int(os.environ.get("LOCAL_RANK", "0")) if world_size() > 1 else 0
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """cpu, cuda or mps; `auto` is cuda where there is one, else the CPU. cuda is this rank's own device."""
+    if name not in DEVICES:
+        raise PrismError(f"--device {name} is unknown: use {', '.join(DEVICES)}")
+    there = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there[name]:
+        raise PrismError(f"--device {name}: PyTorch sees no {name} device here; use --device cpu")
+    if name == "mps" and world_size() > 1:
+        raise PrismError("--device mps is one device, and the ranks are several: train without torchrun")
+    return torch.device(("cuda" if there["cuda"] else "cpu") if name == "auto" else name)
 
 
 @contextmanager

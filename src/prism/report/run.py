@@ -164,9 +164,11 @@ def training_curves(log: Log) -> str:
     axis = "minutes of training"
     losses = [curve("loss", "training", "s0"), curve("val_loss", "validation", "s1")]
     rates = [curve("rejection_rate", "rejected", "s0"), curve("fallback_rate", "fallback", "s1")]
+    success = [curve("success", "success", "s0"), curve("score", "score", "s1")]
     drawn = [
         ("Loss", charts.line_chart(losses, "Loss", axis, log_y=True)),
         ("Rejection", charts.line_chart(rates, "Rejection", axis, percent=True)),
+        ("Success on the way", charts.line_chart(success, "Success on the way", axis, percent=True)),
         ("Rejection threshold", charts.line_chart([curve("threshold", "threshold", "s0")], "Threshold", axis)),
     ]
     cells = "".join(f'<figure class="panel"><h4>{name}</h4>{chart}</figure>' for name, chart in drawn if chart)

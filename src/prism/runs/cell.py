@@ -42,11 +42,10 @@ from prism.rollout.results import (
 from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import CELL, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
 from prism.runs.recipes import FILE, Experiment
-from prism.runs.workflow import train_experiment
+from prism.runs.workflow import add_point, curve_point, read_curve, train_experiment
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
 
-CURVE = "curve.json"
 TRAINED_BY = "trained_by.json"  # commit and date of a training that was taken from another comparison
 FORMAT_VERSION = 1
 _LINE_SECONDS = 15.0
@@ -128,16 +127,18 @@ def run_cell(folder: Path, console: Console) -> None:
     (folder / FAILED).unlink(missing_ok=True)
     _record_demonstrations(experiment, console)
     plan = spec.evaluation
-    curve = _read_curve(folder)
-    for fraction in plan.curve:
-        if any(point["fraction"] == fraction for point in curve):
-            continue
-        trained = _train(experiment, folder, console, str(spec.id), fraction)
-        curve.append(_point(fraction, trained, _play(folder, experiment, plan, plan.looked_at, console)))
-        write_json(folder / CURVE, {"points": curve}, overwrite=True)
-    trained = _train(experiment, folder, console, str(spec.id), 1.0)
+    known = [point["fraction"] for point in read_curve(folder)]
+
+    def look(fraction: float, trained: TrainResult) -> None:
+        add_point(folder, fraction, trained, _play(folder, experiment, plan, plan.looked_at, console))
+
+    looks = [fraction for fraction in plan.curve if fraction not in known]
+    trained = train_experiment(experiment, folder, "auto", console, str(spec.id), 1.0, looks, look)
+    if trained.stopped_by:
+        raise StoppedError(trained.stopped_by)
     result = _play(folder, experiment, plan, plan.episodes, console)
-    curve.append(_point(1.0, trained, replace(result, episodes=result.episodes[: plan.looked_at])))
+    first = replace(result, episodes=result.episodes[: plan.looked_at])
+    curve = [*read_curve(folder), curve_point(1.0, trained, first)]
     save_result(recording_path(folder, result.task), result, overwrite=True)
     write_json(folder / "metrics.json", metrics_json([result]), overwrite=True)
     for old in list_checkpoints(folder):
@@ -166,35 +167,6 @@ def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int
 
     record = RecordConfig(videos=plan.videos) if plan.videos and episodes == plan.episodes else None
     return evaluate(run, experiment.task, episodes, plan.first_seed, experiment.controller, 0, record, tell)
-
-
-def _train(experiment: Experiment, folder: Path, console: Console, title: str, until: float) -> TrainResult:
-    result = train_experiment(experiment, folder, resume="auto", console=console, title=title, until=until)
-    if result.stopped_by:
-        raise StoppedError(result.stopped_by)
-    return result
-
-
-def _read_curve(folder: Path) -> list[dict[str, Any]]:
-    if not (folder / CURVE).is_file():
-        return []
-    points = files.read_json(folder / CURVE).get("points")
-    if not isinstance(points, list):
-        raise PrismError(f"{folder / CURVE} has no list 'points': remove the file")
-    return points
-
-
-def _point(fraction: float, trained: TrainResult, result: EvaluationResult) -> dict[str, Any]:
-    summary = result.summary()
-    return {
-        "fraction": fraction,
-        "seconds": trained.seconds,
-        "step": trained.step,
-        "val_loss": trained.val_loss,
-        "episodes": len(result.episodes),
-        "score": summary["score"],
-        "success": summary["success"],
-    }
 
 
 def _record(

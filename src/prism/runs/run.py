@@ -45,7 +45,7 @@ from prism.rollout.results import (
 )
 from prism.runs.demonstrations import open_demonstrations, split_originals
 from prism.runs.recipes import FILE, Experiment
-from prism.serve.backends import Frame, load_behind
+from prism.serve.backends import Frame, backend_device, load_behind
 from prism.sims.tasks import make_env
 from prism.training import checkpoint
 from prism.training.monitor import read_log
@@ -68,6 +68,7 @@ class EvalOptions:
     record: RecordConfig | None = None
     ray: bool = False
     backend: str = "eager"  # serve/backends.py
+    device: str = "cpu"  # of the eager policy; every worker has a copy there
 
     def parallel(self) -> int:
         if self.workers is not None:
@@ -218,6 +219,10 @@ class Run:
         if options.backend != "eager":
             policy = partial(load_behind, self.given, options.backend, self.example_frames(task))
             origin["backend"] = options.backend
+        if (device := backend_device(options.device, options.backend)).type != "cpu":
+            if options.ray:
+                raise PrismError(f"--device {options.device}: Ray's workers compute on CPUs; leave --ray or it out")
+            policy = partial(_load_on, self.given, device)
         lost: IncompleteError | None = None
         try:
             result = evaluate(
@@ -304,6 +309,10 @@ class Run:
             there = [name for name in episode.streams if name not in episode.present or episode.present[name][0]]
             frames.append({name: episode.streams[name][0] for name in there})
         return frames
+
+
+def _load_on(path: Path, device: torch.device) -> Policy:
+    return checkpoint.load_policy(path).to(device)
 
 
 def is_run(folder: Path) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -17,6 +20,7 @@ from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
+from prism.io import files
 from prism.io.jsonconfig import from_json, to_json
 from prism.methods import METHODS
 from prism.methods.table import build_policy
@@ -24,7 +28,7 @@ from prism.methods.unet import Student
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.rollout.episodes import TEST_SEED
-from prism.rollout.results import EvaluationResult
+from prism.rollout.results import EvaluationResult, write_json
 from prism.runs.demonstrations import open_demonstrations, split_originals
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.run import EvalOptions, Run, is_run
@@ -32,6 +36,10 @@ from prism.sensors import ActionSpec, action_spec_of
 from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
 from prism.training.loop import TrainResult
+from prism.training.monitor import Curves
+
+CURVE = "curve.json"
+TUNING_SEED = 2 * TEST_SEED  # to look at on the way: neither of demonstrations nor of tests
 
 
 def train(
@@ -39,6 +47,9 @@ def train(
     out: Path | str | None = None,
     resume: bool | Literal["auto"] = False,
     progress: bool = True,
+    device: str = "auto",
+    eval_every: float | None = None,
+    eval_episodes: int = 20,
     **options: Unpack[TrainOptions],
 ) -> Run:
     """Train a policy, as `prism train` does: on a recipe, a task, the path of a dataset, or an experiment.
@@ -46,12 +57,14 @@ def train(
         run = prism.train("pusht", minutes=5)
         run = prism.train("my.zarr.zip", steps=2000, out="runs/mine", set=["train.batch_size=32"])
 
-    The options are those of `prism train --help`. `out`: the run's folder, runs/NAME by default; it must not hold a
-    run, unless `resume`. "auto" continues a run that is there and starts one that is not.
+    The options are those of `prism train --help`, also `device`, `eval_every` and `eval_episodes`. `out`: the run's
+    folder, runs/NAME by default; it must not hold a run, unless `resume`. "auto" continues a run that is there and
+    starts one that is not.
     """
     console = Console(stderr=True, quiet=not progress)
     with ranks.session():
-        return Run(train_recipe(recipe, out, resume, console, **options)[0])
+        found = train_recipe(recipe, out, resume, console, device, eval_every, eval_episodes, **options)
+        return Run(found[0])
 
 
 def load_run(path: Path | str) -> Run:
@@ -83,9 +96,14 @@ def train_recipe(
     out: Path | str | None,
     resume: bool | Literal["auto"],
     console: Console,
+    device: str = "auto",
+    eval_every: float | None = None,
+    eval_episodes: int = 20,
     **options: Unpack[TrainOptions],
 ) -> tuple[Path, Experiment, TrainResult]:
     """The folder of the run, its experiment and how the training ended. Call it inside ranks.session().
+
+    `eval_every`: roll out `eval_episodes` tuning seeds each time that many minutes or steps of the budget are used.
 
     A run that is continued keeps the options that it was started with; those that are given here replace them.
     """
@@ -99,7 +117,70 @@ def train_recipe(
     stored = broadcast_experiment(stored)
     with ranks.share_errors():
         experiment = customized(stored or experiment, **options)
-    return folder, experiment, train_experiment(experiment, folder, resume, console, title=experiment.name)
+        looks = () if eval_every is None else evaluation_fractions(experiment, eval_every)
+
+    def look(fraction: float, trained: TrainResult) -> None:
+        if experiment.train.fraction(trained.step, trained.seconds) > fraction + 0.5 * looks[0]:
+            return  # a run that is continued was past it already
+        played = Run(folder).play(EvalOptions(episodes=eval_episodes, first_seed=TUNING_SEED), progress=False)
+        point = add_point(folder, fraction, trained, played)
+        shown = {name: point[name] for name in ("step", "seconds", "success", "score")}
+        curves = Curves(folder, experiment.train)
+        curves.write(shown)
+        curves.close()
+        console.print(
+            f"evaluated at step {trained.step}: success {point['success']:.0%}, score {point['score']:.3f} "
+            f"({eval_episodes} tuning episodes)",
+            highlight=False,
+        )
+
+    result = train_experiment(experiment, folder, resume, console, experiment.name, 1.0, looks, look, device)
+    with ranks.share_errors():
+        if looks and ranks.is_leader() and not result.stopped_by:
+            look(1.0, result)
+    return folder, experiment, result
+
+
+def evaluation_fractions(experiment: Experiment, every: float) -> tuple[float, ...]:
+    """Where evaluations on the way are due: `every` minutes or steps, as the budget is given, before its end."""
+    if experiment.task is None:
+        raise PrismError("--eval-every rolls out in a task, and a dataset alone has none: leave it out")
+    config = experiment.train
+    budget, unit = (config.minutes, "minutes") if config.minutes else (float(config.steps), "steps")
+    if not 0 < every < budget:
+        raise PrismError(f"--eval-every {every:g}: use less than the budget of {budget:g} {unit}, and more than 0")
+    return tuple(at * every / budget for at in range(1, math.ceil(budget / every)))
+
+
+def read_curve(run: Path) -> list[dict[str, Any]]:
+    """curve.json of a run: what evaluations on the way found, in the order of the training."""
+    if not (run / CURVE).is_file():
+        return []
+    points = files.read_json(run / CURVE).get("points")
+    if not isinstance(points, list):
+        raise PrismError(f"{run / CURVE} has no list 'points': remove the file")
+    return points
+
+
+def curve_point(fraction: float, trained: TrainResult, result: EvaluationResult) -> dict[str, Any]:
+    summary = result.summary()
+    return {
+        "fraction": fraction,
+        "seconds": trained.seconds,
+        "step": trained.step,
+        "val_loss": trained.val_loss,
+        "episodes": len(result.episodes),
+        "score": summary["score"],
+        "success": summary["success"],
+    }
+
+
+def add_point(run: Path, fraction: float, trained: TrainResult, result: EvaluationResult) -> dict[str, Any]:
+    """One more evaluation on the way; the same fraction again replaces it."""
+    point = curve_point(fraction, trained, result)
+    points = [known for known in read_curve(run) if known["fraction"] != fraction]
+    write_json(run / CURVE, {"points": [*points, point]}, overwrite=True)
+    return point
 
 
 def train_experiment(
@@ -109,9 +190,12 @@ def train_experiment(
     console: Console | None = None,
     title: str = "train",
     until: float = 1.0,
+    looks: Sequence[float] = (),
+    look: Callable[[float, TrainResult], None] | None = None,
+    device: str = "auto",
 ) -> TrainResult:
     """Demonstrations -> statistics -> policy -> the loop, up to `until` of its budget; the run folder then explains
-    itself.
+    itself. At the fractions `looks` of the budget rank 0 calls `look`, off the training's clock.
 
     `resume` "auto": go on with a run that is there, start one that is not. On several ranks all do the same; rank 0
     records what has to be recorded, before the others look, and writes the files.
@@ -149,29 +233,35 @@ def train_experiment(
         policy = build_policy(spec, config.seed, normalizer)
         if not begun:
             load_pretrained(policy)
-        _teach(policy, experiment.teacher)
-        policy.to(_device())
+        on_device = ranks.choose_device(device)
+        _teach(policy, experiment.teacher, on_device)
+        policy.to(on_device)
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
         with console.status(reading):
             windows = Windows(trained_on, *horizons, training)
             windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
-    on = f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
-    mirrored = f" ({len(taken)} and their mirror images)" if copies > 1 else ""
-    console.print(
-        f"{title}: {len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, "
-        f"{len(windows)} windows, "
-        f"{sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on} -> {run}",
-        highlight=False,
-        soft_wrap=True,
+    on = ("" if on_device.type == "cpu" else f", on {on_device}") + (
+        f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
     )
+    mirrored = f" ({len(taken)} and their mirror images)" if copies > 1 else ""
+    size = f"{len(windows)} windows, {sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on}"
+    told = f"{len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, {size}"
+    console.print(f"{title}: {told} -> {run}", highlight=False, soft_wrap=True)
     with ranks.share_errors():
         if leader:
             run.mkdir(parents=True, exist_ok=True)
             if asked is False or not is_run(run):
                 experiment.save(run)
-    return loop.train(
-        policy, windows, windows_val, config, run, resume=resume, console=console, title=title, until=until
-    )
+    stretch = partial(loop.train, policy, windows, windows_val, config, run, console=console, title=title)
+    for fraction in (at for at in looks if at < until and look is not None):
+        result = stretch(resume=resume, until=fraction)
+        if result.stopped_by:
+            return result
+        with ranks.share_errors():
+            if leader and look is not None:
+                look(fraction, result)
+        resume = True
+    return stretch(resume=resume, until=until)
 
 
 def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
@@ -199,17 +289,13 @@ def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
     return replace(experiment, controller=replace(experiment.controller, selection=selection))
 
 
-def _teach(policy: Policy, teacher: str | None) -> None:
+def _teach(policy: Policy, teacher: str | None, device: torch.device) -> None:
     """Give a distilled method the run that it learns from."""
     if isinstance(policy, Student):
         if teacher is None:
             raise PrismError(
                 f"{policy.spec.method} is distilled from another method: say from which run with --teacher"
             )
-        policy.learn_from(Run(teacher).policy(_device()))
+        policy.learn_from(Run(teacher).policy(device))
     elif teacher is not None:
         raise PrismError(f"method '{policy.spec.method}' has no teacher: drop --teacher")
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

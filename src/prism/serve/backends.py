@@ -25,6 +25,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prism.distributed.ranks import choose_device
 from prism.distributed.rows import Random
 from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
@@ -116,15 +117,13 @@ def check_backend(name: str) -> None:
         raise PrismError(f"unknown back end '{name}'; use one of {', '.join(BACKENDS)}")
 
 
-def choose_device(name: str, backend: str = "eager") -> str:
-    """cpu or cuda; `auto` is cuda where there is one. Back ends other than eager run on the CPU."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise PrismError(f"--device {name} is unknown: use cpu, cuda or auto")
-    if name == "cuda" and backend != "eager":
+def backend_device(name: str, backend: str) -> torch.device:
+    """The device that is asked for (ranks.choose_device). Back ends other than eager run on the CPU."""
+    if backend == "eager":
+        return choose_device(name)
+    if name not in ("auto", "cpu"):
         raise PrismError(f"--backend {backend} runs on the CPU: use --device cpu, or --backend eager")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise PrismError("--device cuda: PyTorch sees no CUDA device here; use --device cpu")
-    return "cuda" if name != "cpu" and backend == "eager" and torch.cuda.is_available() else "cpu"
+    return torch.device("cpu")
 
 
 def make_backend(

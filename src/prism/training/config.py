@@ -15,7 +15,7 @@ Clock = Literal["wall", "cpu"]
 FREE_ON_RESUME = frozenset(
     {
         *("workers", "threads", "log_every", "checkpoint_every", "checkpoint_minutes", "keep_last", "val_every"),
-        "accumulate",
+        *("accumulate", "wandb"),
     }
 )
 
@@ -61,6 +61,8 @@ class TrainConfig:
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
     accumulate: int = field(default=1, metadata=jsonconfig.ADDED_LATER)  # parts that a batch is computed in, one by one
     clock: Clock = field(default="wall", metadata=jsonconfig.ADDED_LATER)  # what `minutes` counts
+    # project at Weights & Biases (extra `wandb`); offline unless WANDB_MODE is set
+    wandb: str = field(default="", metadata=jsonconfig.ADDED_LATER)
 
     def __post_init__(self) -> None:
         check_choices(self, "train")

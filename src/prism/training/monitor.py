@@ -1,4 +1,5 @@
-"""What a run tells: log.jsonl (one JSON object a line), TensorBoard, and a progress bar or plain lines.
+"""What a run tells: log.jsonl (one JSON object a line), TensorBoard, Weights & Biases where train.wandb names a
+project, and a progress bar or plain lines.
 
 Every metric of a line is the mean over the steps since the line before:
 
@@ -10,13 +11,17 @@ Every metric of a line is the mean over the steps since the line before:
     steps_per_second  since the line before
     skipped_steps     in total: loss or gradient was not finite
     ...               the policy's own logs (prism.objective: rejection_rate, fallback_rate, threshold, ...)
+
+An evaluation on the way (prism train --eval-every) is a line of its own: step, seconds, success, score.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from prism.errors import PrismError, need, reason
 from prism.io import files
 from prism.training.config import TrainConfig
 from prism.training.step import StepOutput
@@ -47,6 +53,63 @@ class Silent:
     def show(self, *values: object, last: bool = False) -> None: ...
 
 
+class Curves:
+    """Where the numbers of a run go. `step`: the one that it goes on from; None adds to what is there."""
+
+    def __init__(self, run_dir: Path, config: TrainConfig, step: int | None = None) -> None:
+        self._path = run_dir / "log.jsonl"
+        resumed = step is not None and self._path.exists()
+        if step is not None and resumed:
+            _truncate_log(self._path, step)
+        self._wandb = _open_wandb(run_dir, config) if config.wandb else None
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed in close
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        purge = step + 1 if step is not None and resumed else None
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
+
+    def write(self, record: dict[str, float | int | None]) -> None:
+        """One line: `step`, `seconds` and numbers; None where there is none."""
+        step = int(record["step"] or 0)
+        numbers = {k: v for k, v in record.items() if v is not None and k not in ("step", "seconds")}
+        with files.explain_write_errors(self._path, "The checkpoints are intact"):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=step)
+
+    def close(self, failed: bool = False) -> None:
+        if self._wandb is not None:
+            self._wandb.finish()
+        # Both write what they still hold: on a full disk that fails again, and must not hide the error on its way.
+        for close in (self._file.close, self._board.close):
+            with suppress(OSError) if failed else files.explain_write_errors(self._path, "The checkpoints are intact"):
+                close()
+
+
+def _open_wandb(run_dir: Path, config: TrainConfig) -> Any:
+    """The run at Weights & Biases, the same one after a resume. Offline, in RUN/wandb, unless WANDB_MODE is set."""
+    wandb = need("wandb", "wandb", f"train.wandb={config.wandb}")
+    known = run_dir / "wandb-id"
+    if not known.is_file():
+        files.replace_file(known, uuid.uuid4().hex[:8].encode())
+    mode = os.environ.get("WANDB_MODE") or "offline"
+    try:
+        return wandb.init(
+            project=config.wandb,
+            name=run_dir.resolve().name,
+            id=known.read_text(encoding="utf-8").strip(),
+            dir=str(run_dir),
+            config=config.to_json(),
+            mode=mode,
+            resume="allow",
+        )
+    except Exception as error:  # its own kinds: no key, no network, a project that may not be written to
+        raise PrismError(f"train.wandb={config.wandb}: {reason(error)}; WANDB_MODE=offline needs no account") from None
+
+
 class Monitor:
     """Collects the logs of each step without touching the device, and writes them when asked."""
 
@@ -55,18 +118,12 @@ class Monitor:
     ) -> None:
         self.console = console or Console(stderr=True)
         self._config = config
-        self._path = run_dir / "log.jsonl"
         self._pending: list[StepOutput] = []
         self._last_write = (step, time.perf_counter())
         self._last_shown = 0.0
         self._text = ""
         self._val_loss: float | None = None
-        if resumed := self._path.exists():
-            _truncate_log(self._path, step)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 - closed in __exit__
-        from torch.utils.tensorboard import SummaryWriter  # slow to import
-
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=step + 1 if resumed else None)
+        self._curves = Curves(run_dir, config, step)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -83,10 +140,7 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._bar.stop()
-        # Both write what they still hold: on a full disk that fails again, and must not hide the error on its way.
-        for close in (self._file.close, self._board.close):
-            with suppress(OSError) if kind else files.explain_write_errors(self._path, "The checkpoints are intact"):
-                close()
+        self._curves.close(failed=kind is not None)
 
     def say(self, message: str) -> None:
         self.console.print(message, highlight=False, markup=False, soft_wrap=True)
@@ -107,12 +161,7 @@ class Monitor:
         steps, since = step - self._last_write[0], now - self._last_write[1]
         record["steps_per_second"] = round(steps / since, 3) if steps and since > 0 else None
         record["skipped_steps"] = skipped
-        with files.explain_write_errors(self._path, "The checkpoints are intact"):
-            self._file.write(json.dumps(record, allow_nan=False) + "\n")
-            self._file.flush()
-            for name, value in record.items():
-                if value is not None and name not in ("step", "seconds"):
-                    self._board.add_scalar(name, value, step)
+        self._curves.write(record)
         self._pending.clear()
         self._last_write = (step, now)
         self._val_loss = val_loss if val_loss is not None else self._val_loss
