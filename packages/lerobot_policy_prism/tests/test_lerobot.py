@@ -17,6 +17,8 @@ import pytest
 import torch
 from lerobot.configs import PreTrainedConfig
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
+from lerobot.envs.factory import make_env, make_env_config
+from lerobot.envs.utils import env_to_policy_features, preprocess_observation
 from lerobot.policies.factory import get_policy_class, make_pre_post_processors
 from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import RTCInferenceEngine, supports_rtc_inference
@@ -308,6 +310,31 @@ def test_eval_plays_push_t(home: Path) -> None:
     assert Run(home / "push").controller().policy.spec.obs_horizon == 2
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+def test_environments(parallel: bool) -> None:
+    """Pictures and vectors under the keys that a policy has; the reward is the score; a start by its seed."""
+    register_third_party_plugins()
+    config = make_env_config("prism", task="pusht-pixels")
+    features = env_to_policy_features(config)
+    assert features["observation.images.rgb_static"].shape == (3, 96, 96)
+    vector = make_env(config, n_envs=2, use_async_envs=parallel)["prism"][0]
+    try:
+        first = preprocess_observation(vector.reset(seed=[100000, 100001])[0])
+        assert set(first) == set(features) - {"action"}
+        assert first["observation.images.rgb_static"].shape == (2, 3, 96, 96)
+        again = preprocess_observation(vector.reset(seed=[100000, 100001])[0])
+        assert torch.equal(first["observation.state"], again["observation.state"])
+        assert not torch.equal(first["observation.state"][0], first["observation.state"][1])
+        _, reward, terminated, _, info = vector.step(np.full((2, 2), 256.0, np.float32))
+        assert ((reward >= 0) & (reward <= 1)).all()
+        assert not terminated.any()
+        assert not any(info["is_success"])
+        assert list(vector.call("_max_episode_steps")) == [300, 300]
+        assert list(vector.call("task_description")) == ["pusht pixels"] * 2
+    finally:
+        vector.close()
+
+
 def test_a_training_goes_on(two_cameras: Path, home: Path) -> None:
     """--resume: from the raw weights, and the average goes on too."""
     lerobot("lerobot-train", f"--config_path={two_cameras}/train_config.json", "--resume=true", f"--steps={STEPS + 5}")
@@ -334,5 +361,6 @@ def test_bad_input(two_cameras: Path, home: Path) -> None:
     policy.config.anchor = "observation.nothing"
     with pytest.raises(PrismError, match="no such observation"):
         sensors.make_spec(policy.config, meta)
-    with pytest.raises(PrismError, match="n_action_steps"):
-        replace(policy.config, n_action_steps=17)
+    for steps in (0, 16, 17):
+        with pytest.raises(PrismError, match="n_action_steps"):
+            replace(policy.config, n_action_steps=steps)

@@ -78,7 +78,11 @@ class PrismConfig(PreTrainedConfig):
         if not 1 <= self.n_action_steps <= self.horizon:
             raise PrismError(f"n_action_steps is {self.n_action_steps}; it must lie in 1..{self.horizon} (horizon)")
         self.network()
-        self.control()
+        if self.control().selection.needs_overlap and self.n_action_steps == self.horizon:
+            raise PrismError(
+                f"selection '{self.selection}' compares with the rest of a plan: use n_action_steps < {self.horizon}, "
+                "or --policy.selection=medoid"
+            )
 
     def network(self) -> NetworkConfig:
         """prism's settings of the network; the anchor is found when the sensors are known."""

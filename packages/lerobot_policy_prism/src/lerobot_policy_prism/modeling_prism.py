@@ -50,8 +50,8 @@ class PrismPolicy(PreTrainedPolicy):
     ) -> None:
         super().__init__(config)
         config.validate_features()
-        normalizer = None
-        if config.policy:
+        normalizer, fresh = None, not config.policy
+        if not fresh:
             spec = PolicySpec.from_json(config.policy)
             if dataset_meta is not None:
                 sensors.check_features(spec, config.keys, dataset_meta, str(config.pretrained_path))
@@ -60,7 +60,8 @@ class PrismPolicy(PreTrainedPolicy):
             config.policy = spec.to_json()
             normalizer = sensors.make_normalizer(spec, config.keys, dataset_stats) if dataset_meta is not None else None
         self.policy: Policy = build_policy(spec, torch.initial_seed() % 2**31, normalizer)
-        load_pretrained(self.policy)
+        if fresh:  # a checkpoint has its weights, and needs no other file
+            load_pretrained(self.policy)
         self._presence = sensors.Presence.of(dataset_meta)
         self._memory = Memory(spec, 0 if dataset_meta is None else int(dataset_meta.total_frames))
         self._average: list[Policy] = []  # in a list: no submodule, so neither optimised nor sent between ranks
