@@ -110,6 +110,7 @@ class Inspect(_OfDataset):
     Try:
         prism data inspect data/metaworld-button-press-topdown
         prism data inspect pusht_cchi_v7_replay.zarr.zip --page pusht.html
+        prism data inspect my-dataset --episodes 0-3 --rerun my.rrd      cameras, depth, touch, sound, actions over time
         prism data inspect lift.hdf5 --map agentview_image=rgb_static robot0_eef_pos=proprio actions=action
 
     Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.1 and v3, CALVIN, ROS 2 bags.
@@ -119,8 +120,10 @@ class Inspect(_OfDataset):
     """The dataset: a folder or a file."""
     page: OutputFile = None
     """Write a page with plots of every stream and sample frames of every camera: one HTML file."""
+    rerun: OutputFile = None
+    """Write every episode for the rerun viewer: one .rrd file (pip install 'prism-policy[rerun]')."""
     overwrite: bool = False
-    """Replace the page if it exists."""
+    """Replace these files if they exist."""
 
     def run(self) -> None:
         from rich.console import Console
@@ -128,7 +131,9 @@ class Inspect(_OfDataset):
         from prism.data import format_name
         from prism.data.inspect import print_summary, readable, summarise
         from prism.report.dataset import write_page
+        from prism.rollout.results import refuse_existing
 
+        refuse_existing(self.rerun, overwrite=self.overwrite)
         source, problems = readable(self.open(self.path, skip_damaged=None))
         with _steps_bar() as advance:
             if self.page is None:
@@ -138,6 +143,11 @@ class Inspect(_OfDataset):
         print_summary(summary, Console())
         if self.page is not None:
             print(f"page: {self.page}")
+        if self.rerun is not None:
+            from prism.report.rerun_log import log_dataset
+
+            with _steps_bar() as advance:
+                print(f"rerun: {log_dataset(source, self.rerun, self.overwrite, advance)}")
 
 
 @dataclass(frozen=True)

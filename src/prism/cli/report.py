@@ -8,6 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from prism.cli.style import OutputFile
+
 
 @dataclass(frozen=True)
 class Report:
@@ -15,13 +17,21 @@ class Report:
 
     Try:
         prism report runs/pusht-human
+        prism report runs/pusht-human --rerun pusht.rrd     the recorded episodes for the rerun viewer, too
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run that has been evaluated (prism eval RUN), or a demo; of a run trained on a dataset alone, the page shows
     predicted beside recorded actions of held-out episodes."""
+    rerun: OutputFile = None
+    """Write the episodes for the rerun viewer as well: pictures, candidates, executed actions, in one .rrd file
+    (pip install 'prism-policy[rerun]')."""
+    overwrite: bool = False
+    """Replace that file if it exists."""
 
     def run(self) -> None:
         from prism.runs.run import write_run_report
 
-        print(write_run_report(self.run_folder))
+        print(write_run_report(self.run_folder, self.rerun, self.overwrite))
+        if self.rerun is not None:
+            print(self.rerun)

@@ -16,6 +16,7 @@ from prism.controller import Controller
 from prism.data.episodes import Episode, EpisodeSource
 from prism.io.files import replace_file
 from prism.report.charts import Series, line_chart, number, page, table
+from prism.report.rerun_log import RerunLog
 from prism.report.run import Log, training_curves
 from prism.sensors import decode_text
 
@@ -35,8 +36,11 @@ class Replay:
     errors: dict[str, list[Float]]  # of each plan: (steps, ) mean over dimensions, in half ranges of the demonstrations
 
 
-def replay(controller: Controller, source: EpisodeSource, episode: int) -> Replay:
-    """The controller, shown the recorded observations of an episode one after the other."""
+def replay(
+    controller: Controller, source: EpisodeSource, episode: int, rerun: RerunLog | None = None, first: int = 0
+) -> Replay:
+    """The controller, shown the recorded observations of an episode one after the other; `first`: its first step in
+    the recording for rerun."""
     length = min(int(source.lengths[episode]), _STEPS)
     recorded, scale = source.read(episode, 0, length, streams=()).actions.astype(np.float64), controller.scale
     predicted, errors = [], dict[str, list[Float]]({_CHOSEN: [], _NEAREST: []})
@@ -45,8 +49,18 @@ def replay(controller: Controller, source: EpisodeSource, episode: int) -> Repla
         if step % _PART == 0:
             part = source.read(episode, step, min(step + _PART, length))
         plans = len(controller.replans)
-        predicted.append(controller.act(_shown(part, step % _PART, controller)).astype(np.float64))
-        if len(controller.replans) > plans and (plan := controller.last_plan) is not None:
+        shown = _shown(part, step % _PART, controller)
+        predicted.append(controller.act(shown).astype(np.float64))
+        plan = controller.last_plan if len(controller.replans) > plans else None
+        if rerun is not None:
+            spec = controller.policy.spec
+            rerun.at(first + step, spec.fps)
+            rerun.observe(spec.sensors, shown)
+            rerun.vector("actions/recorded", recorded[step], spec.action.names)
+            rerun.vector("actions/executed", predicted[step], spec.action.names)
+            if plan is not None:
+                rerun.plan(plan.candidates, plan.modes, plan.index, controller.config.selection.action_kind)
+        if plan is not None:
             rest = recorded[step : step + len(plan.actions)]
             apart = np.abs(plan.candidates[:, : len(rest)] - rest) / scale  # (K, steps, Da)
             errors[_CHOSEN].append((np.abs(plan.actions[: len(rest)] - rest) / scale).mean(axis=-1))
@@ -70,10 +84,18 @@ def over_the_horizon(replays: Sequence[Replay], name: str) -> list[float]:
 
 
 def write_held_out(
-    path: Path, controller: Controller, source: EpisodeSource, episodes: Sequence[int], held_out: bool, log: Log
+    path: Path,
+    controller: Controller,
+    source: EpisodeSource,
+    episodes: Sequence[int],
+    held_out: bool,
+    log: Log,
+    rerun: RerunLog | None = None,
 ) -> Path:
     """The page. `held_out`: whether these episodes were; where none was, the page says so."""
-    replays = [replay(controller, source, int(episode)) for episode in episodes[:_EPISODES]]
+    replays: list[Replay] = []
+    for episode in episodes[:_EPISODES]:
+        replays.append(replay(controller, source, int(episode), rerun, sum(len(done.recorded) for done in replays)))
     replace_file(path, render(path.resolve().parent.name, replays, controller, held_out, log).encode())
     return path
 

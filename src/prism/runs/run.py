@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from prism.io import files, hub
 from prism.io.jsonconfig import from_json, with_settings
 from prism.policy import Policy, PolicySpec
 from prism.report.held_out import write_held_out
+from prism.report.rerun_log import RerunLog, log_results
 from prism.report.run import write_report
 from prism.rollout import ray_pool
 from prism.rollout.episodes import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
@@ -320,23 +322,27 @@ def is_run(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def write_run_report(folder: Path) -> Path:
+def write_run_report(folder: Path, rerun: Path | None = None, overwrite: bool = False) -> Path:
     """report.html of a run or of a demo from its recordings; it can be made again at any time. Of a run that was
-    trained on a dataset alone, without recordings: predicted beside recorded actions."""
+    trained on a dataset alone, without recordings: predicted beside recorded actions. `rerun`: the same episodes as a
+    .rrd file (report/rerun_log.py)."""
     if not folder.is_dir():
         raise PrismError(f"{folder} does not exist: give the folder of a run, or of a demo")
     if not any((folder / FOLDER).glob("*.npz")) and is_run(folder) and Run(folder).experiment.task is None:
-        return _write_held_out(Run(folder))
+        with nullcontext() if rerun is None else RerunLog(rerun, Run(folder).name, overwrite) as log:
+            return _write_held_out(Run(folder), log)
     results = load_results(folder)
     homes = {result.task: folder / result.task if (folder / result.task).is_dir() else folder for result in results}
     logs = {task: read_log(home) for task, home in homes.items()}
+    if rerun is not None:
+        log_results(results, rerun, overwrite)
     return write_report(folder / "report.html", results, logs, title=f"PRISM: {folder.resolve().name}")
 
 
-def _write_held_out(run: Run) -> Path:
+def _write_held_out(run: Run, rerun: RerunLog | None) -> Path:
     train = run.experiment.train
     demonstrations, source, copies = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True))
     held_in, held_out = split_originals(demonstrations, len(source.lengths) // copies, train.val_fraction, train.seed)
     episodes = held_out if len(held_out) else held_in
     page, log = run.folder / "report.html", read_log(run.folder)
-    return write_held_out(page, run.controller(), source, episodes.tolist(), len(held_out) > 0, log)
+    return write_held_out(page, run.controller(), source, episodes.tolist(), len(held_out) > 0, log, rerun)
