@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import numpy as np
 
@@ -170,16 +170,15 @@ class Loader:
         for pool in self._pools:
             pool.shutdown(wait=True)
         if self._thread is not None:
-            while self._thread.is_alive():  # it may be waiting for a free place
-                _drain(self._ready)
+            while self._thread.is_alive():
+                with suppress(queue.Empty):  # it may be waiting for a free place
+                    self._ready.get_nowait()
                 self._thread.join(timeout=0.05)
 
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _make(self, step: int) -> Batch:
@@ -238,11 +237,3 @@ def _joined(parts: Sequence[tuple[IntArray, LazyStreams]], count: int) -> LazySt
             array[rows] = read[name]
             masks[name][rows] = present[name]
     return values, masks
-
-
-def _drain(items: queue.Queue[Batch | BaseException]) -> None:
-    while True:
-        try:
-            items.get_nowait()
-        except queue.Empty:
-            return

@@ -59,10 +59,11 @@ class SourceView:
 
 
 @dataclass(frozen=True)
-class SensorSubset(SourceView):
-    """A source seen through fewer sensors: the others are never read."""
+class Respecified(SourceView):
+    """A source whose sensors have other specs, or that has fewer of them: what is left out is never read."""
 
     sensors: tuple[SensorSpec, ...]
+    action_spec: ActionSpec
 
     def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         names = [sensor.name for sensor in wanted_sensors(self, streams)]
@@ -71,24 +72,11 @@ class SensorSubset(SourceView):
 
 def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
     """The same dataset with only the named sensors (PrismError for one that it lacks)."""
-    return SensorSubset(source, wanted_sensors(source, names))
+    return Respecified(source, wanted_sensors(source, names), action_spec_of(source))
 
-
-# ---------------------------------------------------------------------------
 
 _FIXED = ("name", "kind", "shape", "sample_rate", "names")  # what the data are, not what is done with them
 KEYS = tuple(field.name for field in dataclasses.fields(SensorSpec) if field.name not in _FIXED)
-
-
-@dataclass(frozen=True)
-class Respecified(SourceView):
-    """A source whose sensors have other specs; the data are the same."""
-
-    sensors: tuple[SensorSpec, ...]
-    action_spec: ActionSpec
-
-    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
-        return self.source.read(episode, start, stop, streams)
 
 
 def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> EpisodeSource:

@@ -125,8 +125,6 @@ class BlockCache:
             return content
 
 
-# ---------------------------------------------------------------------------
-
 DEFAULT_CACHE_BYTES = 256 * 2**20
 LazyStreams = tuple[dict[str, Array], dict[str, BoolArray]]  # values and presence by sensor name
 _CHUNK = 8192  # steps read together when filling the cache

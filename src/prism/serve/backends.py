@@ -14,7 +14,7 @@ half the range of an action: |difference| / action_scale.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -27,12 +27,11 @@ from torch import Tensor
 
 from prism.distributed.ranks import choose_device
 from prism.distributed.rows import Random
-from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
 from prism.policy import LossOutput, Policy
-from prism.serve.export_onnx import PlanGraph, SensorGraph, example_stream
+from prism.serve.export_onnx import PlanGraph, SensorGraph, example_stream, sensor_encoders
 from prism.types import Batch, Observation
 
 BackendName = Literal["eager", "compile", "onnx", "onnx-int8"]
@@ -51,7 +50,7 @@ class Backend(ABC):
 
     def __init__(self, policy: ContextPolicy) -> None:
         self.policy = policy.eval()
-        self.encoders = [encoder for encoder in policy.encoder.encoders if isinstance(encoder, SensorEncoder)]
+        self.encoders = sensor_encoders(policy)
 
     @property
     def device(self) -> torch.device:
@@ -126,11 +125,8 @@ def backend_device(name: str, backend: str) -> torch.device:
     return torch.device("cpu")
 
 
-def make_backend(
-    name: str, policy: ContextPolicy, frames: Sequence[Frame] = (), graphs: Mapping[str, bytes] | None = None
-) -> Backend:
-    """`frames`: observations that calibrate int8; a missing sensor of them is skipped. `graphs`: an earlier export of
-    the policy (export_onnx.read_graphs), which saves making them."""
+def make_backend(name: str, policy: ContextPolicy, frames: Sequence[Frame] = ()) -> Backend:
+    """`frames`: observations that calibrate int8; a missing sensor of them is skipped."""
     check_backend(name)
     if name == "eager":
         return EagerBackend(policy)
@@ -138,7 +134,7 @@ def make_backend(
         return CompiledBackend(policy)
     from prism.serve.backends_onnx import OnnxBackend
 
-    return OnnxBackend(policy, int8=name == "onnx-int8", frames=frames, graphs=graphs)
+    return OnnxBackend(policy, int8=name == "onnx-int8", frames=frames)
 
 
 @dataclass(frozen=True)
@@ -163,16 +159,12 @@ def compare(backend: Backend, observation: Observation, candidates: int = 8, see
 
 
 def load_backend(
-    name: str,
-    policy: Policy,
-    frames: Sequence[Frame] = (),
-    candidates: int = 8,
-    graphs: Mapping[str, bytes] | None = None,
+    name: str, policy: Policy, frames: Sequence[Frame] = (), candidates: int = 8
 ) -> tuple[Backend, Agreement]:
     """A back end that was compared with eager, on `frames` or on made-up observations; PrismError if it is off."""
     if not isinstance(policy, ContextPolicy):
         raise PrismError(f"method '{policy.spec.method}' has no encoder that a back end could run; use eager")
-    backend = make_backend(name, policy, frames, graphs)
+    backend = make_backend(name, policy, frames)
     agreement = compare(backend, _windows(policy, frames), candidates)
     if not agreement.max_difference_scaled <= agreement.limit:
         raise PrismError(
@@ -236,8 +228,7 @@ def _windows(policy: ContextPolicy, frames: Sequence[Frame], most: int = 4) -> O
     horizon = policy.spec.obs_horizon
     rows = max(1, min(most, len(frames) // horizon)) if frames else 2
     streams, present = {}, {}
-    for encoder in policy.encoder.encoders:
-        assert isinstance(encoder, SensorEncoder)
+    for encoder in sensor_encoders(policy):
         name = encoder.spec.name
         readings = [np.asarray(frame[name]) for frame in frames[: rows * horizon] if name in frame]
         if readings:

@@ -35,25 +35,18 @@ _LARGE = 256  # rows and columns of a matrix below which int8 saves nothing
 
 
 class OnnxBackend(Backend):
-    """Graphs made from the policy when this is built, or read from an export of it (`graphs`). Sound and text stay in
-    PyTorch, and so does the plan of a method without a single pass.
+    """Graphs made from the policy when this is built. Sound and text stay in PyTorch, and so does the plan of a method
+    without a single pass.
 
     int8: image sensors by the ranges of `frames`, the generator dynamically; vectors and fusion stay float32, they
     cost nothing.
     """
 
-    def __init__(
-        self,
-        policy: ContextPolicy,
-        int8: bool,
-        frames: Sequence[Frame] = (),
-        graphs: Mapping[str, bytes] | None = None,
-        threads: int = 1,
-    ) -> None:
+    def __init__(self, policy: ContextPolicy, int8: bool, frames: Sequence[Frame] = ()) -> None:
         super().__init__(policy)
         require("onnxruntime")
         self.name = "onnx-int8" if int8 else "onnx"
-        self._graphs = dict(export_graphs(policy) if graphs is None else graphs)
+        self._graphs = export_graphs(policy)
         if int8:
             for index, encoder in enumerate(self.encoders):
                 if encoder.spec.is_image:
@@ -61,13 +54,12 @@ class OnnxBackend(Backend):
                     self._graphs[name] = quantise_encoder(self._graphs[name], calibration(encoder.spec.name, frames))
             if "plan.onnx" in self._graphs:
                 self._graphs["plan.onnx"] = quantise_plan(self._graphs["plan.onnx"])
-        self._sessions: dict[str, Any] = {}
-        self.threads(threads)
+        self.threads(1)
 
     def threads(self, count: int) -> None:
         """Sessions are made anew: ONNX Runtime fixes its threads then."""
         super().threads(count)
-        self._sessions = {name: session(graph, count) for name, graph in self._graphs.items()}
+        self._sessions: dict[str, Any] = {name: session(graph, count) for name, graph in self._graphs.items()}
 
     def features(self, sensor: int, stream: Tensor) -> Float[Tensor, "N F"]:
         own = self._sessions.get(f"sensor-{sensor}.onnx")

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
-from prism.io.files import DamagedError, encode_json, read_bytes, read_json, remove_folder, write_folder
+from prism.io.files import encode_json, remove_folder, write_folder
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
 from prism.policy import Policy
@@ -59,14 +60,6 @@ class PlanGraph(nn.Module):
         return plans
 
 
-def single_pass(policy: Policy) -> PrismPolicy:
-    if not isinstance(policy, PrismPolicy):
-        raise PrismError(
-            f"method '{policy.spec.method}' has no single-pass plan graph; export a policy of method 'prism'"
-        )
-    return policy
-
-
 def example_stream(encoder: SensorEncoder, rows: int) -> Tensor:
     """Something of the right shape and type, the same every time."""
     spec = encoder.spec
@@ -81,19 +74,20 @@ def export_sensor(encoder: SensorEncoder) -> bytes:
 
 
 def export_fusion(policy: PrismPolicy) -> bytes:
-    total = sum(encoder.features for encoder in _encoders(policy))
+    total = sum(encoder.features for encoder in sensor_encoders(policy))
     return _export(policy.encoder.fusion, (torch.zeros(2, total),), ("features",), ("step",), ({0: "N"},))
 
 
 def export_plan(policy: PrismPolicy) -> bytes:
-    example = (torch.zeros(2, policy.spec.obs_horizon, step_width(policy)), torch.zeros(2, 3, _latent(policy)))
+    steps = torch.zeros(2, policy.spec.obs_horizon, step_width(policy))
+    latents = torch.zeros(2, 3, policy.config.generator.latent)
     free = ({0: "B"}, {0: "B", 1: "K"})
-    return _export(PlanGraph(policy), example, ("steps", "latents"), ("plans",), free)
+    return _export(PlanGraph(policy), (steps, latents), ("steps", "latents"), ("plans",), free)
 
 
 def step_width(policy: PrismPolicy) -> int:
     """F: the width of one fused time step."""
-    total = sum(encoder.features for encoder in _encoders(policy))
+    total = sum(encoder.features for encoder in sensor_encoders(policy))
     with torch.no_grad():
         return int(policy.encoder.fusion(torch.zeros(1, total)).shape[1])
 
@@ -101,7 +95,7 @@ def step_width(policy: PrismPolicy) -> int:
 def export_graphs(policy: ContextPolicy, progress: Callable[[str], None] = lambda graph: None) -> dict[str, bytes]:
     """The graphs by their names: sensors that have one, and of a policy that plans in a single pass the rest."""
     graphs: dict[str, bytes] = {}
-    for index, encoder in enumerate(_encoders(policy)):
+    for index, encoder in enumerate(sensor_encoders(policy)):
         if encoder.spec.kind in EXPORTED:
             progress(f"sensor-{index}.onnx ({encoder.spec.name})")
             graphs[f"sensor-{index}.onnx"] = export_sensor(encoder)
@@ -120,11 +114,16 @@ def export_onnx(
     progress: Callable[[str], None] = lambda graph: None,
 ) -> dict[str, Any]:
     """Write `folder` whole or not at all; its metadata. `progress` gets the name of each graph before it is made."""
-    policy = single_pass(policy).eval()
+    if not isinstance(policy, PrismPolicy):
+        raise PrismError(
+            f"method '{policy.spec.method}' has no single-pass plan graph; export a policy of method 'prism'"
+        )
+    policy.eval()
     if folder.exists():
         if not overwrite:
             raise PrismError(f"{folder} exists already: remove it, choose another name, or pass --overwrite")
-        _check_ours(folder)
+        if not (folder / METADATA).is_file():
+            raise PrismError(f"{folder} is no export of prism: {METADATA} is missing; give another folder")
     files = export_graphs(policy, progress)
     sensors = [
         {
@@ -132,7 +131,7 @@ def export_onnx(
             "features": encoder.features,
             **encoder.spec.to_json(),
         }
-        for index, encoder in enumerate(_encoders(policy))
+        for index, encoder in enumerate(sensor_encoders(policy))
     ]
     metadata = {
         "format": FORMAT,
@@ -143,7 +142,7 @@ def export_onnx(
         "action_dim": policy.spec.action_dim,
         "fps": policy.spec.fps,
         "step_width": step_width(policy),
-        "latent": _latent(policy),
+        "latent": policy.config.generator.latent,
         "latents": "(B, K, latent) independent standard normal numbers; one draw a candidate",
         "actions": "(plans + anchor) * action_moves * action_scale + action_center, then the 4 values from each of "
         "`quaternions` on divided by their norm; anchor: 0 without one, else ((the newest reading of it in the "
@@ -157,29 +156,13 @@ def export_onnx(
         "quaternion_reference": policy.normalizer.quaternion_reference.tolist(),
     }
     files[METADATA] = encode_json(metadata)
-    files["absent.safetensors"] = _absent(policy)
+    absent = {encoder.spec.name: encoder.absent.detach().clone() for encoder in sensor_encoders(policy)}
+    files["absent.safetensors"] = save(absent)
     if folder.exists():
         remove_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_folder(folder, files)
     return metadata
-
-
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """PrismError unless `folder` is a whole export of this format."""
-    _check_ours(folder)
-    metadata = read_json(folder / METADATA)
-    if metadata.get("format") != FORMAT:
-        raise PrismError(f"{folder / METADATA}: format {metadata.get('format')} is not {FORMAT}; export the run again")
-    for name in metadata["graphs"]:
-        if not (folder / name).is_file():
-            raise DamagedError(f"{folder / name} is missing: export the run again")
-    return metadata
-
-
-def read_graphs(folder: Path) -> dict[str, bytes]:
-    """What `export_graphs` gave when `folder` was written."""
-    return {name: read_bytes(folder / name) for name in read_metadata(folder)["graphs"]}
 
 
 def require(package: str) -> None:
@@ -190,23 +173,8 @@ def require(package: str) -> None:
         raise PrismError(f"this needs {package}, which is not installed: pip install 'prism-policy[onnx]'")
 
 
-def _check_ours(folder: Path) -> None:
-    if not (folder / METADATA).is_file():
-        raise PrismError(f"{folder} is no export of prism: {METADATA} is missing; give another folder")
-
-
-def _encoders(policy: ContextPolicy) -> list[SensorEncoder]:
+def sensor_encoders(policy: ContextPolicy) -> list[SensorEncoder]:
     return [encoder for encoder in policy.encoder.encoders if isinstance(encoder, SensorEncoder)]
-
-
-def _latent(policy: PrismPolicy) -> int:
-    return policy.config.generator.latent
-
-
-def _absent(policy: PrismPolicy) -> bytes:
-    from safetensors.torch import save
-
-    return save({encoder.spec.name: encoder.absent.detach().clone() for encoder in _encoders(policy)})
 
 
 def _export(

@@ -29,7 +29,7 @@ class Format:
 
 
 FORMATS = (
-    Format("prism", "a prism folder (dataset.json)", is_store, StoreSource.opened),
+    Format("prism", "a prism folder (dataset.json)", is_store, StoreSource),
     Format("robomimic HDF5", "robomimic's HDF5 (.hdf5)", is_robomimic, RobomimicSource),
     Format("LeRobot", "LeRobot v2.1 and v3 (meta/info.json)", is_lerobot, LeRobotSource),
     Format("CALVIN", "CALVIN (ep_start_end_ids.npy)", is_calvin, CalvinSource),

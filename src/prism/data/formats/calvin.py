@@ -144,8 +144,6 @@ def _load(content: bytes) -> tuple[Any, Any]:
     return plain(entry(entry(top, "language"), "ann")), plain(entry(entry(top, "info"), "indx"))
 
 
-# ---------------------------------------------------------------------------
-
 DEFAULT_FPS = 30.0
 IDS = "ep_start_end_ids.npy"
 ANNOTATIONS = "lang_annotations/auto_lang_ann.npy"

@@ -251,8 +251,6 @@ def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
         return {name: table.column(name).to_numpy() for name in wanted}
 
 
-# ---------------------------------------------------------------------------
-
 TASK = "task"
 PRESENT = "present."  # a feature of this beginning says at which steps the feature named behind it was there
 SPECS = "meta/prism.json"  # prism's own description of the sensors, where prism wrote the dataset

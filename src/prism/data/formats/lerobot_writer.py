@@ -134,8 +134,6 @@ class VideoWriter:
         self._stream.codec_context.thread_count = 1
 
 
-# ---------------------------------------------------------------------------
-
 Codec = Literal["h264", "av1"]
 _FILE_BYTES = 200 * 2**20  # of one video file, as LeRobot does
 _DATA = "data/chunk-{:03d}/file-{:03d}.parquet"

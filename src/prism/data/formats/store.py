@@ -277,18 +277,19 @@ class Checksums:
         return np.array(self._done, np.uint32)
 
 
-# ---------------------------------------------------------------------------
-
-
 _CHECK_ROWS = 65536  # rows looked at together when searching for NaN
 
 
 class StoreSource:
     """A dataset in the project's own format. Opening it checks everything but pixels, which are checked when read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> None:
         self.path = path
+        if entries:
+            raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
         manifest = read_manifest(path / MANIFEST)
+        if fps is not None and fps != manifest.fps:
+            raise PrismError(f"{path}: {MANIFEST} says {manifest.fps:g} steps a second, not {fps:g}; leave --fps out")
         self.task, self.fps, self.action_dim = manifest.task, manifest.fps, manifest.action_dim
         self.sensors, self.provenance, ends = manifest.sensors, manifest.provenance, manifest.episode_ends
         self.action_spec = manifest.action
@@ -308,16 +309,6 @@ class StoreSource:
                 self._check_finite(self._streams[sensor.name], self._present.get(sensor.name))
         self._check_finite(self._actions, None)
         self.sometimes_absent = frozenset(self._present)
-
-    @staticmethod
-    def opened(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> StoreSource:
-        """As a user asks for it: what the dataset knows cannot be said otherwise."""
-        if entries:
-            raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
-        source = StoreSource(path)
-        if fps is not None and fps != source.fps:
-            raise PrismError(f"{path}: {MANIFEST} says {source.fps:g} steps a second, not {fps:g}; leave --fps out")
-        return source
 
     def __reduce__(self) -> tuple[type[StoreSource], tuple[Path]]:
         return StoreSource, (self.path,)  # a worker process opens the folder again

@@ -179,8 +179,6 @@ def find_column(columns: Sequence[Column], key: str, where: str) -> Column:
     )
 
 
-# ---------------------------------------------------------------------------
-
 Raw = dict[str, Array]  # values (T, ...) by key; text is an array of str objects
 Absent = dict[str, BoolArray]  # (T,) by key: True where it was absent; a key without an entry was there all the time
 Columns = Mapping[str, Column]

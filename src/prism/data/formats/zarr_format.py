@@ -135,8 +135,6 @@ def _checking(store: Store) -> tuple[Store, set[str]]:
     return Checking(store), blosc
 
 
-# ---------------------------------------------------------------------------
-
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
 DEFAULT_CACHE_BYTES = 64 * 2**20
 _MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a time
