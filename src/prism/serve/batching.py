@@ -28,6 +28,7 @@ from prism.errors import PrismError
 from prism.policy import Policy
 from prism.serve import tokens
 from prism.serve.backends import Backend
+from prism.serve.metrics import Metrics
 from prism.serve.sessions import WHO, Request, RequestError, Session
 
 logger = logging.getLogger("prism.serve")
@@ -45,28 +46,15 @@ class Job:
     row: NDArray[np.float32] | None = field(default=None, repr=False)  # (K, Tp, Da)
 
 
-@dataclass(frozen=True)
-class BatchReport:
-    seconds: float
-    plans: int
-
-
 class Batcher:
     """`submit` from the network loop, the answer through the job's future; `close` ends the thread."""
 
     def __init__(
-        self,
-        policy: Policy,
-        backend: Backend | None,
-        max_batch: int = 64,
-        on_batch: Callable[[BatchReport], None] | None = None,
-        threads: int | None = None,
+        self, policy: Policy, backend: Backend | None, max_batch: int, threads: int | None, metrics: Metrics
     ) -> None:
         self._policy = policy
         self._backend = backend  # None: the policy has no encoder whose tokens could be kept
-        self._max_batch = max_batch
-        self._on_batch = on_batch
-        self._threads = threads
+        self._max_batch, self._threads, self._metrics = max_batch, threads, metrics
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="prism-inference", daemon=True)
@@ -93,8 +81,7 @@ class Batcher:
                     plans = 0
                     for job in batch:
                         job.error = job.error or error
-                report = BatchReport(time.perf_counter() - start, plans)
-                self._loop.call_soon_threadsafe(self._deliver, batch, report)
+                self._loop.call_soon_threadsafe(self._deliver, batch, time.perf_counter() - start, plans)
 
     def _gather(self) -> list[Job] | None:
         """Waits for one job and takes all that are there; None: the end."""
@@ -181,9 +168,11 @@ class Batcher:
         finally:
             WHO.reset(token)
 
-    def _deliver(self, batch: Sequence[Job], report: BatchReport) -> None:
-        if self._on_batch is not None:
-            self._on_batch(report)
+    def _deliver(self, batch: Sequence[Job], seconds: float, plans: int) -> None:
+        """On the network loop, which counts."""
+        self._metrics.inference.add(seconds)
+        if plans:
+            self._metrics.batch_size.add(plans)
         for job in batch:
             if job.future.done():  # its connection is gone
                 continue

@@ -36,7 +36,7 @@ from prism.errors import PrismError
 from prism.policy import Policy
 from prism.sensors import SensorSpec
 from prism.serve.backends import backend_of
-from prism.serve.batching import Batcher, BatchReport, Job
+from prism.serve.batching import Batcher, Job
 from prism.serve.live import Live, address_of, asset, response
 from prism.serve.metrics import Metrics
 from prism.serve.sessions import WHO, Reader, RequestError, Session, about_policy
@@ -150,7 +150,7 @@ class PolicyServer:
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""
         config = self.config
-        self._batcher = Batcher(self.policy, self.backend, config.max_batch, self._count_batch, config.threads)
+        self._batcher = Batcher(self.policy, self.backend, config.max_batch, config.threads, self.metrics)
         quiet = logging.getLogger("prism.serve.network")
         quiet.setLevel(logging.WARNING)
         quiet.addFilter(_one_line)
@@ -356,11 +356,6 @@ class PolicyServer:
     async def _send(self, connection: ServerConnection, data: str | bytes) -> None:
         async with asyncio.timeout(self.config.write_timeout):
             await connection.send(data)
-
-    def _count_batch(self, report: BatchReport) -> None:
-        self.metrics.inference.add(report.seconds)
-        if report.plans:
-            self.metrics.batch_size.add(report.plans)
 
 
 def _closed(closed: ConnectionClosed) -> str:
