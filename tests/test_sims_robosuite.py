@@ -15,11 +15,11 @@ pytest.importorskip("h5py")
 
 import h5py
 from prism_sims import robosuite
+from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 from prism_sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
 from prism_sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
 
 from prism.data import open_dataset
-from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.sims.collect import collect

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prism.data.episodes import EpisodeSource
@@ -83,16 +83,20 @@ def chosen(
     bad = damaged(source, deep=skip_damaged)
     if not bad:
         return source
-    count = len(source.lengths)
+    problem = f"{len(bad)} of {len(source.lengths)} episodes are damaged"
     if not skip_damaged:
-        raise PrismError(f"{len(bad)} of {count} episodes are damaged, the first {said(bad)}; {REMEDY}")
-    whole = [episode for episode in range(count) if episode not in bad]
-    if not whole:
-        raise PrismError(f"all {count} episodes are damaged, the first {said(bad)}; {REMEDY}")
-    note = f"{len(bad)} of {count} episodes are damaged and left out: {', '.join(map(str, bad))}"
-    return portion(source, whole, source.lengths[whole], (note,))
+        raise PrismError(f"{problem}, the first {_first(bad)}; {REMEDY}")
+    return whole(source, bad, (f"{problem} and left out: {', '.join(map(str, bad))}",))
 
 
-def said(bad: dict[int, str]) -> str:
+def whole(source: EpisodeSource, bad: Mapping[int, str], remarks: tuple[str, ...] = ()) -> EpisodeSource:
+    """The source without the episodes that are damaged; `remarks` are added to its notes."""
+    left = [episode for episode in range(len(source.lengths)) if episode not in bad]
+    if not left:
+        raise PrismError(f"all {len(bad)} episodes are damaged, the first {_first(bad)}; {REMEDY}")
+    return portion(source, left, source.lengths[left], remarks)
+
+
+def _first(bad: Mapping[int, str]) -> str:
     episode, problem = next(iter(bad.items()))
     return f"(episode {episode}): {problem}"

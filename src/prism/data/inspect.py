@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.data import format_name, open_dataset
-from prism.data.damage import REMEDY, damaged, said
+from prism.data.damage import REMEDY, damaged, whole
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
 from prism.data.formats.table import Entry
-from prism.data.views import portion
-from prism.errors import PrismError
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
 
@@ -113,14 +111,11 @@ def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ())
 def readable(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:
     """The episodes that can be read, and what is wrong with each of the others."""
     bad = damaged(source, deep=True)
-    whole = [episode for episode in range(len(source.lengths)) if episode not in bad]
-    if bad and not whole:
-        raise PrismError(f"all {len(bad)} episodes are damaged, the first {said(bad)}; {REMEDY}")
+    if not bad:
+        return source, []
     problems = [f"episode {episode} is damaged: {problem}" for episode, problem in bad.items()]
-    if bad:
-        problems.append(f"{len(bad)} of {len(source.lengths)} episodes are damaged and not in this summary; {REMEDY}")
-        source = portion(source, whole, source.lengths[whole])
-    return source, problems
+    problems.append(f"{len(bad)} of {len(source.lengths)} episodes are damaged and not in this summary; {REMEDY}")
+    return whole(source, bad), problems
 
 
 def summarise(

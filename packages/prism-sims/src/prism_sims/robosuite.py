@@ -34,12 +34,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from prism.data.episodes import EpisodeSource
-from prism.data.formats.robomimic import Demonstration, RobomimicWriter
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims.base import Array, Simulation
 
 from prism_sims import offscreen
+from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 
 Variant = Literal["state", "pixels", "rgbd"]
 IMAGE = (84, 84)
