@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import prism
 from prism.data.formats.store_writer import DatasetWriter
+from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
 
 
@@ -108,6 +111,24 @@ def test_bad_input_is_one_line(trained: prism.Run, tmp_path: Path) -> None:
 def _copy(run: prism.Run, folder: Path) -> Path:
     run.experiment.save(folder)
     return folder
+
+
+def test_ctrl_c_saves_and_ends_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, calls = PrismPolicy.loss, list[int]()
+
+    def interrupted(self: PrismPolicy, *args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return loss(self, *args, **options)
+
+    monkeypatch.setattr(PrismPolicy, "loss", interrupted)
+    asked: dict[str, Any] = {"out": tmp_path / "run", "demonstrations": 4, "progress": False}
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT at step 2, all saved"):
+        prism.train("pusht", steps=5, set=["train.batch_size=8", "train.threads=1"], **asked)
+    assert prism.load_run(tmp_path / "run").weights().name == "step-00000002"
+    prism.train("pusht", resume=True, out=tmp_path / "run", progress=False)
+    assert prism.load_run(tmp_path / "run").weights().name == "step-00000005"
 
 
 def test_ten_demonstrations_are_ten(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,10 +52,6 @@ _LINE_SECONDS = 15.0
 _LOCK_SECONDS = 300.0  # a predecessor whose grid was killed may still be saving
 
 
-class StoppedError(KeyboardInterrupt):
-    """A signal ended the training; all is saved."""
-
-
 @dataclass(frozen=True)
 class EvaluationPlan:
     """Which episodes a cell is judged by; nothing is chosen by them, the last weights are what counts."""
@@ -135,7 +131,7 @@ def run_cell(folder: Path, console: Console) -> None:
     looks = [fraction for fraction in plan.curve if fraction not in known]
     trained = train_experiment(experiment, folder, "auto", console, str(spec.id), 1.0, looks, look)
     if trained.stopped_by:
-        raise StoppedError(trained.stopped_by)
+        raise KeyboardInterrupt(trained.stopped_by)  # all is saved
     result = _play(folder, experiment, plan, plan.episodes, console)
     first = replace(result, episodes=result.episodes[: plan.looked_at])
     curve = [*read_curve(folder), curve_point(1.0, trained, first)]
@@ -217,7 +213,7 @@ def main(folder: Path) -> int:
             return _failed(folder, str(error))
         except OSError as error:  # a full disk, mostly
             return _failed(folder, f"{error.strerror or error}: {error.filename or folder}")
-        except KeyboardInterrupt:  # or StoppedError
+        except KeyboardInterrupt:
             return EXIT_STOPPED
         except Exception as error:
             traceback.print_exc(file=log)

@@ -59,12 +59,14 @@ def train(
 
     The options are those of `prism train --help`, also `device`, `eval_every` and `eval_episodes`. `out`: the run's
     folder, runs/NAME by default; it must not hold a run, unless `resume`. "auto" continues a run that is there and
-    starts one that is not.
+    starts one that is not. Ctrl-C and SIGTERM save it, then KeyboardInterrupt is raised.
     """
     console = Console(stderr=True, quiet=not progress)
     with ranks.session():
-        found = train_recipe(recipe, out, resume, console, device, eval_every, eval_episodes, **options)
-        return Run(found[0])
+        folder, _, result = train_recipe(recipe, out, resume, console, device, eval_every, eval_episodes, **options)
+    if result.stopped_by:  # the script must not go on with half a training
+        raise KeyboardInterrupt(f"{folder}: stopped by {result.stopped_by} at step {result.step}, all saved")
+    return Run(folder)
 
 
 def load_run(path: Path | str) -> Run:
