@@ -20,8 +20,8 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.metrics import Difference
-from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, difference
+from prism.rollout.metrics import Difference, paired
+from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
 from research.report import Claim, Drawn, Study, Verdict, show_rows
 from research.selection import TUNING_SEED
 
@@ -119,8 +119,14 @@ def run(config: Config, console: Console) -> Study:
 
 def pairs_of(comparison: Comparison) -> Pairs:
     """The PAIRS that are there, on the seeds that both have."""
-    found = {(one, other): difference(comparison, one, other) for one, other in PAIRS}
-    return {pair: value for pair, value in found.items() if value is not None}
+    found: Pairs = {}
+    for pair in PAIRS:
+        one, other = (
+            {id.seed: cell for id, cell in comparison.cells.items() if id.contestant == name} for name in pair
+        )
+        if common := sorted(one.keys() & other.keys()):
+            found[pair] = paired(table(one, common, "score"), table(other, common, "score"))
+    return found
 
 
 def summarise(config: Config, rows: dict[str, Row], pairs: Pairs, missing: list[str]) -> Study:

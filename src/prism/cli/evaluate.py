@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from prism.cli.style import JsonOutput, option
 from prism.cli.summary import print_summary
 from prism.errors import PrismError, check_numbers
-
-if TYPE_CHECKING:
-    from prism.runs.run import EvalOptions
 
 
 @dataclass(frozen=True)
@@ -61,13 +58,18 @@ class Eval(JsonOutput):
         check_numbers(self, "--", {"[1, inf)": "episodes candidates workers"})
 
     def run(self) -> None:
-        from prism.rollout.episodes import RecordConfig
-        from prism.rollout.results import refuse_existing
-        from prism.runs.run import EvalOptions
+        from prism.rollout.episodes import IncompleteError, RecordConfig
+        from prism.rollout.results import flat_json, refuse_existing, write_json
+        from prism.runs.run import EvalOptions, Run, write_run_report
         from prism.serve.backends import check_backend
 
         check_backend(self.backend)
-        refuse_existing(self.json, overwrite=self.overwrite)  # now, not after minutes of rollouts
+        refuse_existing(self.json, overwrite=self.overwrite)
+        if self.report and self.backend != "eager":
+            raise PrismError(
+                f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
+                "drop one of the two, or write the numbers with --json"
+            )
         if self.calvin is not None:  # the rollouts' processes inherit it
             os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
         options = EvalOptions(
@@ -83,18 +85,6 @@ class Eval(JsonOutput):
             device=self.device,
             record=RecordConfig() if self.report else None,
         )
-        if self.report and self.backend != "eager":
-            raise PrismError(
-                f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
-                "drop one of the two, or write the numbers with --json"
-            )
-        self._evaluate(options)
-
-    def _evaluate(self, options: EvalOptions) -> None:
-        from prism.rollout.episodes import IncompleteError
-        from prism.rollout.results import flat_json, write_json
-        from prism.runs.run import Run, write_run_report
-
         run = Run(self.run_folder)
         try:
             result = run.evaluate(options)

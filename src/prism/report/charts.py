@@ -227,9 +227,9 @@ def x_axis(at_x: Callable[[float], float], ticks: Sequence[float], end: float, l
     return "".join(rows)
 
 
-def svg(parts: Sequence[str], label: str) -> str:
+def svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
     return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg>"
     )
 
@@ -290,10 +290,7 @@ def bar_chart(bars: Sequence[Bar], label: str, x_label: str, percent: bool = Fal
         parts.append(f'<line class="mark" x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{_ABOVE}" y2="{base}"/>')
     parts.append(f'<text x="{_WIDTH / 2}" y="{height - 5}" text-anchor="middle">{escape(x_label)}</text>')
     said = "; ".join(f"{bar.name} {_signed(bar.value, percent)}" for bar in bars)
-    return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(f"{label}: {said}")}">'
-        f"{''.join(parts)}</svg>"
-    )
+    return svg(parts, f"{label}: {said}", height)
 
 
 def _signed(value: float, percent: bool) -> str:

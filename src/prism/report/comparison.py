@@ -81,11 +81,8 @@ def _section(comparison: Comparison, recipe: str) -> str:
 
 
 def _bar(row: Row) -> Bar:
-    return Bar(row.contestant + _count(row), row.score, *row.score_ci)
-
-
-def _count(row: Row) -> str:
-    return "" if row.complete else f" ({len(row.seeds)} of {row.of} seeds)"
+    seeds = "" if row.complete else f" ({len(row.seeds)} of {row.of} seeds)"
+    return Bar(row.contestant + seeds, row.score, *row.score_ci)
 
 
 def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:

@@ -437,14 +437,6 @@ def _of(cells: Mapping[CellId, Cell], recipe: str, name: str) -> dict[int, Cell]
     return {id.seed: cell for id, cell in cells.items() if (id.recipe, id.contestant) == (recipe, name)}
 
 
-def difference(comparison: Comparison, one: str, other: str) -> Difference | None:
-    """Score of one contestant minus another's on the first recipe and the seeds both have; None without any."""
-    recipe = comparison.config.recipes[0]
-    mine, theirs = (_of(comparison.cells, recipe, name) for name in (one, other))
-    common = sorted(mine.keys() & theirs.keys())
-    return paired(table(mine, common, "score"), table(theirs, common, "score")) if common else None
-
-
 def _row(
     config: CompareConfig, recipe: str, name: str, cells: Mapping[int, Cell], reference: Mapping[int, Cell]
 ) -> Row:

@@ -6,7 +6,6 @@ README.md. A recipe is data: change a field with dataclasses.replace, or from th
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -297,7 +296,7 @@ def with_budget(
         train = replace(train, minutes=0.0, steps=steps)
     if seed is not None:
         train = replace(train, seed=seed)
-    return dataclasses.replace(experiment, train=train)
+    return replace(experiment, train=train)
 
 
 class TrainOptions(TypedDict, total=False):
@@ -336,22 +335,15 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
     if teacher is not None and str(teacher) != experiment.teacher:
         experiment = with_teacher(experiment, Path(teacher))
     source = experiment.demonstrations
-    plain = ("fps", "tolerance", "skip_damaged")
-    source = replace(source, **{name: given[name] for name in plain if name in given})
+    named = {"map": "map", "sensor": "sensors", "without": "without"}
+    changes: dict[str, Any] = {field: tuple(given[option]) for option, field in named.items() if option in given}
+    changes |= {name: given[name] for name in ("fps", "tolerance", "skip_damaged") if name in given}
     if "data" in given:
-        kind = source.kind if source.kind == "human" else "path"
-        source = replace(source, kind=kind, path=str(given["data"]))
-    if "without" in given:
-        source = replace(source, without=tuple(given["without"]))
-    if (episodes := given.get("episodes")) is not None:  # of a dataset: which; of an expert: how many
-        if source.kind == "expert" and str(episodes).isdigit():
-            source = replace(source, episodes=int(episodes))
-        else:
-            source = replace(source, only=str(episodes))
-    if "map" in given:
-        source = replace(source, map=tuple(given["map"]))
-    if "sensor" in given:
-        source = replace(source, sensors=tuple(given["sensor"]))
+        changes |= {"kind": source.kind if source.kind == "human" else "path", "path": str(given["data"])}
+    if "episodes" in given:  # of a dataset: which; of an expert: how many
+        episodes, kind = str(given["episodes"]), changes.get("kind", source.kind)
+        changes |= {"episodes": int(episodes)} if kind == "expert" and episodes.isdigit() else {"only": episodes}
     if "fraction" in given or "demonstrations" in given:
-        source = replace(source, fraction=given.get("fraction"), count=given.get("demonstrations"))
+        changes |= {"fraction": given.get("fraction"), "count": given.get("demonstrations")}
+    source = replace(source, **changes)
     return with_settings(replace(experiment, demonstrations=source), given.get("set", ()))

@@ -116,7 +116,6 @@ class Run:
         if not homes and not alone:
             raise PrismError(f"{path} is not a run of `prism train`: {FILE} is missing")
         self.folder = homes[0] if homes else self.given
-        self.is_checkpoint = self.folder != self.given  # one checkpoint is meant, and not the newest
 
     def __repr__(self) -> str:
         return f"Run({str(self.given)!r})"
@@ -225,7 +224,10 @@ class Run:
             if options.ray:
                 raise PrismError(f"--device {options.device}: Ray's workers compute on CPUs; leave --ray or it out")
             policy = partial(_load_on, self.given, device)
-        lost: IncompleteError | None = None
+
+        def named(result: EvaluationResult) -> EvaluationResult:
+            return replace(result, policy=str(self.given), info={**result.info, **origin})
+
         try:
             result = evaluate(
                 policy,
@@ -239,26 +241,26 @@ class Run:
                 ray=options.ray,
             )
         except IncompleteError as error:
-            result, lost = error.result, error
-        result = replace(result, policy=str(self.given), info={**result.info, **origin})
-        if lost is not None:
-            raise IncompleteError(result) from lost
-        return result
+            raise IncompleteError(named(error.result)) from error
+        return named(result)
 
     def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
         """`play`; the recording and metrics.json stay in the run, unless a back end computed it or it is the hub's."""
         options = options or EvalOptions()
-        lost: IncompleteError | None = None
+        stored = options.backend == "eager" and not self.is_hub
         try:
             result = self.play(options, progress)
         except IncompleteError as error:  # what there is is worth keeping
-            result, lost = error.result, error
-        if options.backend == "eager" and not self.is_hub:
-            save_result(self.recording(result.task), result, overwrite=True)
-            write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
-        if lost is not None:
-            raise lost
+            if stored:
+                self._store(error.result)
+            raise
+        if stored:
+            self._store(result)
         return result
+
+    def _store(self, result: EvaluationResult) -> None:
+        save_result(self.recording(result.task), result, overwrite=True)
+        write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
 
     def recording(self, task: str | None = None) -> Path:
         """Where the rollouts in a task are stored."""

@@ -32,9 +32,8 @@ class Task:
     scene: Callable[[], Any] | None = None  # how a report draws its states: a report.player.Scene
     # recordings of its states -> what its environment shows of them, and their mirror images if asked for
     as_shown: Callable[[EpisodeSource, str, bool], EpisodeSource] | None = None
-    contradictions: Callable[[EpisodeSource], list[str]] | None = (
-        None  # what in such recordings speaks against the task
-    )
+    # what in such recordings speaks against the task
+    contradictions: Callable[[EpisodeSource], list[str]] | None = None
     group: str = ""  # the part of its benchmark that it belongs to, for means
     quick: bool = True  # twenty demonstrations are recorded before a second process has started
 
