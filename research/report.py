@@ -11,24 +11,27 @@ A module of `python -m research` has
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from prism.bench.output import Output
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
-from prism.rollout.results import run_info, write_json
+from prism.rollout.results import refuse_existing, run_info, write_atomic, write_json
 from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other
 from prism.runs.recipes import Experiment
 from prism.runs.workflow import train_experiment
 from prism.training.monitor import read_log
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = dict[str, Any]
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
@@ -90,6 +93,54 @@ class Study:
             "seeds": list(self.seeds),
             **run_info(self.seeds[0] if self.seeds else 0),
         }
+
+
+class Figures(Protocol):
+    """Anything that becomes a JSON object; a dict is one already."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Outcome = TypeVar("Outcome", bound=dict[str, Any] | Figures)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Checked before the work, not after it."""
+
+    json: Path | None = None
+    plot: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.plot is not None and self.plot.suffix not in (".svg", ".png", ".pdf"):
+            raise PrismError(f"{self.plot}: cannot draw a '{self.plot.suffix}' file; use .svg, .png or .pdf")
+
+    def check(self) -> None:
+        refuse_existing(self.json, self.plot, overwrite=self.overwrite)
+
+    def carry_out(
+        self,
+        run: Callable[[Console], Outcome],
+        show: Callable[[Outcome, Console], None],
+        draw: Callable[[Outcome], Figure] | None = None,
+    ) -> Outcome:
+        """Measure with progress on stderr, show the figures, write them."""
+        self.check()
+        result = run(Console(stderr=True))
+        show(result, Console())
+        self.write(result, draw)
+        return result
+
+    def write(self, result: Outcome, draw: Callable[[Outcome], Figure] | None = None) -> None:
+        if self.json is not None:
+            write_json(self.json, result if isinstance(result, dict) else result.to_json(), self.overwrite)
+        if self.plot is not None:
+            if draw is None:
+                raise PrismError(f"{self.plot}: there is no picture of these figures; leave --plot out")
+            picture = io.BytesIO()
+            draw(result).savefig(picture, format=self.plot.suffix.lstrip("."))
+            write_atomic(self.plot, picture.getvalue(), self.overwrite)
 
 
 def carry_out(module: Any, config: Any) -> None:

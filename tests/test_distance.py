@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism.distance import batch_distance, nearest_distance, own_distance, pair_distance
+from prism.distance import batch_distance, nearest_distance, own_distance
 from tests.reference import rsimle
 
 
@@ -81,7 +81,7 @@ def test_pairs_row_by_row_equal_all_pairs() -> None:
     candidates, target, valid, weights = _problem(5, 4, 3, 6, 4, 2)
     expected = batch_distance(candidates, target, valid, weights.float())
     row, k, j = torch.tensor([0, 3, 2, 0]), torch.tensor([2, 0, 1, 2]), torch.tensor([5, 1, 2, 0])
-    found = pair_distance(candidates[row, k], target[j], valid[j], weights.float())
+    found = own_distance(candidates[row, k].unsqueeze(1), target[j], valid[j], weights.float()).squeeze(1)
     torch.testing.assert_close(found, expected[row, k, j], rtol=2e-5, atol=2e-5)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from prism.encoder import EncoderConfig, make_sensor_encoder
-from prism.encoders.kinds import SensorEncoder, TextEncoder
+from prism.encoders.kinds import NetworkEncoder, SensorEncoder
 from prism.encoders.text import ClipText, TextConfig
 from prism.errors import PrismError
 from prism.normalize import Normalizer
@@ -51,12 +51,12 @@ def _stream(*texts: str) -> torch.Tensor:
 
 def test_embeds_each_instruction_once_trains_only_the_projection_and_saves_no_clip(folder: Path) -> None:
     encoder = _encoder(folder)
-    assert isinstance(encoder, TextEncoder)
+    assert isinstance(encoder, NetworkEncoder)
     assert isinstance(encoder.backbone, ClipText)
     clip = encoder.backbone.model
     assert clip._loaded is None  # a policy is built without it
     there = torch.ones(4, dtype=torch.bool)
-    features, _ = encoder(_stream("open the drawer", "press", "open the drawer", "pull"), there, None)
+    features = encoder(_stream("open the drawer", "press", "open the drawer", "pull"), there, None)
     assert features.shape == (4, 8)
     torch.testing.assert_close(features[0], features[2])
     assert (features[0] - features[1]).abs().max() > 1e-4
@@ -86,7 +86,7 @@ def test_embeds_each_instruction_once_trains_only_the_projection_and_saves_no_cl
         assert calls == 0
         encoder(_stream("new"), there[:1], None)
         assert calls == 1
-    encoder(_stream("new"), there[:1], None)[0].sum().backward()  # cached at inference, used in training
+    encoder(_stream("new"), there[:1], None).sum().backward()  # cached at inference, used in training
 
 
 def test_padding_in_a_batch_does_not_change_an_embedding(folder: Path) -> None:

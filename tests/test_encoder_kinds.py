@@ -68,10 +68,10 @@ def _encoder(spec: SensorSpec, **changes: Any) -> Any:
 def test_shape_gradient_and_rows_that_do_not_mix(spec: SensorSpec) -> None:
     encoder, stream = _encoder(spec), _stream(spec, 5)
     there = torch.ones(5, dtype=torch.bool)
-    features, _ = encoder(stream, there, None)
+    features = encoder(stream, there, None)
     assert features.shape == (5, encoder.features)
     assert torch.isfinite(features).all()
-    torch.testing.assert_close(encoder(stream[2:3], there[:1], None)[0], features[2:3], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoder(stream[2:3], there[:1], None), features[2:3], rtol=1e-4, atol=1e-5)
     features.square().sum().backward()
     idle = [n for n, p in encoder.named_parameters() if p.grad is None or not p.grad.any()]
     assert set(idle) <= {"absent"} | ({"backbone.position"} if spec.kind == "text" else set())
@@ -83,10 +83,10 @@ def test_what_is_absent_may_hold_anything(spec: SensorSpec) -> None:
     dirty = clean.clone()
     dirty[1] = 255 if clean.dtype == torch.uint8 else float("nan")
     present = torch.tensor([True, False, True, True])
-    first, second = (encoder(stream, present, None)[0] for stream in (clean, dirty))
+    first, second = (encoder(stream, present, None) for stream in (clean, dirty))
     assert torch.equal(first, second)
     assert torch.equal(first[1], encoder.absent)
-    nothing, _ = encoder(dirty, torch.zeros(4, dtype=torch.bool), None)
+    nothing = encoder(dirty, torch.zeros(4, dtype=torch.bool), None)
     assert torch.equal(nothing, encoder.absent.expand(4, -1))
     second.sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in encoder.parameters() if p.grad is not None)
@@ -194,7 +194,7 @@ def test_text_ignores_what_lies_behind_its_end_and_minds_the_order() -> None:
 
     def features(module: Any, size: int) -> torch.Tensor:
         stream = torch.from_numpy(np.stack([encode_text(w, size) for w in words]))
-        found: torch.Tensor = module(stream, torch.ones(4, dtype=torch.bool), None)[0]
+        found: torch.Tensor = module(stream, torch.ones(4, dtype=torch.bool), None)
         return found
 
     first = features(encoder, 24)

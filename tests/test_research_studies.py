@@ -13,11 +13,10 @@ from prism_sims.pusht import AXIS, SIDE, edge_start
 from prism_sims.pusht_features import mirror_state
 from rich.console import Console
 
-from prism.bench.output import Output
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
 from research import lemmas, multimodality, threshold
-from research.report import Cells, Claim, Study, show_claims
+from research.report import Cells, Claim, Output, Study, show_claims
 from research.threshold import claims_on_rates
 from tests.policy_fakes import choose_among
 

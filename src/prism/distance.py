@@ -88,15 +88,3 @@ def nearest_distance(
     rows = max(1, _CHUNK_ELEMENTS // max(1, candidates.shape[1] * targets.shape[0]))
     parts = [batch_distance(part, targets, valid, weights, eps).amin(2) for part in candidates.split(rows)]
     return torch.cat(parts)
-
-
-@torch.no_grad()
-def pair_distance(
-    candidates: Float[Tensor, "N Tp Da"],
-    targets: Float[Tensor, "N Tp Da"],
-    valid: Bool[Tensor, "N Tp"],
-    weights: Float[Tensor, " Da"],
-    eps: float = EPS,
-) -> Float[Tensor, " N"]:
-    """Row by row: the n-th candidate against the n-th target."""
-    return own_distance(candidates.unsqueeze(1), targets, valid, weights, eps).squeeze(1)

@@ -19,19 +19,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.distributed.rows import Random
-from prism.encoders.audio import AudioConfig
-from prism.encoders.kinds import (
-    AudioEncoder,
-    DepthEncoder,
-    RgbEncoder,
-    SensorEncoder,
-    TactileEncoder,
-    TextEncoder,
-    VectorEncoder,
-    mlp,
-)
-from prism.encoders.text import TextConfig
-from prism.encoders.vision import NormKind
+from prism.encoders.audio import AudioConfig, AudioNet
+from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
+from prism.encoders.text import ByteText, ClipText, TextConfig
+from prism.encoders.vision import NormKind, PooledCNN, prepare_depth, prepare_image
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import Normalizer
@@ -86,13 +77,16 @@ def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Nor
         weights = None if small else config.rgb_weights
         return RgbEncoder(spec, small, config.rgb_features, config.rgb_norm, weights, config.rgb_focus)
     if spec.kind == "depth":
-        return DepthEncoder(spec, config.depth_widths, config.depth_features)
+        features = config.depth_features
+        return NetworkEncoder(spec, features, PooledCNN(1, config.depth_widths, features), prepare_depth)
     if spec.kind == "tactile":
-        return TactileEncoder(spec, config.depth_widths, config.tactile_features)
+        features = config.tactile_features
+        return NetworkEncoder(spec, features, PooledCNN(spec.shape[2], config.depth_widths, features), prepare_image)
     if spec.kind == "audio":
-        return AudioEncoder(spec, config.audio)
+        return NetworkEncoder(spec, config.audio.features, AudioNet(config.audio, spec.shape[0], spec.sample_rate))
     if spec.kind == "text":
-        return TextEncoder(spec, config.text)
+        text = ByteText(config.text, spec.shape[0]) if config.text.kind == "learned" else ClipText(config.text)
+        return NetworkEncoder(spec, config.text.features, text)
     made = KINDS[spec.kind].encoder  # of another package
     if made is None:
         raise PrismError(f"sensor '{spec.name}': the kind '{spec.kind}' has no encoder; give its Kind one")
@@ -196,8 +190,7 @@ class Encoder(nn.Module):
                 raise PrismError(f"the observation has no sensor '{spec.name}'; it has {sorted(observation.streams)}")
             stream, present = observation.streams[spec.name], observation.present[spec.name]
             shape = (stream.shape[0], stream.shape[1])
-            features, _ = encoder(stream.flatten(0, 1), present.flatten(), rng)
-            parts.append(features)
+            parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng))
         assert shape is not None
         fused: Tensor = self.fusion(torch.cat(parts, dim=-1)).unflatten(0, shape)
         return fused

@@ -35,7 +35,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from prism.distance import EPS, batch_distance, nearest_distance, own_distance, pair_distance
+from prism.distance import EPS, batch_distance, nearest_distance, own_distance
 from prism.distributed.rows import WHOLE, Share
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import ADDED_LATER, absent
@@ -218,7 +218,8 @@ class RSIMLE(nn.Module):
         for at in range(0, len(here), _PAIR_CHUNK):
             piece = slice(at, at + _PAIR_CHUNK)
             others = (targets.actions[j[piece]], targets.valid[j[piece]])
-            parts.append(pair_distance(candidates[row[piece], k[piece]], *others, self.weights, self.config.eps))
+            one = candidates[row[piece], k[piece]].unsqueeze(1)
+            parts.append(own_distance(one, *others, self.weights, self.config.eps).squeeze(1))
         return torch.cat(parts) if parts else candidates.new_zeros(0)
 
     @torch.no_grad()

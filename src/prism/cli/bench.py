@@ -124,7 +124,12 @@ class Server(JsonOutput):
 
 def _carry_out(config: Latency | Realtime | Server, bench: Any) -> None:
     """Measure with progress on stderr, show the figures, write them."""
-    from prism.bench.output import Output
+    from rich.console import Console
 
-    output = Output(config.json, overwrite=config.overwrite)
-    output.carry_out(lambda console: bench.run(config, console), bench.show)
+    from prism.rollout.results import refuse_existing, write_json
+
+    refuse_existing(config.json, overwrite=config.overwrite)
+    result = bench.run(config, Console(stderr=True))
+    bench.show(result, Console())
+    if config.json is not None:
+        write_json(config.json, result, config.overwrite)

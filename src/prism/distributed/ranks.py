@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from prism.distributed import rows
-from prism.errors import PrismError
+from prism.errors import PrismError, reason
 
 TIMEOUT = "PRISM_TIMEOUT"  # environment variable: seconds that a rank waits for the others
 _DEFAULT_TIMEOUT = 600.0
@@ -45,7 +45,7 @@ def collective() -> Iterator[None]:
         if world_size() == 1:
             raise
         raise PrismError(
-            f"rank {rank()} lost another rank ({_one_line(error)[:160]}): the checkpoints are intact; "
+            f"rank {rank()} lost another rank ({reason(error)}): the checkpoints are intact; "
             "see what ended that rank, then go on with --resume"
         ) from error
 
@@ -61,11 +61,6 @@ def rank() -> int:
 def is_leader() -> bool:
     """Rank 0 writes the files and talks."""
     return rank() == 0
-
-
-def local_rank() -> int:
-    """Which of this machine's devices is ours."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if world_size() > 1 else 0
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -99,7 +94,7 @@ def session() -> Iterator[None]:
         store = PrefixStore(_meet(store, own, size, timeout().total_seconds()), store)
         dist.init_process_group(backend, store=store, rank=own, world_size=size, timeout=timeout())
     except (RuntimeError, ValueError) as error:
-        raise PrismError(f"the ranks did not find each other ({_one_line(error)}); start them with torchrun") from error
+        raise PrismError(f"the ranks did not find each other ({reason(error)}); start them with torchrun") from error
     # A group ends by joining its threads, and one of them may wait for Python's lock to drop its last tensors. The
     # Python object gives that lock away meanwhile; DistributedDataParallel's reducer, which an exception's traceback
     # keeps until later, does not, and the rank would never end (PyTorch 2.13). So the reducer must not be the last.
@@ -274,7 +269,3 @@ def quantile(values: Tensor, q: float) -> Tensor:
         return rows.quantile(values, q)
     flat = values.detach().flatten()
     return rows.quantile(torch.cat(_gather(flat, _counts(len(flat)))), q)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

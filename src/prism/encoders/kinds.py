@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,20 +11,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prism.distributed.rows import Random
-from prism.encoders.audio import AudioConfig, AudioNet
-from prism.encoders.text import ByteText, ClipText, TextConfig
-from prism.encoders.vision import (
-    NormKind,
-    PooledCNN,
-    ResNet18,
-    Shift,
-    SmallCNN,
-    draw_shift,
-    prepare_depth,
-    prepare_image,
-)
+from prism.encoders.vision import NormKind, ResNet18, Shift, SmallCNN, draw_shift, prepare_image
 from prism.normalize import Normalizer
 from prism.sensors import SensorSpec
+
+Prepare = Callable[[Tensor, SensorSpec, Shift], Tensor]
 
 
 class SensorEncoder(nn.Module, ABC):
@@ -39,18 +31,16 @@ class SensorEncoder(nn.Module, ABC):
     def encode(self, stream: Tensor, shift: Shift) -> Float[Tensor, "N F"]:
         """`shift` is given in training only, to sensors with a random_shift."""
 
-    def forward(
-        self, stream: Tensor, present: Bool[Tensor, " N"], rng: Random | None
-    ) -> tuple[Float[Tensor, "N F"], Bool[Tensor, " N"]]:
+    def forward(self, stream: Tensor, present: Bool[Tensor, " N"], rng: Random | None) -> Float[Tensor, "N F"]:
         shift = draw_shift(len(stream), self.spec, rng)  # for all: what one image gets does not depend on the others
         if bool(present.all()):
-            return self.encode(stream, shift), present
+            return self.encode(stream, shift)
         features = self.absent.expand(present.shape[0], -1)
         if bool(present.any()):  # what is absent may hold anything, NaN included: never let it in
             rows = present.nonzero().squeeze(1)
             moved = None if shift is None else shift[:, rows.cpu()]
             features = features.index_copy(0, rows, self.encode(stream[rows], moved).to(features.dtype))
-        return features, present
+        return features
 
 
 def mlp(inputs: int, hidden: int, outputs: int) -> nn.Module:
@@ -73,74 +63,32 @@ class VectorEncoder(SensorEncoder):
         return x
 
 
-class RgbEncoder(SensorEncoder):
+class NetworkEncoder(SensorEncoder):
+    """Images, sound and text: a network on what `prepare` makes of the readings; without it, on the readings."""
+
+    def __init__(self, spec: SensorSpec, features: int, network: nn.Module, prepare: Prepare | None = None) -> None:
+        super().__init__(spec, features)
+        self.backbone, self.prepare = network, prepare
+
+    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
+        x: Tensor = self.backbone(stream if self.prepare is None else self.prepare(stream, self.spec, shift))
+        return x
+
+
+class RgbEncoder(NetworkEncoder):
     """RGB: uint8 until here, cut and resized, to [0, 1], through a convolutional network."""
 
     def __init__(
-        self,
-        spec: SensorSpec,
-        small: bool,
-        features: int,
-        norm: NormKind = "group",
-        weights: str | None = None,
-        focus: float = 1.0,
+        self, spec: SensorSpec, small: bool, features: int, norm: NormKind, weights: str | None, focus: float
     ) -> None:
-        super().__init__(spec, features)
-        self.weights = weights
-        self.backbone = (
+        network = (
             SmallCNN(features, spec.picture_size, focus=focus)
             if small
             else ResNet18(features, norm, standardise=weights is not None)
         )
+        super().__init__(spec, features, network, prepare_image)
+        self.weights = weights
 
     def load_pretrained(self) -> None:
         if self.weights is not None and isinstance(self.backbone, ResNet18):
             self.backbone.load_pretrained(Path(self.weights))
-
-    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(prepare_image(stream, self.spec, shift))
-        return x
-
-
-class DepthEncoder(SensorEncoder):
-    """Depth: metres, clipped as the spec says, through the paper's three convolutions."""
-
-    def __init__(self, spec: SensorSpec, widths: tuple[int, ...], features: int) -> None:
-        super().__init__(spec, features)
-        self.backbone = PooledCNN(1, widths, features)
-
-    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(prepare_depth(stream, self.spec, shift))
-        return x
-
-
-class TactileEncoder(SensorEncoder):
-    """Tactile images of any number of channels: uint8 to [0, 1], the same network as depth."""
-
-    def __init__(self, spec: SensorSpec, widths: tuple[int, ...], features: int) -> None:
-        super().__init__(spec, features)
-        self.backbone = PooledCNN(spec.shape[2], widths, features)
-
-    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(prepare_image(stream, self.spec, shift))
-        return x
-
-
-class AudioEncoder(SensorEncoder):
-    def __init__(self, spec: SensorSpec, config: AudioConfig) -> None:
-        super().__init__(spec, config.features)
-        self.backbone = AudioNet(config, spec.shape[0], spec.sample_rate)
-
-    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(stream)
-        return x
-
-
-class TextEncoder(SensorEncoder):
-    def __init__(self, spec: SensorSpec, config: TextConfig) -> None:
-        super().__init__(spec, config.features)
-        self.backbone = ByteText(config, spec.shape[0]) if config.kind == "learned" else ClipText(config)
-
-    def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(stream)
-        return x

@@ -54,14 +54,6 @@ class UNetConfig:
         if self.step_embedding % 2:
             raise PrismError(f"unet.step_embedding is {self.step_embedding}; it must be even")
 
-    def check_horizon(self, pred_horizon: int) -> None:
-        factor = 2 ** (len(self.dims) - 1)
-        if pred_horizon % factor:
-            raise PrismError(
-                f"pred_horizon {pred_horizon} is not a multiple of {factor}: "
-                f"the UNet halves time {len(self.dims) - 1} times"
-            )
-
 
 def step_features(step: Float[Tensor, " N"], width: int) -> Float[Tensor, "N width"]:
     """Sines and cosines of the step at geometric frequencies from 1 to 1/10,000."""
@@ -178,7 +170,12 @@ class UNetPolicyConfig(BaselineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.unet.check_horizon(self.pred_horizon)
+        halvings = len(self.unet.dims) - 1
+        if self.pred_horizon % 2**halvings:
+            raise PrismError(
+                f"pred_horizon {self.pred_horizon} is not a multiple of {2**halvings}: "
+                f"the UNet halves time {halvings} times"
+            )
 
 
 class UNetPolicy(BaselinePolicy):

@@ -17,7 +17,8 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -79,7 +80,8 @@ def save_checkpoint(
         folder.parent.mkdir(parents=True, exist_ok=True)
         files.remove_leftovers(folder.parent)
         if folder.exists():
-            if is_intact(folder):
+            with suppress(DamagedError):
+                verify_checkpoint(folder)
                 return folder
             files.remove_folder(folder)
         files.write_folder(
@@ -130,28 +132,14 @@ def verify_checkpoint(folder: Path, names: tuple[str, ...] = _FILES) -> None:
         files.read_verified(folder, name, sums)
 
 
-def is_intact(folder: Path) -> bool:
-    try:
-        verify_checkpoint(folder)
-    except DamagedError:
-        return False
-    return True
-
-
 def latest_checkpoint(run_dir: Path, report: Report | None = None) -> Path | None:
     """The newest checkpoint that verifies; damaged ones are reported and passed over. None: there is none yet.
 
     A checkpoint of another format version is not damage: that error is raised.
     """
-    report = report or _to_stderr
     candidates = list_checkpoints(run_dir)
-    for folder in reversed(candidates):
-        try:
-            verify_checkpoint(folder)
-        except DamagedError as error:
-            report(f"skipped a damaged checkpoint: {error}")
-        else:
-            return folder
+    if found := _first_intact(reversed(candidates), report):
+        return found
     if candidates:
         raise PrismError(f"{run_dir / 'checkpoints'}: none of its {len(candidates)} checkpoints is intact; train again")
     return None
@@ -160,14 +148,19 @@ def latest_checkpoint(run_dir: Path, report: Report | None = None) -> Path | Non
 def best_checkpoint(run_dir: Path, report: Report | None = None) -> Path | None:
     """The checkpoint with the lowest validation loss; the newest one when none has been validated."""
     losses = {folder: loss for folder in list_checkpoints(run_dir) if (loss := _val_loss(folder)) is not None}
-    for folder in sorted(losses, key=lambda folder: losses[folder]):
+    by_loss = sorted(losses, key=lambda folder: losses[folder])
+    return _first_intact(by_loss, report) or latest_checkpoint(run_dir, report)
+
+
+def _first_intact(folders: Iterable[Path], report: Report | None) -> Path | None:
+    for folder in folders:
         try:
             verify_checkpoint(folder)
         except DamagedError as error:
             (report or _to_stderr)(f"skipped a damaged checkpoint: {error}")
         else:
             return folder
-    return latest_checkpoint(run_dir, report)
+    return None
 
 
 def set_aside_newer(folder: Path) -> None:

@@ -241,7 +241,7 @@ class _Keeper:
             skipped=self.skipped,
             skipped_total=self.skipped_total,
             scaler=learner.scaler.state_dict(),
-            weights=learner.weight_tensors(),
+            weights=dict(learner.named),
             optimizer=learner.optimizer_tensors(),
         )
         spec, model = learner.policy.spec, learner.model_tensors()
@@ -313,24 +313,21 @@ def validation_indices(count: int, batch_size: int, batch_count: int) -> list[In
 
 
 def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
+    """Keep the batch that broke the training, for the person who looks into it."""
     step, batch = suspect
     whose = f"-rank-{ranks.rank()}" if ranks.world_size() > 1 else ""
     path = run_dir / f"bad-batch-step-{step:08d}{whose}.safetensors"
     seed = derive_seed(config.seed, _TRAINING, step)
-    dump_batch(path, batch, {"step": str(step), "generator_seed": str(seed)})
+    tensors = {name: value.detach().cpu().contiguous() for name, value in start.batch_tensors(batch).items()}
+    with files.explain_write_errors(path, "The checkpoints are intact"):
+        notes = {"step": str(step), "generator_seed": str(seed)}
+        files.replace_file(path, safetensors.torch.save(tensors, notes))
     broken = non_finite_names(batch)
     cause = f"{', '.join(broken)} of the data not finite" if broken else "the data are finite: lower the learning rate"
     raise PrismError(
         f"{skipped} steps in a row, from step {step} on, had a loss or gradient that is not finite "
         f"({cause}); the first of these batches is in {path}"
     )
-
-
-def dump_batch(path: Path, batch: Batch, notes: dict[str, str]) -> None:
-    """Keep the batch that broke the training, for the person who looks into it."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in start.batch_tensors(batch).items()}
-    with files.explain_write_errors(path, "The checkpoints are intact"):
-        files.replace_file(path, safetensors.torch.save(tensors, notes))
 
 
 def non_finite_names(batch: Batch) -> list[str]:

@@ -260,9 +260,6 @@ class Learner:
         """What is deployed: averaged weights, and the buffers as they are."""
         return {**self.policy.state_dict(), **dict(self.average.named_parameters())}
 
-    def weight_tensors(self) -> dict[str, Tensor]:
-        return dict(self.named)
-
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """AdamW's state by parameter name. A parameter that never had a gradient has none."""
         state = self.optimizer.state
