@@ -252,8 +252,8 @@ def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None
         path.write_text(json.dumps({**data, **change}))
         with pytest.raises(PrismError, match=words):
             Experiment.load(tmp_path)
-    path.write_text(json.dumps({key: value for key, value in data.items() if key != "train"}))
-    with pytest.raises(PrismError, match="key 'train' is missing"):
+    path.write_text(json.dumps({key: value for key, value in data.items() if key != "demonstrations"}))
+    with pytest.raises(PrismError, match="key 'demonstrations' is missing"):
         Experiment.load(tmp_path)
 
 

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
 from prism.health import SensorMonitor
-from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import one_sign, unit_norm
 from prism.policy import Policy, PolicySpec
 from prism.selection import (
@@ -42,8 +41,8 @@ class ControllerConfig:
     smoothing: int = 0  # steps over which a new plan fades in over the old one's remainder; 0: off, as the paper
     # ACT's temporal ensembling: an action is the mean of what all plans since say of it, the i-th of them, oldest
     # first, with weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
-    ensemble: float | None = field(default=None, metadata=ADDED_LATER)
-    warm_start: bool = field(default=False, metadata=ADDED_LATER)  # Falcon: sample near the old plan's remainder
+    ensemble: float | None = None
+    warm_start: bool = False  # Falcon: sample near the old plan's remainder
 
     def __post_init__(self) -> None:
         # Beyond 10 in `ensemble`, one plan alone counts.

@@ -24,7 +24,6 @@ from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, Vect
 from prism.encoders.text import ByteText, ClipText, TextConfig
 from prism.encoders.vision import NormKind, PooledCNN, prepare_depth, prepare_image
 from prism.errors import PrismError, check_choices, check_numbers
-from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import Normalizer
 from prism.sensors import KINDS, SensorSpec
 from prism.types import Observation
@@ -43,17 +42,17 @@ class EncoderConfig:
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step
     mix_width: int = 512
     context_tokens: int = 4  # S, with mixing
-    rgb_norm: NormKind = field(default="group", metadata=ADDED_LATER)  # frozen_batch: as pretrained, needs rgb_weights
+    rgb_norm: NormKind = "group"  # frozen_batch: as pretrained, needs rgb_weights
     # paper, App. A.2: convolutions of depth and of tactile images
-    depth_widths: tuple[int, ...] = field(default=(64, 128, 256), metadata=ADDED_LATER)
-    depth_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
-    tactile_features: int = field(default=256, metadata=ADDED_LATER)  # paper, App. A.2
-    audio: AudioConfig = field(default_factory=AudioConfig, metadata=ADDED_LATER)
-    text: TextConfig = field(default_factory=TextConfig, metadata=ADDED_LATER)
-    rgb_focus: float = field(default=1.0, metadata=ADDED_LATER)  # small: sharpness of its spatial softmax
+    depth_widths: tuple[int, ...] = (64, 128, 256)
+    depth_features: int = 256  # paper, App. A.2
+    tactile_features: int = 256  # paper, App. A.2
+    audio: AudioConfig = field(default_factory=AudioConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    rgb_focus: float = 1.0  # small: sharpness of its spatial softmax
     # Training: the chance that a sensor is absent from a whole window; and of a single sensor, by its name.
-    dropout: float = field(default=0.0, metadata=ADDED_LATER)
-    sensor_dropout: dict[str, float] = field(default_factory=dict, metadata=ADDED_LATER)
+    dropout: float = 0.0
+    sensor_dropout: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choices(self, "encoder")

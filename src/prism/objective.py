@@ -27,7 +27,7 @@ Two threshold rules (docs/explanation/deviations.md has the measurements):
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -38,7 +38,6 @@ from torch import Tensor, nn
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance
 from prism.distributed.rows import WHOLE, Share
 from prism.errors import PrismError, check_choices, check_numbers
-from prism.io.jsonconfig import ADDED_LATER, absent
 
 Rule = Literal["calibrated", "paper", "none"]
 Scope = Literal["own", "batch"]
@@ -64,10 +63,10 @@ class ObjectiveConfig:
     soft_respects_rejection: bool = True  # choose the K' among the candidates that were not rejected; paper: False
     weights: Weights = "uniform"  # actions are already normalised, so inverse_std scales twice
     eps: float = EPS
-    max_targets: int = field(default=1024, metadata=ADDED_LATER)  # batch scope and paper rule: bound on the cost
+    max_targets: int = 1024  # batch scope and paper rule: bound on the cost
     # calibrated: 0 as it is .. 1 in units of the row's mean. At 0.5 few rows fall back, and scores are no lower
-    # (docs/explanation/deviations.md). A file without it is from before, when it was 0.
-    relative: float = field(default=0.5, metadata=absent(0.0))
+    # (docs/explanation/deviations.md).
+    relative: float = 0.5
 
     def __post_init__(self) -> None:
         check_choices(self, "objective")

@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError, check_choices, check_numbers
-from prism.io.jsonconfig import ADDED_LATER
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -47,10 +46,10 @@ class SelectionConfig:
     action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
-    grippers: tuple[int, ...] = field(default=(), metadata=ADDED_LATER)  # of these: entries that are no motion
+    grippers: tuple[int, ...] = ()  # of these: entries that are no motion
     # After this many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes,
     # until one moves: where most candidates wait, the most typical one waits for ever. 0: never.
-    restless: int = field(default=0, metadata=ADDED_LATER)
+    restless: int = 0
 
     def __post_init__(self) -> None:
         check_choices(self, "selection")

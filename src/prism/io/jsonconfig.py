@@ -1,8 +1,6 @@
-"""Frozen dataclass configs to JSON and back, exactly: unknown and missing keys are errors, types are checked.
+"""Frozen dataclass configs to JSON and back: every field is written, an unknown key is an error, types are checked.
 
-A field that came to a config after files had been written has `metadata=ADDED_LATER`: it is written only where it
-differs from its default, and read as its default where it is missing. Files and runs from before stay as they are.
-Where the default is not what a file from before means, `metadata=absent(value)` says what it means.
+A key that is missing has its default, so a file from before a field was added can be read.
 """
 
 from __future__ import annotations
@@ -20,41 +18,15 @@ from prism.errors import PrismError
 T = TypeVar("T")
 _OTHER = "it was written by another version of prism: use that one, or make it again"
 
-ADDED_LATER = {"added_later": True}
-
-
-def absent(value: Any) -> dict[str, Any]:
-    """Metadata of a field that was added later: what a file without it means."""
-    return {"added_later": True, "absent": value}
-
 
 def to_json(config: Any) -> dict[str, Any]:
     """A dataclass as plain JSON values (tuples become lists)."""
-    return typing.cast(dict[str, Any], _plain(config))
-
-
-def _plain(value: Any, whole: bool = False) -> Any:
-    """`whole`: with every field, also one that was added later and has its default."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
-        silent = [f for f, v in fields.items() if not whole and "added_later" in f.metadata and v == _absent(f)]
-        return {f.name: _plain(v, whole) for f, v in fields.items() if f not in silent}
-    if isinstance(value, dict):
-        return {k: _plain(v, whole) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v, whole) for v in value]
-    return value
-
-
-def _absent(field: dataclasses.Field[Any]) -> Any:
-    """What a file without this field means."""
-    if "absent" in field.metadata:
-        return field.metadata["absent"]
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
 
 
 def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[str, type] | None = None) -> T:
-    """Rebuild a dataclass; every key must be known, and there unless it was added later.
+    """Rebuild a dataclass; every key must be known, and there unless the field has a default.
 
     `kinds`: the class of a field that may hold any of several, by the field's name.
     """
@@ -63,12 +35,12 @@ def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[st
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(fields)):
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; {_OTHER}")
-    gone = [field for name, field in fields.items() if name not in data]
-    if missing := sorted(field.name for field in gone if "added_later" not in field.metadata):
+    none = dataclasses.MISSING
+    needed = {name for name, field in fields.items() if field.default is none and field.default_factory is none}
+    if missing := sorted(needed - set(data)):
         raise PrismError(f"{where}: key '{missing[0]}' is missing; {_OTHER}")
     hints = {**get_type_hints(kind), **(kinds or {})}
-    values = {name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data}
-    return kind(**values, **{field.name: _absent(field) for field in gone})
+    return kind(**{name: _value(hints[name], data[name], f"{where}.{name}") for name in fields if name in data})
 
 
 def with_settings(config: T, settings: typing.Sequence[str]) -> T:
@@ -76,7 +48,7 @@ def with_settings(config: T, settings: typing.Sequence[str]) -> T:
 
     Values are JSON, or bare strings; the config's own checks apply to the result.
     """
-    data = _plain(config, whole=True)
+    data = to_json(config)
     for setting in settings:
         path, separator, text = setting.partition("=")
         if not separator:

@@ -20,7 +20,7 @@ from torch import Tensor
 from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig
 from prism.errors import PrismError, check_numbers
-from prism.io.jsonconfig import ADDED_LATER, to_json
+from prism.io.jsonconfig import to_json
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
 from prism.sensors import ActionSpec, SensorSpec
@@ -40,7 +40,7 @@ class ContextConfig:
     pred_horizon: int = 16  # Tp; paper, Sec. 5
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     anchor: str | None = None  # a vector sensor in the action's units: plans are offsets from its newest reading
-    observation_noise: float = field(default=0.0, metadata=ADDED_LATER)  # training: on vectors, in standard deviations
+    observation_noise: float = 0.0  # training: on vectors, in standard deviations
 
     def __post_init__(self) -> None:
         check_numbers(self, "policy", {"[1, inf)": "obs_horizon pred_horizon", "[0, inf)": "observation_noise"})

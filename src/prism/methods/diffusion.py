@@ -14,7 +14,7 @@ DDIMScheduler (squaredcos_cap_v2, fixed_small, clip_sample, set_alpha_to_one) to
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from prism.distributed.rows import Random
 from prism.errors import PrismError, check_choices, check_numbers
-from prism.io.jsonconfig import ADDED_LATER, from_json
+from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
 from prism.methods.unet import Films, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
@@ -49,9 +49,9 @@ class DiffusionConfig(UNetPolicyConfig):
     clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
     # Falcon (Chen et al. 2025), with controller.warm_start: how many of the last evaluations are left where a plan
     # starts from the old one; how far (mean, normalised) the network may want to leave it before it starts anew.
-    warm_evaluations: int = field(default=3, metadata=ADDED_LATER)
-    warm_tolerance: float = field(default=0.1, metadata=ADDED_LATER)
-    first_step: int | None = field(default=None, metadata=ADDED_LATER)  # where sampling starts; None: by the spacing
+    warm_evaluations: int = 3
+    warm_tolerance: float = 0.1
+    first_step: int | None = None  # where sampling starts; None: by the spacing
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> Self:

@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prism.errors import PrismError, reason
-from prism.io.jsonconfig import ADDED_LATER, from_json
+from prism.io.jsonconfig import from_json
 
 Range = tuple[float, float]
 
@@ -31,16 +31,16 @@ Range = tuple[float, float]
 class Limits:
     """See the top of this file. An empty tuple, or None: no such limit."""
 
-    position: tuple[Range, ...] = field(default=(), metadata=ADDED_LATER)
-    speed: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    acceleration: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    jerk: tuple[float, ...] = field(default=(), metadata=ADDED_LATER)
-    workspace: tuple[Range, ...] = field(default=(), metadata=ADDED_LATER)
-    force: float | None = field(default=None, metadata=ADDED_LATER)
-    force_sensor: str = field(default="", metadata=ADDED_LATER)  # whose first three numbers are the force
-    hold_seconds: float = field(default=0.3, metadata=ADDED_LATER)
-    watchdog: float = field(default=0.1, metadata=ADDED_LATER)
-    margin: float = field(default=0.05, metadata=ADDED_LATER)
+    position: tuple[Range, ...] = ()
+    speed: tuple[float, ...] = ()
+    acceleration: tuple[float, ...] = ()
+    jerk: tuple[float, ...] = ()
+    workspace: tuple[Range, ...] = ()
+    force: float | None = None
+    force_sensor: str = ""  # whose first three numbers are the force
+    hold_seconds: float = 0.3
+    watchdog: float = 0.1
+    margin: float = 0.05
 
     def __post_init__(self) -> None:
         for key in ("position", "workspace"):

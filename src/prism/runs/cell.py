@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive
-from prism.io.jsonconfig import ADDED_LATER, from_json, to_json
+from prism.io.jsonconfig import from_json, to_json
 from prism.rollout.episodes import TEST_SEED, RecordConfig, evaluate
 from prism.rollout.results import (
     EpisodeResult,
@@ -60,7 +60,7 @@ class EvaluationPlan:
     first_seed: int = TEST_SEED
     curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
     curve_episodes: int = 20  # the first of the episodes; not more than there are
-    videos: int = field(default=0, metadata=ADDED_LATER)  # episodes that are played again with the camera on
+    videos: int = 0  # episodes that are played again with the camera on
 
     @property
     def looked_at(self) -> int:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,7 +26,6 @@ from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
 from prism.data.windows import split_episodes
 from prism.errors import PrismError
-from prism.io.jsonconfig import ADDED_LATER
 from prism.normalize import compute_statistics
 from prism.sims.tasks import TASKS, make_env
 
@@ -45,16 +44,16 @@ class Demonstrations:
     map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/formats/table.py); (): a guess, explained
     fps: float | None = None  # steps a second, for formats that do not store it
     # preprocessing of the dataset's sensors, SENSOR.KEY=VALUE (data/views.py)
-    sensors: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
+    sensors: tuple[str, ...] = ()
     # train on less, drawn by the seed (data/views.py): a share of the steps, or a number of demonstrations
-    fraction: float | None = field(default=None, metadata=ADDED_LATER)
-    count: int | None = field(default=None, metadata=ADDED_LATER)
+    fraction: float | None = None
+    count: int | None = None
     # seconds that a reading may be from its step, for recordings with time stamps (data/align.py); None: one step
-    tolerance: float | None = field(default=None, metadata=ADDED_LATER)
+    tolerance: float | None = None
     # of the dataset: only these episodes ('0-46,48-'), without these sensors, without episodes that cannot be read
-    only: str = field(default="", metadata=ADDED_LATER)
-    without: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
-    skip_damaged: bool = field(default=False, metadata=ADDED_LATER)
+    only: str = ""
+    without: tuple[str, ...] = ()
+    skip_damaged: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -15,7 +15,7 @@ from typing import Any, TypedDict, Unpack
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.io import files, hub
-from prism.io.jsonconfig import ADDED_LATER, from_json, to_json, with_settings
+from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
@@ -38,7 +38,7 @@ class Experiment:
     policy: ContextConfig = field(default_factory=table.tiny)  # of any method
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
     controller: ControllerConfig = field(default_factory=ControllerConfig)
-    teacher: str | None = field(default=None, metadata=ADDED_LATER)  # the run that a distilled method learns from
+    teacher: str | None = None  # the run that a distilled method learns from
 
     @property
     def method(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from prism.errors import PrismError, check_choices, check_numbers
@@ -59,10 +59,10 @@ class TrainConfig:
     log_every: int = 50
     workers: int = 0  # processes that read pixels ahead; 0: a thread does (vectors are in memory anyway)
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
-    accumulate: int = field(default=1, metadata=jsonconfig.ADDED_LATER)  # parts that a batch is computed in, one by one
-    clock: Clock = field(default="wall", metadata=jsonconfig.ADDED_LATER)  # what `minutes` counts
+    accumulate: int = 1  # parts that a batch is computed in, one by one
+    clock: Clock = "wall"  # what `minutes` counts
     # project at Weights & Biases (extra `wandb`); offline unless WANDB_MODE is set
-    wandb: str = field(default="", metadata=jsonconfig.ADDED_LATER)
+    wandb: str = ""
 
     def __post_init__(self) -> None:
         check_choices(self, "train")
