@@ -19,7 +19,7 @@ from prism.methods.flow_matching import RectifiedFlowConfig
 from prism.report.comparison import frontier, render
 from prism.rollout import metrics
 from prism.runs import cell, grid
-from prism.runs.cell import CURVE, CellSpec, run_cell
+from prism.runs.cell import CellSpec, run_cell
 from prism.runs.comparison import (
     CellId,
     CompareConfig,
@@ -36,6 +36,7 @@ from prism.runs.comparison import (
 )
 from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
 from prism.runs.recipes import Experiment
+from prism.runs.workflow import CURVE
 
 QUIET = Console(quiet=True)
 PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")
