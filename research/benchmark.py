@@ -143,7 +143,7 @@ class Plan:
     cells: tuple[Cell, ...]
     skipped: tuple[str, ...] = ()  # runs in a folder that belong elsewhere
     expert: Mapping[str, float] = field(default_factory=dict)
-    episodes: int | None = None  # the protocol's number unless told
+    episodes: int | None = None  # default: the protocol's number
 
 
 def find_runs(paths: Sequence[Path]) -> list[tuple[Path, bool]]:

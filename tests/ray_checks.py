@@ -1,6 +1,6 @@
 """What Ray must give, run in a process of its own (Ray leaves resources behind that pytest counts as leaks).
 
-python -m tests.ray_checks FOLDER [CHECK ...]      prints the names of the checks that held; all unless told
+python -m tests.ray_checks FOLDER [CHECK ...]      prints the names of the checks that held; default: all
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from prism.data.episodes import Array, BoolArray, FloatArray, IntArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
-_FRAMES = (100, 10_000)  # steps of the clock: at most so many a frame, and so many more; beyond it was a clock's jump
+_FRAMES = (100, 10_000)  # steps of the clock: at most 100 a frame and 10,000 more; beyond, the clock has jumped
 _SAMPLES = (10, 50_000_000)  # of audio's time line, the same
 
 Times = NDArray[np.float64]  # seconds

@@ -93,7 +93,7 @@ def check_slice(source: EpisodeSource, episode: int, start: int, stop: int | Non
 def read_in_parts(
     source: EpisodeSource, episode: int, steps: int, streams: Names = None
 ) -> Iterator[tuple[slice, Episode]]:
-    """A whole episode, at most so many steps at a time: which steps they are, and what was recorded there."""
+    """A whole episode, at most `steps` steps at a time: which steps they are, and what was recorded there."""
     length = int(source.lengths[episode])
     for start in range(0, length, steps):
         stop = min(start + steps, length)
