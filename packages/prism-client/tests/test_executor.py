@@ -115,6 +115,19 @@ def test_a_delayed_plan_is_aligned_with_the_actions_executed_meanwhile(steps_lat
     assert planner.requests[:3] == [0, 4, 8]  # every exec_horizon, whatever the delay
 
 
+def test_patience_executes_a_quick_plan_from_its_first_action_and_waits_for_no_other() -> None:
+    planner = Script([0.0, 0.03, 0.25])
+    control = executor(planner, patience=0.04)
+    assert run(control, 6) == list(range(6))
+    assert list(control.stats.skipped) == [0, 0]
+    before = planner.clock.now
+    assert run(control, 6) == list(range(6, 12))  # the third is asked for at step 8, and comes 0.25 s later
+    assert list(control.stats.skipped)[2] > 0
+    assert planner.clock.now < before + 0.7
+    with pytest.raises(ValueError, match="patience = -1 is out of range"):
+        executor(planner, patience=-1)
+
+
 def test_a_late_plan_continues_the_old_one_then_holds() -> None:
     control = executor(Script([0.0, 1.0, None]))  # the second is asked for at step 4, comes at step 14
     assert run(control, 14) == [*range(8), *[7.0] * 6]

@@ -23,7 +23,9 @@ from prism.cli.data import Collect, Convert, Inspect
 from prism.cli.demo import Demo
 from prism.cli.evaluate import Eval
 from prism.cli.export import Export
+from prism.cli.record import Record
 from prism.cli.report import Report
+from prism.cli.run import Run
 from prism.cli.serve import Serve
 from prism.cli.train import Train
 from prism.errors import PrismError
@@ -44,6 +46,8 @@ COMMANDS: dict[str, type[Command]] = {
     "report": Report,
     "export": Export,
     "serve": Serve,
+    "record": Record,
+    "run": Run,
     "data collect": Collect,
     "data inspect": Inspect,
     "data convert": Convert,

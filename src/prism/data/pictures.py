@@ -79,7 +79,7 @@ class Resized(SourceView):
     def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         part = self.source.read(episode, start, stop, streams)
         shapes = {spec.name: spec for spec in wanted_sensors(self, streams)}
-        return replace(part, streams={name: _shrunk(array, shapes[name]) for name, array in part.streams.items()})
+        return replace(part, streams={name: shrunk(array, shapes[name]) for name, array in part.streams.items()})
 
 
 def resized(source: EpisodeSource) -> EpisodeSource:
@@ -88,7 +88,7 @@ def resized(source: EpisodeSource) -> EpisodeSource:
     return source if specs == tuple(source.sensors) else Resized(source, specs)
 
 
-def _shrunk(values: Array, spec: SensorSpec) -> Array:
+def shrunk(values: Array, spec: SensorSpec) -> Array:
     if not spec.is_image or values.shape[1:] == spec.shape:
         return values
     if not len(values):

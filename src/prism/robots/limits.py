@@ -111,7 +111,7 @@ class Limits:
         """A line a dimension, and one for the rest: printed before anything moves."""
         lines = []
         for i, (name, unit) in enumerate(zip(names, units, strict=True)):
-            parts = [f"{self.position[i][0]:g} to {self.position[i][1]:g} {unit}"] if self.position else []
+            parts = [f"{self.position[i][0]:g} to {self.position[i][1]:g} {unit}".rstrip()] if self.position else []
             for key, power in (("speed", "s"), ("acceleration", "s2"), ("jerk", "s3")):
                 if (most := getattr(self, key)) and most[i] < math.inf:
                     parts.append(f"{most[i]:g} {unit}/{power}")

@@ -102,7 +102,8 @@ class Envelope:
         v = self._bounds(asked)
         sent = self._command_of(v, bounded)
         if wanted is not None:
-            moved = np.abs(sent - wanted) > 1e-5 * np.maximum(1.0, np.abs(wanted))
+            moved = np.abs(sent - wanted) > 1e-6 * np.maximum(1.0, np.abs(wanted))
+            sent = np.where(moved, sent, wanted).astype(np.float32)  # what is within the limits is not even rounded
             names = ", ".join(self._space.name(i) for i in np.flatnonzero(moved)[:4])
             why = (*reasons, f"limited: {names}") if names else reasons
         return sent, why
@@ -211,6 +212,7 @@ class Guard:
     limits: Limits
     needs: Collection[str] = ()  # sensors without which nothing may move, beside those that safety needs
     demonstrated: tuple[Array, Array] | None = None
+    dry: bool = False  # commands are limited and counted, and not sent
     state: Literal["go", "hold", "stopped"] = field(default="stopped", init=False)
     reason: str = field(default="it has not begun", init=False)
 
@@ -338,7 +340,8 @@ class Guard:
             if sent is None:
                 return Sent(None, why)
             try:
-                self.robot.send(sent)
+                if not self.dry:
+                    self.robot.send(sent)
             except PrismError as error:
                 self.stop(str(error))
                 return Sent(None, (str(error),))
@@ -351,7 +354,7 @@ class Guard:
     def _count_travel(self) -> None:
         """The largest share of its range that a measured dimension was told to move since its pose last changed."""
         space, dims = self.robot.actions, self.robot.actions.pose_dims
-        if not dims or not self.limits.position or self._pose is None:
+        if self.dry or not dims or not self.limits.position or self._pose is None:
             return
         low, high = np.array(self.limits.position[:dims], np.float64).T
         moved = np.abs(self.envelope.velocity[:dims]) / self.robot.rate

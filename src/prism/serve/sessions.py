@@ -59,7 +59,9 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "needs": needed_sensors(controller.policy),
         "action_dim": spec.action_dim,
         "action_kind": selection.action_kind,
+        "action": spec.action.to_json(),
         "action_scale": controller.scale.tolist(),
+        "action_range": _action_range(controller.policy),
         "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
         "fps": spec.fps,
         "obs_horizon": spec.obs_horizon,
@@ -67,6 +69,13 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "exec_horizon": controller.config.exec_horizon,
         "candidates": controller.config.candidates,
     }
+
+
+def _action_range(policy: Policy) -> list[list[float]]:
+    """Lowest and highest of each number of an action in the demonstrations; the same where it is constant."""
+    known = policy.normalizer
+    half = known.action_scale * known.action_moves
+    return [(known.action_center - half).tolist(), (known.action_center + half).tolist()]
 
 
 def needed_sensors(policy: Policy) -> list[str]:

@@ -141,6 +141,8 @@ class Executor:
     budget_ms      what a plan may take before it counts as late; default: exec_horizon / fps
     asynchronous   False waits for each plan: for simulators, whose time stands still; default: True
     first_timeout  seconds that a plan may take which is waited for; default: 60
+    patience       seconds that a step waits for the plan that it asks for, so that a quick one is executed from its
+                   first action on; default: 0
     """
 
     def __init__(
@@ -159,6 +161,7 @@ class Executor:
         budget_ms: float | None = None,
         asynchronous: bool = True,
         first_timeout: float = 60.0,
+        patience: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.planner = planner
@@ -171,11 +174,13 @@ class Executor:
         self._max_held = max_held
         self._asynchronous = asynchronous
         self._first_timeout = first_timeout
+        self._patience = patience
         self._clock = clock
         for name, value, good, hint in (
             ("blend", self._blend, self._blend >= 0, "0 (off) or more"),
             ("max_step", max_step, max_step is None or 0 < max_step < math.inf, "more than 0"),
             ("slow_factor", slow_factor, 0 < slow_factor <= 1, "a value in (0, 1]"),
+            ("patience", patience, 0 <= patience < math.inf, "0 or more"),
             ("max_held", max_held, max_held >= 0, "0 (for ever) or more"),
             ("budget_ms", budget_ms, budget_ms is None or budget_ms > 0, "more than 0"),
             ("absent", absent, absent in DECISIONS, f"one of {', '.join(DECISIONS)}"),
@@ -261,6 +266,8 @@ class Executor:
         self._collect()
         if self._plan is None or not self._asynchronous:
             self._wait(step)
+        elif step.wants_plan and self._patience:
+            self._wait_a_little()
         self._check_budget()
         if trouble := self.planner.trouble():
             self.stats.error = trouble
@@ -300,6 +307,13 @@ class Executor:
             raise self._failure
         if self._plan is None:
             raise PlanError("there is no plan to execute yet")
+
+    def _wait_a_little(self) -> None:
+        until = self._clock() + self._patience
+        while self._asked is not None and (left := until - self._clock()) > 0:
+            reply = self.planner.poll(left)
+            if reply is not None:
+                self._take(reply)
 
     def _check_budget(self) -> None:
         asked = self._asked

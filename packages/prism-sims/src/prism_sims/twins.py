@@ -9,7 +9,7 @@ ur5e-twin   the UR5e of the tabletop (tabletop.py), with all its senses. A comma
                                          physics can be computed: the same commands give the same readings, bit for bit
 
 A command that comes within GRACE of its slot is executed from the slot's beginning, as a controller with a buffer does;
-one that comes later is of the next slot, and the robot stands still until then.
+where none comes the robot stands still, and the next one begins a slot.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class UR5eTwin(Robot):
         self._view = self._env._mj.MjData(self._env.model)  # for the joints' encoders between two observations
         self._lock = threading.RLock()
         self._connected = self._ready = False
-        self._begin, self._done = 0.0, 0  # when the episode began; blocks since
+        self._begin, self._done, self._phase = 0.0, 0, 0  # when the episode began; blocks since then, of the slot
         self._readings: dict[str, Reading] = {}
 
     # -- the contract
@@ -88,6 +88,7 @@ class UR5eTwin(Robot):
             before = self.now()
             observation = self._env.reset(seed)
             self._begin, self._done = (time.monotonic() if self.realtime else before), 0
+            self._phase, self._holds = 0, False
             self._next: NDArray[np.float32] | None = None
             self._gripper, self._moves, self._succeeded = -1.0, True, False
             self._ready = True
@@ -158,9 +159,9 @@ class UR5eTwin(Robot):
         self._run_to(int(past / BLOCK), int((past - GRACE) / BLOCK))
 
     def _run_to(self, blocks: int, without_command: int | None = None) -> None:
-        """The physics of all blocks up to `blocks`; of slots without a command only those before `without_command`."""
+        """The physics of all blocks up to `blocks`; a slot without a command begins only before `without_command`."""
         while self._done < blocks:
-            if self._done % BLOCKS == 0:
+            if self._phase == 0 or (self._holds and self._next is not None):  # a command ends a slot that had none
                 late = without_command is not None and self._done >= without_command
                 if self._next is None and self._ready and late:
                     return
@@ -168,19 +169,20 @@ class UR5eTwin(Robot):
             self._block()
 
     def _start_slot(self) -> None:
-        command = self._next
+        command, self._phase, self._holds = self._next, 0, self._next is None
         if command is None:
             self.held += 1
             command = np.array([0.0, 0.0, 0.0, self._gripper], np.float32)
         self._next, self._gripper = None, float(command[3])
-        if self._ready or self._done == 0:  # stopped: where it is
+        if self._ready:  # stopped: where it is
             self._moves = self._env.aim(command)
 
     def _block(self) -> None:
-        env, block = self._env, self._done % BLOCKS
+        env, block = self._env, self._phase
         if self._moves:
             env.advance(block)
         self._done += 1
+        self._phase = (block + 1) % BLOCKS
         stamp = self._begin + self._done * BLOCK
         if block < BLOCKS - 1:
             self._view.qpos[:] = env.data.qpos

@@ -14,7 +14,7 @@ from prism.data.formats.calvin import CalvinSource, is_calvin
 from prism.data.formats.lerobot import LeRobotSource, is_lerobot
 from prism.data.formats.robomimic import RobomimicSource, is_robomimic
 from prism.data.formats.rosbag import RosbagSource, is_rosbag
-from prism.data.formats.store import StoreSource, is_store
+from prism.data.formats.store import RecordingSource, StoreSource, is_recording, is_store
 from prism.data.formats.table import Entry
 from prism.data.formats.zarr_format import ZarrSource, is_zarr
 
@@ -30,6 +30,7 @@ class Format:
 
 FORMATS = (
     Format("prism", "a prism folder (dataset.json)", is_store, StoreSource),
+    Format("prism recording", "a recording of a robot (episode-000000, ...)", is_recording, RecordingSource),
     Format("robomimic HDF5", "robomimic's HDF5 (.hdf5)", is_robomimic, RobomimicSource),
     Format("LeRobot", "LeRobot v2.1 and v3 (meta/info.json)", is_lerobot, LeRobotSource),
     Format("CALVIN", "CALVIN (ep_start_end_ids.npy)", is_calvin, CalvinSource),

@@ -1,0 +1,148 @@
+"""prism record"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from prism.cli.style import option
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism.data.align import Gaps
+    from prism.robots.loop import Keys, Outcome
+    from prism.robots.recording import Recording, Trace
+    from prism.robots.safety import Guard
+
+
+@dataclass(frozen=True)
+class Record:
+    """Record demonstrations of a robot, or of its twin, by teleoperation.
+
+    Try:
+        prism record data/insert --robot ur5e-twin --teleop scripted --episodes 50
+        prism record data/insert --robot ur5e-twin --teleop keyboard
+        prism train data/insert && prism run runs/insert --robot ur5e-twin
+
+    Each stream is recorded with its own time stamps and brought to the robot's rate. An episode is on disk as soon as
+    it is over; Ctrl-C or a crash lose the one that is being recorded and no other. The same command adds episodes.
+    Keys: s keeps an episode, d discards it, r discards it and begins the same one again, space or q stops the robot.
+    """
+
+    out: Annotated[Path, Positional, arg(metavar="FOLDER")]
+    """The dataset; episodes are added to those that are there."""
+    robot: Annotated[str, arg(metavar="NAME")] = ""
+    """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
+    teleop: Literal["scripted", "keyboard"] = "keyboard"
+    """Who commands: keys of this terminal, or the script that a twin has."""
+    option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Options of the robot, as task=tabletop-height realtime=false."""
+    limits: Annotated[Path | None, option("FILE")] = None
+    """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
+    episodes: int = 20
+    """To record now."""
+    seconds: Annotated[float | None, option("S")] = None
+    """Length of an episode at most. Default: the robot's own."""
+    first_seed: Annotated[int | None, option("N")] = None
+    """Of a twin's first scene. Default: after the last that is recorded in FOLDER."""
+    failures: bool = False
+    """Keep what a twin says was no success, too."""
+
+    def __post_init__(self) -> None:
+        if not self.robot:
+            raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
+        if self.episodes < 1 or (self.seconds is not None and self.seconds <= 0):
+            raise PrismError(f"--episodes {self.episodes}, --seconds {self.seconds}: use at least 1, and more than 0")
+
+    def run(self) -> None:
+        from prism.cli.run import announce, need_client
+        from prism.robots.base import make_robot
+        from prism.robots.limits import read_limits
+
+        need_client("prism record")
+        from prism.robots.loop import KeyboardCommander, Keys, ScriptCommander
+        from prism.robots.recording import Recording
+        from prism.robots.safety import Guard
+
+        robot = make_robot(self.robot, self.option)
+        limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
+        recording = Recording(self.out, robot, str(getattr(robot, "task", robot.name)))
+        with Keys() as keys:
+            if self.teleop == "keyboard" and not keys.is_terminal:
+                raise PrismError("--teleop keyboard needs a terminal: start it in one, or use --teleop scripted")
+            commander: Any = ScriptCommander(robot) if self.teleop == "scripted" else KeyboardCommander(robot)
+            announce(robot, limits, "s: keep; d: discard; r: redo; space or q: stop now")
+            if self.teleop == "keyboard":
+                print(KeyboardCommander.HELP)
+            guard = Guard(robot, limits)
+            robot.connect()
+            try:
+                self._record(guard, commander, keys, recording)
+            finally:
+                guard.close()
+                if recording.episodes:
+                    _report(recording)
+
+    def _record(self, guard: Guard, commander: Any, keys: Keys, recording: Recording) -> None:
+        from prism.robots.loop import drive
+        from prism.robots.recording import Trace
+
+        robot, kept, attempts = guard.robot, 0, 0
+        seed = recording.next_seed() if self.first_seed is None else self.first_seed
+        polls = max(1, round(max(spec.fps or robot.rate for spec in robot.sensors) / robot.rate))
+        while kept < self.episodes:
+            attempts += 1
+            if attempts > 4 * self.episodes + 20 and not keys.is_terminal:
+                raise PrismError(f"{kept} of {attempts - 1} attempts were kept; look at the script, or use --failures")
+            trace = Trace(robot)
+            end = drive(guard, commander, seed, self.seconds or robot.episode_seconds, keys, trace, polls, ends="dr")
+            if end.by_operator:
+                raise KeyboardInterrupt
+            if end.stopped and not robot.is_twin:
+                raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then record again")
+            verdict = self._verdict(end, trace, keys)
+            if verdict == "keep":
+                gaps = self._keep(recording, trace, end, seed)
+                kept += 1
+                said = "; ".join(str(gap) for gap in gaps if gap.absent)
+                print(
+                    f"episode {kept} of {self.episodes} (seed {seed}): {len(trace)} steps{'; ' if said else ''}{said}"
+                )
+            else:
+                print(f"seed {seed}: {verdict}" + (f" ({end.stopped})" if end.stopped else ""))
+            seed += verdict != "redo"
+
+    def _verdict(self, end: Outcome, trace: Trace, keys: Keys) -> Literal["keep", "discard", "redo"]:
+        pressed = end.keys
+        if keys.is_terminal and self.teleop == "keyboard" and end.success is None and not set(pressed) & set("sdr"):
+            print("s: keep; d: discard; r: redo")
+            while not set(pressed) & set("sdr"):
+                pressed = keys.pressed(0.2)
+        if "r" in pressed:
+            return "redo"
+        failed = end.success is False and not self.failures and "s" not in pressed
+        return "discard" if "d" in pressed or failed or len(trace) < 2 else "keep"
+
+    def _keep(self, recording: Recording, trace: Trace, end: Outcome, seed: int) -> tuple[Gaps, ...]:
+        episode, gaps = trace.episode()
+        told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "stopped": end.stopped}
+        made_by = {"by": "prism record", "robot": trace.robot.name, "teleop": self.teleop}
+        recording.add(episode, {**made_by, "seed": seed, "success": end.success, **told})
+        return gaps
+
+
+def _report(recording: Recording) -> None:
+    """Lengths, rates, gaps and constant dimensions of all that is there: as prism data inspect."""
+    from rich.console import Console
+
+    from prism.data.formats.store import RecordingSource
+    from prism.data.inspect import print_summary, summarise
+
+    source = RecordingSource(recording.path)
+    print_summary(summarise(source, "prism recording"), Console())
+    print(
+        f"{len(source.lengths)} episodes in {recording.path}; look at them: prism data inspect {recording.path} --page"
+    )

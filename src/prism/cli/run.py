@@ -1,0 +1,241 @@
+"""prism run"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from prism.cli.style import OutputFile, option
+from prism.errors import PrismError
+
+if TYPE_CHECKING:
+    from prism_client import Planner
+
+    from prism.robots.base import Robot
+    from prism.robots.limits import Limits
+    from prism.robots.loop import Keys
+    from prism.robots.recording import Recording
+    from prism.robots.safety import Guard
+
+
+@dataclass(frozen=True)
+class Run:
+    """Drive a robot, or its twin, with a trained policy.
+
+    Try:
+        prism run runs/tabletop-insert-left --robot ur5e-twin --episodes 5
+        prism run runs/my-task --robot my-robot --limits limits.toml --dry-run
+        prism run runs/my-task --robot my-robot --limits limits.toml --slow 0.25
+
+    Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
+    on. Space, q or Ctrl-C stop the robot; s and f say that an episode succeeded or failed. Each episode is recorded.
+    """
+
+    run_folder: Annotated[Path | None, Positional, arg(metavar="RUN")] = None
+    """A run folder, or one checkpoint in it; not needed with --server."""
+    robot: Annotated[str, arg(metavar="NAME")] = ""
+    """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
+    option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Options of the robot, as task=tabletop-height realtime=false."""
+    limits: Annotated[Path | None, option("FILE")] = None
+    """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
+    server: Annotated[str | None, option("URL")] = None
+    """Get plans from `prism serve` at this address, instead of computing them here."""
+    episodes: int = 1
+    """How many."""
+    seconds: Annotated[float | None, option("S")] = None
+    """Length of an episode at most. Default: the robot's own."""
+    slow: Annotated[float, arg(metavar="FACTOR")] = 1.0
+    """Move at this share of the speed: 0.25 for the first time."""
+    dry_run: bool = False
+    """Read the sensors, plan and limit, and send nothing."""
+    resize: bool = False
+    """Bring the robot's pictures to the size that the policy was trained with."""
+    backend: Annotated[str, arg(metavar="NAME")] = "eager"
+    """What computes the policy here: eager, compile, onnx, onnx-int8."""
+    first_seed: int = 100_000
+    """Of the first episode: of the policy's random numbers, and of a twin's scene."""
+    out: Annotated[Path | None, option("FOLDER")] = None
+    """Where the episodes are recorded; they are added to those that are there. Default: RUN/robot."""
+    json: OutputFile = None
+    """Write what was measured to this file too."""
+
+    def __post_init__(self) -> None:
+        if not self.robot:
+            raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
+        if (self.run_folder is None) == (self.server is None):
+            raise PrismError("give a run folder or --server URL, one of them")
+        if self.episodes < 1 or not 0 < self.slow <= 1 or (self.seconds is not None and self.seconds <= 0):
+            raise PrismError(
+                f"--episodes {self.episodes}, --slow {self.slow:g}, --seconds {self.seconds}: use at least 1, a value "
+                "in (0, 1], and more than 0"
+            )
+
+    def run(self) -> None:
+        need_client("prism run")
+        from prism_client import Executor
+
+        from prism.robots.base import make_robot
+        from prism.robots.limits import read_limits
+        from prism.robots.loop import KEYS, Keys, PolicyCommander, check_fit, demonstrated_range
+        from prism.robots.recording import Recording
+        from prism.robots.safety import Guard
+
+        if self.json is not None and self.json.exists():
+            raise PrismError(f"{self.json} exists already: remove it, or choose another name")
+        robot = make_robot(self.robot, self.option)
+        own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
+        limits = own.slowed(self.slow)
+        with self._planner(robot) as planner:
+            sizes = check_fit(robot, planner.info, self.resize)
+            recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
+            announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
+            needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
+            guard = Guard(robot, limits, needs, demonstrated_range(planner.info), self.dry_run)
+            executor = Executor(
+                planner,
+                asynchronous=robot.realtime,
+                patience=0.4 / robot.rate,
+                blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
+                clock=robot.now,
+                hook=(lambda _: "slow") if self.slow < 1 else None,
+                slow_factor=self.slow,
+            )
+            robot.connect()
+            try:
+                with Keys() as keys, _steady(robot):
+                    self._episodes(guard, PolicyCommander(executor, sizes), keys, recording)
+            finally:
+                guard.close()
+
+    def _out(self, robot: Robot) -> Path:
+        if self.out is not None:
+            return self.out
+        return Path("recordings") / robot.name if self.run_folder is None else self.run_folder / "robot"
+
+    @contextmanager
+    def _planner(self, robot: Robot) -> Iterator[Planner]:
+        if self.server is not None:
+            from prism_client import RemotePlanner
+
+            remote = RemotePlanner(self.server)
+            try:
+                yield remote
+            finally:
+                remote.close()
+            return
+        from prism.runs.run import Run as Trained
+        from prism.serve.backends import check_backend, load_backend
+        from prism.serve.lanes import LocalPlanner
+        from prism.serve.tokens import warm_up
+
+        check_backend(self.backend)
+        assert self.run_folder is not None
+        trained = Trained(self.run_folder)
+        controller = trained.controller(seed=self.first_seed)
+        frames = trained.example_frames() if self.backend == "onnx-int8" else ()
+        backend, _ = load_backend(self.backend, controller.policy, frames)
+        warm_up(backend, controller.config.candidates)
+        local = LocalPlanner(controller, backend)
+        try:
+            yield local
+        finally:
+            local.close()
+
+    def _episodes(self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None) -> None:
+        from prism.robots.loop import ask_success, drive
+        from prism.robots.recording import Trace
+
+        robot, seconds = guard.robot, self.seconds or guard.robot.episode_seconds / self.slow
+        rows: list[dict[str, Any]] = []
+        for number in range(self.episodes):
+            seed, trace = self.first_seed + number, Trace(robot)
+            try:
+                end = drive(guard, commander, seed, seconds, keys, trace)
+            except KeyboardInterrupt:
+                guard.stop("by the operator")
+                self._keep(recording, trace, {"stopped": "by the operator", "seed": seed, "success": None})
+                raise
+            success = end.success
+            if success is None and not end.stopped and not self.dry_run:
+                success = ask_success(keys)
+            row = {
+                "seed": seed,
+                "success": success,
+                "stopped": end.stopped,
+                "commands": len(trace),
+                "late": trace.late(),
+                "limited": guard.changed,
+                "plans": commander.executor.stats.summary(),
+            }
+            rows.append(row)
+            self._keep(recording, trace, row)
+            said = {True: "success", False: "failure", None: "not judged"}[success]
+            print(
+                f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {len(trace)} commands, "
+                f"{row['late']} late, {guard.changed} limited" + (f"; stopped: {end.stopped}" if end.stopped else "")
+            )
+            if end.by_operator:
+                raise KeyboardInterrupt
+            if end.stopped and not robot.is_twin:
+                raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
+        self._summarise(rows, robot, recording)
+
+    def _keep(self, recording: Recording | None, trace: Any, row: dict[str, Any]) -> None:
+        if recording is None or len(trace) < 2:
+            return
+        episode, _ = trace.episode()
+        made_by = {"by": "prism run", "run": str(self.run_folder or self.server), "robot": trace.robot.name}
+        told = {"commanded_by": trace.commanded_by(), "changed": trace.why}
+        times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
+        recording.add(episode, {**made_by, **row, **told, **times})
+
+    def _summarise(self, rows: list[dict[str, Any]], robot: Robot, recording: Recording | None) -> None:
+        from prism.rollout.results import write_json
+
+        judged = [row["success"] for row in rows if row["success"] is not None]
+        commands = sum(row["commands"] for row in rows)
+        late = sum(row["late"] for row in rows) / max(commands, 1)
+        rate = f"{sum(judged)} of {len(judged)} succeeded, " if judged else ""
+        where = f"; recorded in {recording.path}" if recording is not None else "; nothing was sent or recorded"
+        print(f"{rate}{commands} commands, {late:.2%} late{where}")
+        if self.json is not None:
+            success = sum(judged) / len(judged) if judged else None
+            write_json(self.json, {"robot": robot.name, "success": success, "late_share": late, "episodes": rows})
+
+
+def _task(robot: Robot) -> str:
+    return str(getattr(robot, "task", robot.name))
+
+
+def need_client(command: str) -> None:
+    from prism.errors import need
+
+    need("prism_client", "serve", command)
+
+
+def announce(robot: Robot, limits: Limits, keys: str) -> None:
+    """What will be driven, within which limits, and how to stop it."""
+    space = robot.actions
+    names = tuple(space.name(i) for i in range(space.dim))
+    print(f"{robot.name}: {robot.rate:g} commands a second ({space.spec.kind}); limits, always on:")
+    for line in limits.describe(names, space.units):
+        print(f"  {line}")
+    print(keys)
+
+
+@contextmanager
+def _steady(robot: Robot) -> Iterator[None]:
+    """Around a loop in real time: no pauses of Python's making."""
+    if not robot.realtime:
+        yield
+        return
+    from prism.serve.lanes import steady
+
+    with steady(realtime=True):
+        yield

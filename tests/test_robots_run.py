@@ -1,0 +1,293 @@
+"""prism record and prism run on the twin, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+pytest.importorskip("prism_client")
+
+from prism.cli import main
+from prism.data import open_dataset
+from prism.data.formats.store import RecordingSource
+from prism.errors import PrismError
+from prism.robots.base import ROBOTS, Robot, make_robot
+from prism.robots.loop import Keys, check_fit, drive
+from prism.robots.recording import Recording, Trace
+from prism.robots.safety import Guard, Seen
+from prism.runs.run import Run
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+
+TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("robots") / "insert"
+    assert main(["record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "3"]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def trained(recorded: Path) -> Path:
+    run = recorded.parent / "run"
+    small = ("--set", "policy.obs_horizon=2", "policy.pred_horizon=8", "controller.exec_horizon=4")
+    assert main(["train", str(recorded), "--steps", "4", "--out", str(run), *small]) == 0
+    return run
+
+
+def test_a_recording_is_what_the_task_shows(recorded: Path) -> None:
+    """Streams of 40 and 10 a second, brought to one rate, are the observations of the simulated task."""
+    from prism.sims.collect import demonstrate
+    from prism.sims.tasks import make_env, make_expert
+
+    env = make_env("tabletop-insert-left")
+    source = open_dataset(recorded)
+    assert source.fps == 10
+    assert action_spec_of(source) == ActionSpec(("x", "y", "z", "gripper"), (), "ur5e", "delta")
+    expert = make_expert("tabletop-insert-left", env)
+    for number, said in enumerate(RecordingSource(recorded).provenances):
+        attempt = demonstrate(env, expert, said["seed"])
+        episode = source.read(number)
+        assert np.array_equal(episode.actions, attempt.actions)
+        for name, values in attempt.streams.items():
+            assert np.allclose(episode.streams[name], values, atol=1e-5), name
+        assert said["commanded_by"] == [["script", len(attempt.actions)]]
+        assert said["success"] is True
+
+
+def test_the_same_command_adds_episodes(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "more"
+    for _ in range(2):
+        assert main(["record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "1"]) == 0
+    assert [said["seed"] for said in RecordingSource(path).provenances] == [0, 1]
+    other = ("--robot", "ur5e-twin", "--option", "realtime=false", "task=tabletop-rattle")
+    assert main(["record", str(path), *other, "--teleop", "scripted", "--episodes", "1"]) == 2
+    assert len(open_dataset(path).lengths) == 2
+
+
+def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    words = [sys.executable, "-m", "prism.cli", "record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "500"]
+    there = 0
+    for more in (1, 2, 5):
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        said = 0
+        for line in process.stdout:
+            said += line.startswith("episode ")
+            if said == more:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        source = RecordingSource(path)
+        assert len(source.lengths) >= there + said, "an episode that was said to be recorded is gone"
+        for episode in range(len(source.lengths)):
+            assert source.read(episode).length == source.lengths[episode]
+        there = len(source.lengths)
+    seeds = [said["seed"] for said in RecordingSource(path).provenances]
+    assert seeds == sorted(set(seeds))
+
+
+def test_training_knows_the_kind_of_what_was_recorded(trained: Path) -> None:
+    selection = Run(trained).experiment.controller.selection
+    assert selection.action_kind == "delta"
+    assert selection.grippers == (3,)
+    assert Run(trained).spec.action.kind == "delta"
+
+
+def test_run_drives_and_records(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sent = []
+    for name in ("a", "b"):
+        words = ["--episodes", "2", "--seconds", "1", "--out", str(tmp_path / name)]
+        assert main(["run", str(trained), *TWIN, *words, "--json", str(tmp_path / f"{name}.json")]) == 0
+        source = RecordingSource(tmp_path / name)
+        assert source.lengths.tolist() == [10, 10]
+        assert source.provenances[0]["commanded_by"] == [["policy", 10]]
+        assert source.provenances[0]["success"] is False
+        sent.append(source.read(1).actions)
+    assert np.array_equal(*sent), "as fast as it can be computed, a run repeats itself"
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert told["success"] == 0
+    assert told["episodes"][0]["commands"] == 10
+    shown = capsys.readouterr().out
+    assert "z: 0.02 to 0.42 m, 0.3 m/s, 6 m/s2" in shown
+    assert "force: 45 N ('tactile')" in shown
+
+
+def test_a_limits_file_holds_for_the_policy(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "limits.toml"
+    file.write_text("speed = [0.03, 0.03, 0.03, 1000]")
+    words = ["--limits", str(file), "--seconds", "1.5", "--out", str(tmp_path / "out")]
+    assert main(["run", str(trained), *TWIN, *words]) == 0
+    assert np.abs(RecordingSource(tmp_path / "out").read(0).actions[:, :3]).max() <= 0.1 + 1e-6
+    file.write_text("speed = [3.0, 0.03, 0.03, 1000]")
+    assert main(["run", str(trained), *TWIN, *words]) == 2
+
+
+def test_a_dry_run_sends_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: list[Robot] = []
+
+    def make(**options: str) -> Robot:
+        made.append(make_robot("ur5e-twin", ["realtime=false"]))
+        made[0].send = pytest.fail  # type: ignore[method-assign,assignment]
+        return made[0]
+
+    monkeypatch.setitem(ROBOTS._rows, "deaf", make)
+    out = tmp_path / "out"
+    assert main(["run", str(trained), "--robot", "deaf", "--dry-run", "--seconds", "2", "--out", str(out)]) == 0
+    assert not out.exists()
+
+
+class Crashes:
+    who = "policy"
+
+    def start(self, seed: int) -> None:
+        self.steps = 0
+
+    def act(self, seen: Seen, keys: str) -> Any:
+        self.steps += 1
+        if self.steps > 5:
+            raise ZeroDivisionError("the network is gone")
+        return np.array([0.3, 0.0, 0.0, 1.0])
+
+
+def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.connect()
+    guard, trace = Guard(robot, robot.limits), Trace(robot)
+    with open(os.devnull) as nothing, Keys(nothing) as keys:
+        end = drive(guard, Crashes(), 0, 3.0, keys, trace)
+    assert end.stopped == "policy: ZeroDivisionError: the network is gone"
+    assert len(trace) == 5
+    with pytest.raises(PrismError):
+        robot.send(np.zeros(4, np.float32))
+    recording = Recording(tmp_path / "x", robot, "t")
+    recording.add(trace.episode()[0], {"seed": 0})
+    assert open_dataset(tmp_path / "x").lengths.tolist() == [5], "what was recorded before is there"
+
+
+def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [
+        sys.executable,
+        "-m",
+        "prism.cli",
+        "run",
+        str(trained),
+        "--robot",
+        "ur5e-twin",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    slowly = ("--seconds", "300", "--episodes", "3", "--limits", str(tmp_path / "limits.json"))
+    (tmp_path / "limits.json").write_text(json.dumps({"watchdog": 10.0, "speed": [0.001, 0.001, 0.001, 1000]}))
+    process = subprocess.Popen(
+        [*words, *slowly], stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    os.close(theirs)
+    try:
+        assert process.stdout is not None
+        while "space or q" not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(3.0)
+        os.write(ours, b" ")
+        rest, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        os.close(ours)
+    assert process.returncode == 130, error
+    assert "stopped: by the operator" in rest
+    (said,) = RecordingSource(tmp_path / "o").provenances
+    assert said["stopped"] == "by the operator"
+
+
+# ------------------------------------------------------------------ refused before anything moves
+
+INFO: dict[str, Any] = {
+    "sensors": [
+        {"name": "proprio", "kind": "vector", "shape": [4]},
+        {"name": "eye", "kind": "rgb", "shape": [24, 32, 3]},
+    ],
+    "needs": ["proprio"],
+    "action_dim": 4,
+    "action_kind": "delta",
+    "fps": 10.0,
+}
+
+
+def robot_with_eye(size: tuple[int, int]) -> Robot:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.sensors = (*robot.sensors, SensorSpec("eye", "rgb", (*size, 3)))
+    return robot
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"action_dim": 7}, "7 numbers an action, robot 'ur5e-twin' takes 4"),
+        ({"action_kind": "absolute"}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
+        ({"action": {"kind": "velocity"}}, "'velocity', robot"),
+        ({"action": {"names": ["a", "b", "c", "d"]}}, "another robot"),
+        ({"fps": 30.0}, "trained at 30 steps a second"),
+        ({"sensors": [{"name": "rgb_wrist", "kind": "rgb", "shape": [8, 8, 3]}], "needs": ["rgb_wrist"]}, "no sensor"),
+        ({"sensors": [{"name": "proprio", "kind": "vector", "shape": [5]}]}, "needs shape"),
+        ({"sensors": [{"name": "proprio", "kind": "audio", "shape": [4]}]}, "is audio"),
+        ({"sensors": [{"name": "eye", "kind": "rgb", "shape": [12, 16, 3]}]}, "pass --resize"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    robot = robot_with_eye((24, 32))
+    assert check_fit(robot, INFO) == {}
+    with pytest.raises(PrismError, match=words):
+        check_fit(robot, {**INFO, **change})
+
+
+def test_pictures_are_resized_when_asked() -> None:
+    sizes = check_fit(robot_with_eye((48, 64)), INFO, resize=True)
+    assert sizes["eye"].shape == (24, 32, 3)
+    from prism.data.pictures import shrunk
+
+    assert shrunk(np.zeros((1, 48, 64, 3), np.uint8), sizes["eye"]).shape == (1, 24, 32, 3)
+
+
+def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = {
+        ("run", str(trained), "--robot", "ur6"): "unknown robot 'ur6'",
+        ("run", str(trained)): "--robot NAME is missing",
+        ("run", "--robot", "ur5e-twin"): "give a run folder or --server URL",
+        ("run", str(tmp_path), "--robot", "ur5e-twin"): "is not a run of `prism train`",
+        ("run", str(trained), "--robot", "ur5e-twin", "--option", "task=tabletop-height"): "needs shape (3,)",
+        ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
+        ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",
+        ("record", str(tmp_path / "x"), "--robot", "ur6"): "unknown robot 'ur6'",
+        ("record", str(tmp_path / "x"), *TWIN, "--teleop", "keyboard"): "needs a terminal",
+    }
+    for words, said in cases.items():
+        assert main(list(words)) == 2, words
+        error = capsys.readouterr().err
+        assert said in error
+        assert len(error.strip().splitlines()) == 1
+
+
+def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.rate = 20.0
+    with pytest.raises(PrismError, match="another task, rate"):
+        Recording(recorded, robot, "tabletop-insert-left")
+    robot.rate = 10.0
+    robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
+    with pytest.raises(PrismError, match="another task, rate"):
+        Recording(recorded, robot, "tabletop-insert-left")
