@@ -24,7 +24,7 @@ from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import RTCInferenceEngine, supports_rtc_inference
 from lerobot.utils.feature_utils import hw_to_dataset_features
 from lerobot.utils.import_utils import register_third_party_plugins
-from prism.data.formats.lerobot_writer import LeRobotWriter
+from prism.data.formats.lerobot_writer import LeRobotWriter, ordinary_scheduling
 from prism.errors import PrismError
 from prism.runs.run import Run
 from prism.runs.share import write_lerobot
@@ -83,6 +83,13 @@ def record(path: Path, cameras: dict[str, tuple[int, int, int]], steps: int = 30
         }
     dataset = LeRobotDataset.create(f"prism/{path.name}", 10, features, root=path, robot_type="so101")
     rng = np.random.default_rng(0)
+    with ordinary_scheduling():  # LeRobot's AV1 encoder would leave this process, and what it starts, real-time
+        fill(dataset, cameras, steps, rng)
+        dataset.finalize()
+    return path
+
+
+def fill(dataset: LeRobotDataset, cameras: dict[str, tuple[int, int, int]], steps: int, rng: Any) -> None:
     for _ in range(2):
         state = np.cumsum(rng.normal(0, 1, (steps + 1, 3)), axis=0).astype(np.float32)
         for step in range(steps):
@@ -92,8 +99,6 @@ def record(path: Path, cameras: dict[str, tuple[int, int, int]], steps: int = 30
                 frame[f"observation.images.{name}"] = rng.integers(0, high, shape, dtype=kind)
             dataset.add_frame(frame)
         dataset.save_episode()
-    dataset.finalize()
-    return path
 
 
 @pytest.fixture(scope="module")
