@@ -126,14 +126,14 @@ A policy of PRISM: real-time imitation learning from several senses, one pass a 
 | --- | --- | --- | --- |
 {sensors}
 
-Any of them may be missing. It answers with {horizon} actions of {dims} at {fps:g} Hz{robot}, and draws {candidates}
-alternatives at a time (rule of selection: {rule}).
+A sensor that is missing counts as absent. It answers with {horizon} actions of {dims} at {fps:g} Hz{robot}, and draws
+{candidates} alternatives at a time (rule of selection: {rule}).
 
 - Training data: {data}.
 - {result}
 - Trained with: {trained}.
 
-    prism serve hf://{name}
+    prism serve {address}
     lerobot-rollout --policy.path={name} --inference.type=rtc ...      (pip install lerobot_policy_prism)
 """
 
@@ -152,9 +152,15 @@ def model_card(run: Run, keys: dict[str, str], license_: str, name: str) -> str:
         train = experiment.train
         budget = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps} steps"
         trained = f"`prism train {experiment.name}`, {budget}, batch {train.batch_size}, seed {train.seed}"
+    elif (beside := run.weights() / "train_config.json").is_file():  # lerobot-train wrote it
+        theirs = files.read_json(beside)
+        data = str((theirs.get("dataset") or {}).get("repo_id", data))
+        budget = f"{theirs.get('steps')} steps, batch {theirs.get('batch_size')}, seed {theirs.get('seed')}"
+        trained = f"`lerobot-train --policy.type=prism`, {budget}"
     return _CARD.format(
         license=license_,
         name=name,
+        address=f"hf://{name}" if "/" in name else name,
         size=sum(p.numel() for p in run.policy().parameters()) / 1e6,
         sensors="\n".join(rows),
         horizon=spec.pred_horizon,
