@@ -21,7 +21,7 @@ pytest.importorskip("prism_client")
 
 from prism.cli import main
 from prism.data import open_dataset
-from prism.data.formats.store import RecordingSource
+from prism.data.formats.recording import RecordingSource
 from prism.errors import PrismError
 from prism.robots.base import ROBOTS, Robot, make_robot
 from prism.robots.loop import Keys, check_fit, drive

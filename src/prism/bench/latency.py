@@ -27,6 +27,7 @@ from prism.methods.table import build_policy
 from prism.rollout.results import run_info
 from prism.runs.run import Run
 from prism.sensors import SensorSpec
+from prism.training.loop import limited_threads
 from prism.types import Observation
 
 if TYPE_CHECKING:
@@ -156,16 +157,12 @@ def run(config: Latency, console: Console) -> dict[str, Any]:
     """Keys: ratio.<way>, ratio_with_encoders.<way> at the first horizons (all under horizons.<To>x<Tp>)."""
     if config.run_folder is not None:
         return run_of(config, config.run_folder, console)
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        each = {}
+    each = {}
+    with limited_threads(config.threads):
         for obs_horizon, pred_horizon in HORIZONS:
             console.print(f"measuring To = {obs_horizon}, Tp = {pred_horizon}", highlight=False)
             with console.status("taking turns"):
                 each[f"{obs_horizon}x{pred_horizon}"] = _measure(config, obs_horizon, pred_horizon)
-    finally:
-        torch.set_num_threads(before)
     first = next(iter(each.values()))
     return {
         "ratio": first["ratio"],
@@ -224,16 +221,11 @@ def run_of(config: Latency, folder: Path, console: Console) -> dict[str, Any]:
     if not isinstance(policy, ContextPolicy):
         raise PrismError(f"{folder}: method '{policy.spec.method}' has no context to plan from")
     window = observation(policy.spec.sensors, policy.spec.obs_horizon, np.random.default_rng(config.seed))
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.threads)
-    try:
-        with torch.inference_mode(), console.status(f"measuring {run.name}"):
-            bench, way = Bench({"run": policy}, window, policy.encoder(window)), Way("policy", "run")
-            calls = {"plan": bench.planner(way, candidates), "encoders": bench.encoder()}
-            calls["policy"] = bench.sampler(way, candidates)
-            times = interleave(calls, np.random.default_rng(config.seed), config.seconds, MIN_ROUNDS)
-    finally:
-        torch.set_num_threads(before)
+    with limited_threads(config.threads), torch.inference_mode(), console.status(f"measuring {run.name}"):
+        bench, way = Bench({"run": policy}, window, policy.encoder(window)), Way("policy", "run")
+        calls = {"plan": bench.planner(way, candidates), "encoders": bench.encoder()}
+        calls["policy"] = bench.sampler(way, candidates)
+        times = interleave(calls, np.random.default_rng(config.seed), config.seconds, MIN_ROUNDS)
     return {
         "run": run.name,
         "method": policy.spec.method,

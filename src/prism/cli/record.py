@@ -138,7 +138,7 @@ def _report(recording: Recording) -> None:
     """Lengths, rates, gaps and constant dimensions of all that is there: as prism data inspect."""
     from rich.console import Console
 
-    from prism.data.formats.store import RecordingSource
+    from prism.data.formats.recording import RecordingSource
     from prism.data.inspect import print_summary, summarise
 
     source = RecordingSource(recording.path)

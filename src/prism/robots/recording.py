@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from prism.data.align import AlignConfig, Gaps, Timed, align, camera_clock, nearest
 from prism.data.episodes import Episode
-from prism.data.formats.store import EPISODE, RecordingSource, is_recording, is_store
+from prism.data.formats.recording import EPISODE, RecordingSource, is_recording
+from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.robots.base import Array, Robot

@@ -81,7 +81,7 @@ def train(
     with ExitStack() as stack:
         order, data, resume = stack.enter_context(start.open_run(policy, windows_train, config, run_dir, resume))
         stop = stack.enter_context(StopRequest())
-        stack.enter_context(_threads(config.threads))
+        stack.enter_context(limited_threads(config.threads))
         learner = Learner(policy, config)
         keeper = _Keeper(learner, windows_val, run_dir, data, stop, until)
         notes = keeper.resume(resume)
@@ -292,7 +292,8 @@ class StopRequest:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def limited_threads(count: int) -> Iterator[None]:
+    """Threads of PyTorch's arithmetic; 0: as they are."""
     before = torch.get_num_threads()
     if count:
         torch.set_num_threads(count)

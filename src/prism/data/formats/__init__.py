@@ -12,9 +12,10 @@ from pathlib import Path
 from prism.data.episodes import EpisodeSource
 from prism.data.formats.calvin import CalvinSource, is_calvin
 from prism.data.formats.lerobot import LeRobotSource, is_lerobot
+from prism.data.formats.recording import RecordingSource, is_recording
 from prism.data.formats.robomimic import RobomimicSource, is_robomimic
 from prism.data.formats.rosbag import RosbagSource, is_rosbag
-from prism.data.formats.store import RecordingSource, StoreSource, is_recording, is_store
+from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import Entry
 from prism.data.formats.zarr_format import ZarrSource, is_zarr
 
