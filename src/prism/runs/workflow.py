@@ -26,7 +26,7 @@ from prism.methods import METHODS
 from prism.methods.table import build_policy
 from prism.methods.unet import Student
 from prism.normalize import Normalizer, compute_statistics
-from prism.policy import Policy
+from prism.policy import Policy, PolicySpec
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EvaluationResult, write_json
 from prism.runs.demonstrations import open_demonstrations, split_originals
@@ -248,7 +248,7 @@ def train_experiment(
     mirrored = f" ({len(taken)} and their mirror images)" if copies > 1 else ""
     size = f"{len(windows)} windows, {sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on}"
     told = f"{len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, {size}"
-    console.print(f"{title}: {told} -> {run}", highlight=False, soft_wrap=True)
+    console.print(f"{title}: {told} -> {run}\n{_in_and_out(spec, experiment)}", highlight=False, soft_wrap=True)
     with ranks.share_errors():
         if leader:
             run.mkdir(parents=True, exist_ok=True)
@@ -264,6 +264,15 @@ def train_experiment(
                 look(fraction, result)
         resume = True
     return stretch(resume=resume, until=until)
+
+
+def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:
+    """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
+    absolute = experiment.controller.selection.action_kind == "absolute"
+    kind = "absolute (each names a pose)" if absolute else "delta (each is a change of pose)"
+    other = "delta" if absolute else "absolute"
+    wrong = "" if experiment.task else f"; if not: --set controller.selection.action_kind={other}"
+    return f"  sensors: {', '.join(s.name for s in spec.sensors)}; {spec.action_dim} actions, {kind}{wrong}"
 
 
 def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
