@@ -107,6 +107,8 @@ def test_a_plan_is_entered_at_the_row_that_is_due_and_a_late_one_after_a_hold(tr
                 settle(executor, lambda: transport == "local" or executor.planner._sending)  # type: ignore[attr-defined]
         assert actions == [0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]
         assert executor.stats.held == 4
+        assert "held=4" in str(executor.stats)
+        assert "deque" not in str(executor.stats)  # a line, to be printed
         backend.gate.set()
         settle(executor, lambda: executor._asked is None)
         assert first(executor.act(see(12))) == 404  # four of its rows were executed from the old one

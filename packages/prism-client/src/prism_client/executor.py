@@ -62,9 +62,9 @@ class Stats:
     absent: tuple[str, ...] = ()  # sensors that the planner does not have, or does not believe, now
     absent_steps: dict[str, int] = field(default_factory=dict)  # by sensor: how many steps it was absent
     error: str = ""  # of the last request that failed, or why nothing comes
-    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan, from its request
-    plan_age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every action
-    skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))  # of every plan: actions that were past
+    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every plan
+    plan_age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every action
+    skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every plan: past ones
 
     def summary(self) -> dict[str, Any]:
         ages, latencies = np.array(self.plan_age_ms or [0.0]), np.array(self.latency_ms or [0.0])
