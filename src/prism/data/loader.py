@@ -21,7 +21,7 @@ from prism.data.episodes import IntArray
 from prism.data.windows import Blocks, LazyStreams, Windows
 from prism.distributed.ranks import RankShare
 from prism.errors import PrismError
-from prism.io.processes import end_with_parent, leave_signals_to_parent
+from prism.io.processes import WORKERS, end_with_parent, leave_signals_to_parent
 from prism.types import Batch
 
 
@@ -144,11 +144,7 @@ class Loader:
         if not windows.lazy_sensors:
             return
         if workers:
-            import multiprocessing
-
-            # Not "fork": this process has threads of torch and zarr, whose locks a fork would copy.
-            context = multiprocessing.get_context("spawn")
-            self._pools = [ProcessPoolExecutor(1, context, _start_worker, (windows,)) for _ in range(workers)]
+            self._pools = [ProcessPoolExecutor(1, WORKERS, _start_worker, (windows,)) for _ in range(workers)]
         else:
             self._thread = threading.Thread(target=self._fill, args=(start_step,), daemon=True, name="prism-loader")
             self._thread.start()

@@ -8,6 +8,28 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing.context import SpawnContext, SpawnProcess
+
+
+class _Worker(SpawnProcess):
+    def start(self) -> None:
+        main = sys.modules["__main__"]
+        script = main.__dict__.pop("__file__", None) if main.__spec__ is None else None
+        try:
+            super().start()
+        finally:
+            if script is not None:
+                main.__file__ = script
+
+
+class _Workers(SpawnContext):
+    """Starts processes that do not run the user's script again: without `if __name__ == "__main__":` they would train
+    anew. A fork would copy the locks of torch and zarr, and GL's state, half-way through."""
+
+    Process = _Worker
+
+
+WORKERS = _Workers()
 
 
 def end_with_parent() -> None:

@@ -7,7 +7,6 @@ and the caller learns of it. A job that keeps dying is given up, alone: the othe
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, Self, TypeVar
 
 from prism.errors import PrismError
+from prism.io.processes import WORKERS
 
 HOPELESS = 2  # jobs given up before any was done: it is not the jobs
 LOSSES = 10  # nodes that a job may lose beside its crashes; workers in a row that may fail to start
@@ -179,9 +179,8 @@ class WorkerPool(Pool[Job, Result]):
 
 
 def _start(setup: Callable[[], Callable[[Job], Result]]) -> _Slot:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, setup), daemon=True)
+    ours, theirs = WORKERS.Pipe()
+    process = WORKERS.Process(target=_work, args=(theirs, setup), daemon=True)
     saved = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))  # read by the child when it imports numpy
     try:

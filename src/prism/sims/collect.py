@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import multiprocessing
 import os
 import signal
 from collections import deque
@@ -29,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.io.processes import end_with_parent
+from prism.io.processes import WORKERS, end_with_parent
 from prism.sensors import SensorSpec
 from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import TASKS, make_env, make_expert
@@ -108,8 +107,7 @@ def _attempts(task: str, seeds: range, workers: int, noise: float, failures: boo
         finally:
             env.close()
         return
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks and GL state half-way through
-    pool = ProcessPoolExecutor(workers, context, _start_worker)
+    pool = ProcessPoolExecutor(workers, WORKERS, _start_worker)
     left, waiting = iter(seeds), deque[Future[Attempt]]()
     try:
         while True:
