@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from prism.errors import PrismError
-from prism.sensors import SensorSpec, decode_text, encode_text
+from prism.io.plugins import Table
+from prism.sensors import Kind, SensorSpec, decode_text, encode_text
 
 SPECS = (
     SensorSpec("proprio", "vector", (15,), limits=(-4.0, 4.0)),
@@ -47,6 +48,7 @@ def test_specs_from_before_a_key_existed_are_read() -> None:
         ("vector", (3,), {"max_age": float("nan")}, "max_age"),
         ("depth", (8, 8), {"clip": (2.0, 1.0)}, "clip"),
         ("depth", (8, 8, 1), {}, "a depth image has shape"),
+        ("rgb", (8, 8, 4), {}, r"an RGB image has shape \(H, W, 3\)"),
         ("audio", (8,), {}, "sample_rate"),
     ],
 )
@@ -55,6 +57,14 @@ def test_impossible_specs_name_the_sensor_and_the_key(
 ) -> None:
     with pytest.raises(PrismError, match=f"sensor 'it'.*{message}"):
         SensorSpec("it", kind, shape, **changes)
+
+
+def test_a_number_in_the_shape_of_a_kind_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = Table("prism.sensors", "kind of sensor", {"imu": Kind("a burst of an IMU", ("S", "6"))})
+    monkeypatch.setattr("prism.sensors.KINDS", kinds)
+    assert SensorSpec("it", "imu", (10, 6)).shape == (10, 6)
+    with pytest.raises(PrismError, match=r"a burst of an IMU has shape \(S, 6\), not \(10, 5\)"):
+        SensorSpec("it", "imu", (10, 5))
 
 
 def test_picture_size_is_what_the_network_sees() -> None:

@@ -22,7 +22,7 @@ class Kind:
     """A row of the table of kinds of sensors: what one time step is, and for other packages' kinds what encodes it."""
 
     what: str
-    shape: tuple[str, ...]  # of one time step, in words
+    shape: tuple[str, ...]  # of one time step: a word for each size, or the number if it is fixed
     dtype: str = "float32"
     is_image: bool = False
     encoder: Callable[[SensorSpec, Any], Any] | None = None  # (spec, normalizer) -> encoders.kinds.SensorEncoder
@@ -83,8 +83,10 @@ class SensorSpec:
         if any(n <= 0 for n in self.shape):
             raise PrismError(f"sensor '{self.name}': shape {self.shape} has an empty dimension")
         row = KINDS[self.kind]
-        if len(self.shape) != len(row.shape) or (self.kind == "rgb" and self.shape[2] != 3):
-            needed = f"({', '.join(row.shape)}{',' * (len(row.shape) == 1)})"
+        sizes = [str(size) for size in row.shape]
+        fixed = [(int(size), n) for size, n in zip(sizes, self.shape, strict=False) if size.isdigit()]
+        if len(self.shape) != len(sizes) or any(size != n for size, n in fixed):
+            needed = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
             raise PrismError(f"sensor '{self.name}': {row.what} has shape {needed}, not {self.shape}")
         if (self.kind == "audio") != (self.sample_rate > 0):
             raise PrismError(
