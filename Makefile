@@ -1,5 +1,5 @@
 # make setup   a virtual environment in .venv with everything, for development
-# make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about 12 minutes
+# make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about four minutes
 # make test    lint, type-check, import rules, tests: what CI runs
 # make lerobot LeRobot 0.6.1 with PRISM as its policy, in an environment of its own (Python 3.12): trains, evaluates
 
