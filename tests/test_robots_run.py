@@ -27,7 +27,10 @@ from prism.robots.base import ROBOTS, Robot, make_robot
 from prism.robots.loop import Keys, check_fit, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
+from prism.runs.recipes import own_data
 from prism.runs.run import Run
+from prism.runs.workflow import _with_actions
+from prism.selection import SelectionConfig
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
@@ -291,3 +294,13 @@ def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
     robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
     with pytest.raises(PrismError, match="another task, rate"):
         Recording(recorded, robot, "tabletop-insert-left")
+
+
+def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:
+    experiment = own_data(Path("recorded"))
+    assert _with_actions(experiment, ActionSpec(kind="delta")).controller.selection.action_kind == "delta"
+    asked = replace(
+        experiment, controller=replace(experiment.controller, selection=SelectionConfig(action_kind="delta"))
+    )
+    with pytest.raises(PrismError, match="actions are absolute"):
+        _with_actions(asked, ActionSpec(kind="absolute"))

@@ -296,6 +296,8 @@ def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
     if not selection.grippers and len(action.grippers) not in (0, len(action.names)):
         selection = replace(selection, grippers=action.grippers)
     if action.kind:  # a velocity is a change, too: standing still is 0
+        if (action.kind, selection.action_kind) == ("absolute", "delta"):
+            raise PrismError("the dataset says that its actions are absolute: drop action_kind=delta, or mend the data")
         selection = replace(selection, action_kind="absolute" if action.kind == "absolute" else "delta")
     return replace(experiment, controller=replace(experiment.controller, selection=selection))
 
