@@ -25,6 +25,8 @@ MODULES = {
     "realtime": "realtime",
     "server": "server",
     "sims": "sims",
+    "robots": "robots",
+    "faults": "faults",
     "experts": "experts",
     "size": "size",
     "benchmark": "benchmark",

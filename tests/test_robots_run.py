@@ -130,6 +130,16 @@ def test_run_drives_and_records(trained: Path, tmp_path: Path, capsys: pytest.Ca
     assert "force: 45 N ('tactile')" in shown
 
 
+def test_plans_of_a_server_drive_the_robot(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("websockets")
+    from tests.server_fakes import serving
+
+    with serving(Run(trained).policy(), Run(trained).settings) as server:
+        words = ["--server", f"ws://127.0.0.1:{server.port}", "--seconds", "1", "--out", str(tmp_path / "o")]
+        assert main(["run", *TWIN, *words]) == 0
+    assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]
+
+
 def test_a_limits_file_holds_for_the_policy(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text("speed = [0.03, 0.03, 0.03, 1000]")

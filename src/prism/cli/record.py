@@ -143,6 +143,4 @@ def _report(recording: Recording) -> None:
 
     source = RecordingSource(recording.path)
     print_summary(summarise(source, "prism recording"), Console())
-    print(
-        f"{len(source.lengths)} episodes in {recording.path}; look at them: prism data inspect {recording.path} --page"
-    )
+    print(f"{len(source.lengths)} episodes; look at them: prism data inspect {recording.path} --page page.html")

@@ -31,7 +31,7 @@ from prism.robots.limits import Limits
 
 Vector = NDArray[np.float64]
 _HUGE = 1e12  # of a command: no limit is as wide, and nothing overflows
-_FROZEN = 0.1  # of a position range: commanded travel without any change of the measured pose
+_FROZEN = 0.03  # of a position range: commanded travel without any change of the measured pose
 
 
 class Envelope:

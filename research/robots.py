@@ -1,0 +1,94 @@
+"""`prism run` on the UR5e twin in real time beside `prism eval` of the same policy: success, late commands, limits.
+
+Try:
+    prism train tabletop-insert-left --minutes 2
+    python -m research robots runs/tabletop-insert-left --json robots.json
+
+    run_success    of `prism run RUN --robot ur5e-twin`, its clock real
+    eval_success   of `prism eval RUN`, the same seeds; `agree` is the share of episodes with the same outcome
+    late_share     of the commands: sent after the end of their slot
+    violations     commands that were sent and recorded, and are beyond the speed or the acceleration limit
+    limited        commands that the guard replaced by others
+
+The twin takes 10 commands a second, not the 50 of the paper's robot. Nothing of it was tried on hardware.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from rich.console import Console
+from tyro.conf import Positional, arg
+
+from prism.cli.run import Run as Command
+from prism.data.formats.recording import RecordingSource
+from prism.errors import PrismError
+from prism.robots.base import Robot, make_robot
+from prism.rollout.results import run_info
+from prism.runs.run import EvalOptions, Run
+from research.report import Written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
+    """A run of `prism train` on a task of the tabletop."""
+    episodes: int = 20
+    """How many."""
+    first_seed: int = 100_000
+    """Of the first one."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise PrismError(f"--episodes {self.episodes} is out of range: use 1 or more")
+
+
+def run(config: Config, console: Console) -> dict[str, Any]:
+    trained = Run(config.run_folder)
+    options = (f"task={trained.task(None)}",)
+    played = trained.play(
+        EvalOptions(episodes=config.episodes, first_seed=config.first_seed, workers=1), progress=False
+    )
+    expected = {episode.seed: episode.success for episode in played.episodes}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "episodes"
+        Command(
+            config.run_folder, robot="ur5e-twin", option=options, episodes=config.episodes,
+            first_seed=config.first_seed, out=out,
+        ).run()  # fmt: skip
+        source = RecordingSource(out)
+        robot = make_robot("ur5e-twin", options)
+        violations = sum(beyond(robot, source.read(i).actions) for i in range(len(source.lengths)))
+        rows = source.provenances
+    outcomes = {int(row["seed"]): bool(row["success"]) for row in rows}
+    commands = sum(int(row["commands"]) for row in rows)
+    return {
+        "task": trained.task(None),
+        "run_success": sum(outcomes.values()) / config.episodes,
+        "eval_success": sum(expected.values()) / config.episodes,
+        "agree": sum(outcomes.get(seed, False) == success for seed, success in expected.items()) / config.episodes,
+        "late_share": sum(int(row["late"]) for row in rows) / commands,
+        "violations": violations,
+        "limited": sum(int(row["limited"]) for row in rows),
+        "commands": commands,
+        "episodes": config.episodes,
+        "rate": robot.rate,
+        **run_info(config.first_seed),
+    }
+
+
+def beyond(robot: Robot, actions: np.ndarray[Any, Any]) -> int:
+    """Commands of an episode that move faster, or speed up more, than the robot's limits allow."""
+    speed = actions[:, :3].astype(np.float64) * robot.actions.scales[:3] * robot.rate
+    growth = np.diff(speed, axis=0, prepend=np.zeros((1, 3))) * robot.rate
+    fast = np.abs(speed) > np.array(robot.limits.speed[:3]) + 1e-4
+    return int((fast | (np.abs(growth) > np.array(robot.limits.acceleration[:3]) + 1e-2)).any(1).sum())
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    for key in ("run_success", "eval_success", "agree", "late_share", "violations", "limited", "commands"):
+        console.print(f"{key}: {result[key]:.4g}", highlight=False)

@@ -1,0 +1,50 @@
+"""python -m research faults and robots: the keys they promise, and that their judges can say no."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+pytest.importorskip("prism_client")
+
+from prism.robots.base import make_robot
+from prism.robots.safety import Guard
+from research.__main__ import main
+from research.faults import FAULTS, Faulty
+from research.robots import beyond
+
+
+def test_faults_has_its_keys(tmp_path: Path) -> None:
+    out = tmp_path / "faults.json"
+    assert main(["faults", "--count", str(len(FAULTS)), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["violations"] == 0
+    assert found["injected"] > 0
+    assert found["recovered"] > 0.8
+    assert found["recorded"] == 1
+    assert {"p50", "p99", "max"} == set(found["stopped_in_ms"])
+    assert main(["faults", "--json", str(out)]) == 2, "nothing is overwritten"
+    assert main(["faults", "--count", "0"]) == 2
+
+
+def test_the_judge_of_the_faults_sees_a_violation() -> None:
+    robot = Faulty(make_robot("ur5e-twin", ["realtime=false"]))
+    robot.connect()
+    robot.prepare(0)
+    robot.send(np.array([0.5, 0.0, 0.0, 1.0], np.float32))
+    assert robot.violations == 0
+    robot.wait(robot.now() + 0.1)
+    robot.send(np.array([2.0, 0.0, 0.0, 1.0], np.float32))
+    assert robot.violations == 1
+
+
+def test_what_was_recorded_is_judged_by_the_limits() -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    good = np.array([[0.5, 0.0, 0.0, 1.0], [1.0, -1.0, 0.0, 1.0]], np.float32)
+    assert beyond(robot, good) == 0
+    assert beyond(robot, 3 * good) == 2
+    assert Guard(robot, robot.limits).limits.speed == robot.limits.speed
