@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from prism.data import format_name, open_dataset
 from prism.data.episodes import Episode, check_slice, wanted_sensors
+from prism.data.formats.table import Entry
+from prism.data.inspect import Summary, readable, summarise
 from prism.sensors import SensorSpec
 
 
@@ -50,3 +53,9 @@ def counting_source(lengths: Sequence[int], images: bool = False) -> MemorySourc
             streams["cam"][:, 0, 0, :2] = label.astype(np.uint8)
         episodes.append(Episode(streams, label.copy()))
     return MemorySource(episodes, sensors)
+
+
+def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> Summary:
+    """As `prism data inspect` looks at a dataset."""
+    source, problems = readable(open_dataset(path, fps, entries, skip_damaged=None))
+    return summarise(source, format_name(Path(path)), problems=problems)

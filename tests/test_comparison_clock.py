@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
+from prism.io.jsonconfig import from_json
 from prism.training import checkpoint, loop
 from prism.training.config import TrainConfig
 from prism.training.loop import TrainResult, train
@@ -66,4 +67,4 @@ def test_stopping_on_the_way_changes_nothing(tmp_path: Path) -> None:
 def test_an_unknown_clock_is_refused() -> None:
     with pytest.raises(PrismError, match=r"clock = 'sun'"):
         TrainConfig(steps=1, clock="sun")  # type: ignore[arg-type]
-    assert TrainConfig.from_json(TrainConfig(steps=1, clock="cpu").to_json()).clock == "cpu"
+    assert from_json(TrainConfig, TrainConfig(steps=1, clock="cpu").to_json()).clock == "cpu"

@@ -13,11 +13,10 @@ import pytest
 from prism.data import open_dataset
 from prism.data.convert import convert
 from prism.data.episodes import Episode
-from prism.data.inspect import inspect
 from prism.errors import PrismError
 from prism.report.dataset import write_page
 from prism.sensors import SensorSpec, encode_text
-from tests.data_fakes import MemorySource
+from tests.data_fakes import MemorySource, inspect
 from tests.data_files import LENGTHS, picture, write_calvin, write_robomimic
 
 SENSORS = (

@@ -10,9 +10,9 @@ import pytest
 from prism import cli
 from prism.data import open_dataset, parse_map
 from prism.data.damage import parse_episodes
-from prism.data.inspect import inspect
 from prism.errors import PrismError
 from prism.runs.recipes import recipe
+from tests.data_fakes import inspect
 from tests.data_files import LENGTHS, write_lerobot_v3, write_lerobot_v21, write_robomimic
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n"

@@ -14,11 +14,11 @@ from rich.console import Console
 from prism.data import open_dataset
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
-from prism.data.inspect import duration, inspect, print_summary, size, summarise
+from prism.data.inspect import duration, print_summary, size, summarise
 from prism.errors import PrismError
 from prism.report.dataset import render, write_page
 from prism.sensors import SensorSpec
-from tests.data_fakes import MemorySource, counting_source
+from tests.data_fakes import MemorySource, counting_source, inspect
 from tests.test_data_zarr import arrays, write
 
 

@@ -19,11 +19,11 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from prism.cli.train import Train
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
-from prism.data.inspect import inspect
 from prism.errors import PrismError
 from prism.runs.demonstrations import Demonstrations, open_demonstrations
 from prism.runs.recipes import Experiment
 from prism.sensors import decode_text
+from tests.data_fakes import inspect
 
 STORE = get_typestore(Stores.ROS2_HUMBLE)
 T = STORE.types

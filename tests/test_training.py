@@ -24,6 +24,7 @@ from prism.data.loader import BatchOrder
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.io.files import exclusive
+from prism.io.jsonconfig import from_json
 from prism.policy import LossOutput
 from prism.training import checkpoint, loop
 from prism.training.config import TrainConfig
@@ -380,7 +381,7 @@ def test_config_out_of_range(changes: dict[str, Any], message: str) -> None:
 
 
 def test_config_survives_json() -> None:
-    assert TrainConfig.from_json(json.loads(json.dumps(CONFIG.to_json()))) == CONFIG
+    assert from_json(TrainConfig, json.loads(json.dumps(CONFIG.to_json()))) == CONFIG
 
 
 def test_schedule_warms_up_and_ends_at_zero() -> None:

@@ -146,8 +146,6 @@ class Bench:
         return call
 
     def _configured(self, way: Way) -> tuple[ContextPolicy, ContextConfig]:
-        if way.method not in self.policies:
-            raise PrismError(f"{way.key}: the method '{way.method}' was not built")
         policy = self.policies[way.method]
         changes: dict[str, Any] = dict(way.changes)
         return policy, replace(policy.config, **changes)

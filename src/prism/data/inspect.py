@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.data import format_name, open_dataset
 from prism.data.damage import REMEDY, damaged, whole
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
-from prism.data.formats.table import Entry
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
 
@@ -100,12 +98,6 @@ class Summary:
             "notes": list(self.notes),
             "warnings": list(self.warnings),
         }
-
-
-def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> Summary:
-    """Opens the dataset (which checks it) and looks at all numbers once and at a few frames."""
-    source, problems = readable(open_dataset(path, fps, entries, skip_damaged=None))
-    return summarise(source, format_name(Path(path)), problems=problems)
 
 
 def readable(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:

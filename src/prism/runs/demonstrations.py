@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -25,7 +25,7 @@ from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
 from prism.data.windows import split_episodes
-from prism.errors import PrismError
+from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import compute_statistics
 from prism.sims.tasks import TASKS, make_env
 
@@ -56,19 +56,11 @@ class Demonstrations:
     skip_damaged: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise PrismError(f"demonstrations.kind is '{self.kind}'; use one of {', '.join(get_args(Kind))}")
-        if self.episodes < 1:
-            raise PrismError(f"demonstrations.episodes is {self.episodes}; it must be at least 1")
-        if self.noise < 0:
-            raise PrismError(f"demonstrations.noise is {self.noise}; it must be 0 or more")
-        for name, value in (("fps", self.fps), ("tolerance", self.tolerance)):
-            if value is not None and not value > 0:
-                raise PrismError(f"demonstrations.{name} is {value:g}; it must be a positive number")
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise PrismError(f"demonstrations.fraction is {self.fraction}; it must be in (0, 1]")
-        if self.count is not None and (self.count < 1 or self.fraction is not None):
-            raise PrismError(f"demonstrations.count is {self.count}; it must be 1 or more, and no fraction beside it")
+        check_choices(self, "demonstrations")
+        ranges = {"[1, inf)": "episodes count", "[0, inf)": "noise", "(0, inf)": "fps tolerance", "(0, 1]": "fraction"}
+        check_numbers(self, "demonstrations", ranges)
+        if self.count is not None and self.fraction is not None:
+            raise PrismError("demonstrations.count and demonstrations.fraction both say how much: give one of them")
         if self.kind == "path" and self.path is None:
             raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
 

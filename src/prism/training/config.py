@@ -87,7 +87,3 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         return jsonconfig.to_json(self)
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> TrainConfig:
-        return jsonconfig.from_json(TrainConfig, data, "training config")
