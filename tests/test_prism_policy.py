@@ -232,8 +232,8 @@ def test_spec_round_trip_and_errors() -> None:
     spec = small_config().spec((*VECTORS, CAMERA), ACTION_DIM, 20.0)
     assert PolicySpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     data = json.loads(json.dumps(spec.to_json()))
-    data["config"]["encoder"].pop("rgb")
-    with pytest.raises(PrismError, match=r"config\.encoder: key 'rgb' is missing"):
+    data["config"]["encoder"]["colour"] = "small"
+    with pytest.raises(PrismError, match=r"config\.encoder: unknown key 'colour'"):
         build_policy(PolicySpec.from_json(data))
     data = json.loads(json.dumps(spec.to_json()))
     data["config"]["generator"]["width"] = "wide"

@@ -32,7 +32,7 @@ class Record:
     Keys: s keeps an episode, d discards it, r discards it and begins the same one again, space or q stops the robot.
     """
 
-    out: Annotated[Path, Positional, arg(metavar="FOLDER")]
+    folder: Annotated[Path, Positional, arg(metavar="FOLDER")]
     """The dataset; episodes are added to those that are there."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
     """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
@@ -69,7 +69,7 @@ class Record:
 
         robot = make_robot(self.robot, self.option)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
-        recording = Recording(self.out, robot, str(getattr(robot, "task", robot.name)))
+        recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
         with Keys() as keys:
             if self.teleop == "keyboard" and not keys.is_terminal:
                 raise PrismError("--teleop keyboard needs a terminal: start it in one, or use --teleop scripted")

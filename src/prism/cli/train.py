@@ -120,7 +120,5 @@ class Train(DatasetOptions):
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         again = f"prism train {self.recipe}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
-        there = (
-            f"prism eval {run}" if experiment.task is not None else f"prism report {run} (or prism serve, on a robot)"
-        )
+        there = f"prism eval {run}" if experiment.task is not None else f"prism report {run} (or prism run, on a robot)"
         print(f"next: {again if result.stopped_by else there}")
