@@ -351,5 +351,5 @@ def test_training_takes_the_rate_and_the_tolerance(tmp_path: Path, monkeypatch: 
     for name, bad in (("fps", 0.0), ("tolerance", -1.0)):
         with pytest.raises(PrismError, match=f"--{name} {bad:g} is out of range"):
             Train("pusht", **{name: bad})  # type: ignore[arg-type]
-        with pytest.raises(PrismError, match=rf"demonstrations\.{name} is {bad:g}"):
+        with pytest.raises(PrismError, match=rf"demonstrations\.{name} = {bad:g} is out of range"):
             replace(config, **{name: bad})  # type: ignore[arg-type]

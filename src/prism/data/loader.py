@@ -6,6 +6,7 @@ uninterrupted one would have got.
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
 import threading
 from collections import deque
@@ -21,7 +22,7 @@ from prism.data.episodes import IntArray
 from prism.data.windows import Blocks, LazyStreams, Windows
 from prism.distributed.ranks import RankShare
 from prism.errors import PrismError
-from prism.io.processes import WORKERS, end_with_parent, leave_signals_to_parent
+from prism.io.processes import end_with_parent, leave_signals_to_parent
 from prism.types import Batch
 
 
@@ -144,7 +145,10 @@ class Loader:
         if not windows.lazy_sensors:
             return
         if workers:
-            self._pools = [ProcessPoolExecutor(1, WORKERS, _start_worker, (windows,)) for _ in range(workers)]
+            spawn = multiprocessing.get_context(
+                "spawn"
+            )  # a dataset's class may be in the user's script: it is imported
+            self._pools = [ProcessPoolExecutor(1, spawn, _start_worker, (windows,)) for _ in range(workers)]
         else:
             self._thread = threading.Thread(target=self._fill, args=(start_step,), daemon=True, name="prism-loader")
             self._thread.start()
