@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prism.runs.recipes import Experiment
     from prism.training.loop import TrainResult
 
-Preset = Literal["tiny", "base", "paper"]
+Preset = Literal["tiny", "base", "paper", "fast"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Train(DatasetOptions):
     rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
     teacher: Annotated[Path | None, option("RUN")] = None
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
-    preset: Annotated[Preset | None, option("{tiny,base,paper}")] = None
-    """Size of the network: tiny learns in minutes on CPU, paper is the publication's. Default: the recipe's."""
+    preset: Annotated[Preset | None, option("NAME")] = None
+    """Size of the network: tiny learns in minutes on CPU, base, paper (the publication's), or fast (paper with a query
+    for four actions: a third of the time). Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     skip_damaged: bool = False
