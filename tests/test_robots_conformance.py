@@ -6,12 +6,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from prism.errors import PrismError
 from prism.robots.base import ROBOTS, STOP_SECONDS, Reading, Robot, make_robot
+from tests.fakes.driven import DRIVEN
 
 pytest.importorskip("mujoco")
 FAST = ("realtime=false",)
@@ -26,13 +29,15 @@ def make(name: str) -> Robot:
     return make_robot(name.partition(" ")[0], ALL[name])
 
 
-@pytest.fixture(params=ALL)
-def robot(request: pytest.FixtureRequest) -> Iterator[Robot]:
-    found = make(request.param)
-    found.connect()
-    found.prepare(3)
-    yield found
-    found.close()
+@pytest.fixture(params=[*ALL, *DRIVEN])
+def robot(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Robot]:
+    with ExitStack() as stack:
+        driven = DRIVEN.get(request.param)
+        found = stack.enter_context(driven(tmp_path, monkeypatch)) if driven else make(request.param)
+        stack.callback(found.close)
+        found.connect()
+        found.prepare(3)
+        yield found
 
 
 def still(robot: Robot) -> np.ndarray:

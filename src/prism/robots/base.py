@@ -23,6 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -168,7 +169,13 @@ ROBOTS: Table[Callable[..., Robot]] = Table(
 
 
 def make_robot(name: str, options: Sequence[str] = ()) -> Robot:
-    """By its name in the table; options are KEY=VALUE."""
+    """By its name in the table, or by its file (drivers/composed.py); options are KEY=VALUE."""
+    if name.endswith((".toml", ".json")):
+        from prism.robots.drivers.composed import robot_from_file
+
+        if options:
+            raise PrismError(f"--option {options[0]}: a robot of a file has none; write it into {name}")
+        return robot_from_file(Path(name))
     make = ROBOTS[name]
     known = list(inspect.signature(make).parameters)
     given = {}

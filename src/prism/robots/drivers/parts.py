@@ -1,0 +1,184 @@
+"""A part of a robot: one device that is commanded, or read, or both. Each driver is one; composed.py joins them.
+
+A part is a dataclass: its fields are the keys of its table in the robot's file. Making one connects to nothing and
+imports no vendor's package.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.errors import PrismError, reason
+from prism.robots.base import Array, Health, Reading
+from prism.sensors import SensorSpec
+
+Vector = NDArray[np.float64]
+FIRST_READING = 5.0  # seconds that a sensor may take until it shows something
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One number of a command. Grippers: -1 open, 1 closed; arms: an absolute position; bases: a velocity."""
+
+    name: str
+    unit: str
+
+
+class Part:
+    """`name` is its place in the file ("arm", "sensors.rgb_wrist"), for messages; `rate` the robot's."""
+
+    name, rate = "", 0.0
+
+    def axes(self) -> tuple[Axis, ...]:
+        """What it is commanded by; none for a sensor."""
+        return ()
+
+    def sensors(self) -> tuple[SensorSpec, ...]:
+        """What it shows beside `state`."""
+        return ()
+
+    def state_names(self) -> tuple[str, ...]:
+        """Of the numbers that it adds to `proprio`. An arm's and a gripper's begin with where their axes are."""
+        return ()
+
+    state_hz = math.inf  # how often they are measured
+
+    def state(self) -> tuple[Vector, float] | None:
+        """Those numbers, and when they were measured; None: not yet."""
+        return None
+
+    def limit_speed(self, speed: Vector) -> None:
+        """Of each axis, in its unit a second: the part itself goes no faster."""
+
+    def connect(self) -> None:
+        """PrismError, with the remedy, where it cannot be reached."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Commands are taken from now on."""
+
+    def read(self) -> dict[str, Reading]:
+        """The latest of `sensors`; never blocks."""
+        return {}
+
+    def send(self, target: Vector, due: float) -> None:
+        """Be at `target`, in the axes' units, at the time `due`; bases: at this velocity, until `due`. Never blocks."""
+
+    def stop(self) -> None:
+        """Stand still within 100 ms; from any thread."""
+
+    def close(self) -> None:
+        """Let go. Twice is once."""
+        raise NotImplementedError
+
+    def health(self) -> Health:
+        return Health()
+
+    def error(self, problem: object, remedy: str) -> PrismError:
+        return PrismError(f"{self.name}: {reason(problem) if isinstance(problem, Exception) else problem}; {remedy}")
+
+
+class Stream(Part):
+    """A sensor in a thread of its own. A driver says how to open, to wait for the next reading, and to shut.
+
+    One that fails shows nothing new, which holds and then stops the robot where it is needed (safety.Guard), and is
+    opened again every second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latest: dict[str, Reading] = {}
+        self._thread: threading.Thread | None = None
+        self._alive = threading.Event()
+
+    def open(self) -> None:
+        """PrismError or whatever the vendor raises."""
+        raise NotImplementedError
+
+    def grab(self) -> Mapping[str, tuple[Array, float]]:
+        """Waits for the next readings: value and stamp by the sensor's name."""
+        raise NotImplementedError
+
+    def shut(self) -> None:
+        raise NotImplementedError
+
+    remedy = "is it plugged in, and does no other program use it?"
+
+    def connect(self) -> None:
+        self.close()
+        try:
+            self.open()
+            first = self.grab()
+        except PrismError:
+            raise
+        except Exception as error:  # each vendor raises its own kinds
+            self._shut()
+            raise self.error(error, self.remedy) from None
+        self._keep(first)
+        self._alive.set()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        is_open = True
+        while self._alive.is_set():
+            try:
+                if not is_open:
+                    self.open()
+                    is_open = True
+                self._keep(self.grab())
+            except Exception:  # whatever it is, its readings grow old, and that is acted upon
+                self._shut()
+                is_open = False
+                time.sleep(min(1.0, 10.0 / max(self.rate, 1.0)))
+
+    def _keep(self, found: Mapping[str, tuple[Array, float]]) -> None:
+        specs = {spec.name: spec for spec in self.sensors()}
+        for name, (value, _) in found.items():
+            if value.shape != specs[name].shape:
+                raise self.error(f"it shows {value.shape}, the file says {specs[name].shape}", "mend the file")
+        with self._lock:
+            for name, (value, stamp) in found.items():
+                before = self._latest.get(name)
+                if before is None or stamp > before.stamp:
+                    self._latest[name] = Reading(value, stamp)
+
+    def read(self) -> dict[str, Reading]:
+        with self._lock:  # values are never written to again
+            return {name: Reading(one.value.copy(), one.stamp) for name, one in self._latest.items()}
+
+    def close(self) -> None:
+        self._alive.clear()
+        if self._thread is not None:
+            self._thread.join(2.0)
+            self._thread = None
+            self._shut()
+        with self._lock:
+            self._latest = {}
+
+    def _shut(self) -> None:
+        try:
+            self.shut()
+        except Exception:  # it is gone already
+            return
+
+
+def reach(part: Part, host: str, port: int, what: str, seconds: float = 2.0) -> socket.socket:
+    """A connection to a device, or one line that says what to look at."""
+    if not host:
+        raise part.error("host is missing", f'add host = "192.168.1.10", the address of the {what}')
+    try:
+        connection = socket.create_connection((host, port), seconds)
+    except (OSError, UnicodeError) as error:
+        remedy = f"is the {what} on, is the cable in, and is host right?"
+        raise part.error(f"nobody answers at {host}:{port} ({reason(error)})", remedy) from None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection

@@ -1,0 +1,242 @@
+"""Robots of a file (prism/robots/drivers): the file itself, and a UR through the real ur_rtde client.
+
+Every driven robot also passes test_robots_conformance.py. The other drivers: test_robots_drivers_sensors.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prism.errors import PrismError
+from prism.robots.base import Robot, make_robot
+from prism.robots.drivers.rotation import from_reference, to_reference
+from prism.robots.drivers.ur_servo import Interpolator
+from prism.robots.safety import Guard
+from tests.fakes.driven import UR, loopback, written
+from tests.fakes.ur_controller import Controller
+
+
+def until(true: Callable[[], bool], seconds: float = 15.0) -> bool:
+    """Generous: only something that never comes takes long."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('driver = "ur"', 'driver = "ur6"', "arm.driver = 'ur6' is unknown; there are ur"),
+        ('driver = "ur"', "", "arm: driver is missing"),
+        ("host =", "hots =", "arm: unknown key 'hots'; did you mean host?"),
+        ('host = "', 'frequency = 1000.0\nhost = "', "arm.frequency = 1000 is out of range; use 10 to 500"),
+        ('host = "', 'control = "tool"\nhost = "', "arm.control = 'tool' is unknown: use one of pose, joints"),
+        ("rate = 20", 'rate = "fast"', "rate = 'fast': a float is needed"),
+        ("rate = 20", "", "name and rate are needed"),
+        ('kind = "delta"', 'kind = "relative"', "kind = 'relative'"),
+        ("speed = [0.05,", "speed = [0.05, 0.05,", "speed: 7 limits for commands of 6 numbers"),
+        ("speed =", "velocity =", "velocity"),
+        ("[0.3, 0.7]", "[0.7, 0.3]", "contradicts itself; the lower limit comes first"),
+        ("[0.3, 0.7]", "[-0.7, -0.3]", "lies outside workspace"),
+        ('force_sensor = "force"', 'force_sensor = "wrist"', "limits.force_sensor = 'wrist': there are only proprio"),
+        ("[arm]", "[leg]", "unknown key 'leg'"),
+        ('name = "ur5e"', "name = ur5e", "cannot be read as toml"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in UR
+    file = written(tmp_path, UR.replace(old, new, 1))
+    with pytest.raises(PrismError, match="toml") as caught:
+        make_robot(str(file))
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_limits_must_be_in_the_file(tmp_path: Path) -> None:
+    lines = [line for line in UR.splitlines() if not line.startswith(("speed", "workspace"))]
+    with pytest.raises(PrismError, match=r"limits.speed is missing.*one each of x, y, z, rx, ry, rz"):
+        make_robot(str(written(tmp_path, "\n".join(lines))))
+
+
+def test_a_file_that_is_not_there_and_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PrismError, match=r"nowhere.toml: cannot be read"):
+        make_robot(str(tmp_path / "nowhere.toml"))
+    with pytest.raises(PrismError, match="--option host=1: a robot of a file has none"):
+        make_robot("my.toml", ["host=1"])
+
+
+def test_a_missing_package_and_a_wrong_address_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot = make_robot(str(written(tmp_path, UR.format(host=loopback()))))
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "rtde_control", None)
+        with pytest.raises(PrismError, match=r"driver ur needs .*pip install 'prism-policy\[robots-ur\]'"):
+            robot.connect()
+    pytest.importorskip("rtde_control")
+    with pytest.raises(PrismError, match=r"arm: nobody answers at 127.*:30004 .*is host right\?"):
+        robot.connect()
+    assert not robot.health().ok
+
+
+# --------------------------------------------------------------------------------------------------- between waypoints
+
+
+def test_the_arm_is_at_a_waypoint_when_it_is_due() -> None:
+    path, dt = Interpolator(np.zeros(2), np.array([1.0, 1.0])), 0.008
+    path.aim(np.array([0.02, -0.01]), due=0.08)
+    seen = np.array([path.step(i * dt, dt) for i in range(12)])
+    assert np.allclose(seen[9], [0.02, -0.01])
+    assert np.allclose(np.diff(seen[:10], axis=0), [0.002, -0.001]), "at one speed, on a straight line"
+    assert np.array_equal(seen[-1], seen[9]), "and stands there"
+
+
+def test_no_waypoint_makes_it_faster_than_its_limit() -> None:
+    path, dt = Interpolator(np.zeros(3), np.array([0.5, 1.0, math.inf])), 0.002
+    path.aim(np.array([1.0, 0.5, 0.0]), due=0.0)
+    steps = np.diff([path.step(i * dt, dt) for i in range(400)], axis=0)
+    assert np.abs(steps[:, 0]).max() <= 0.5 * dt + 1e-12
+    assert np.allclose(steps[:, 1], steps[:, 0] / 2), "slower, on the same line"
+
+
+def test_rotations_about_a_reference_have_no_jump() -> None:
+    down = np.array([math.pi, 0.0, 0.0])
+    assert np.allclose(to_reference(np.array([-math.pi + 0.01, 0.0, 0.0]), down), [0.01, 0, 0])
+    rng = np.random.default_rng(0)
+    for turn in rng.uniform(-1, 1, (50, 3)):
+        assert np.allclose(to_reference(from_reference(turn, down), down), turn)
+
+
+# ------------------------------------------------------------------------------------- a UR, by the real ur_rtde client
+
+
+@pytest.fixture
+def controller() -> Iterator[Controller]:
+    pytest.importorskip("rtde_control")
+    made = Controller(loopback())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ur(controller: Controller, tmp_path: Path) -> Iterator[Robot]:
+    robot = make_robot(str(written(tmp_path, UR.format(host=controller.host))))
+    robot.connect()
+    robot.prepare(0)
+    yield robot
+    robot.close()
+
+
+def moved(robot: Robot, commands: int, action: list[float]) -> None:
+    for _ in range(commands):
+        robot.send(np.array(action, np.float32))
+        robot.wait(robot.now() + 1.0 / robot.rate)
+
+
+def test_a_ur_is_moved_in_metres_and_radians(controller: Controller, ur: Robot) -> None:
+    start = controller.pose.copy()
+    moved(ur, 10, [0.002, 0, -0.001, 0, 0, 0.01])
+    goals = [numbers for _, what, numbers in controller.events if what == "servol"]
+    assert np.allclose(goals[-1][:3], start[:3] + np.array([0.02, 0.0, -0.01]), atol=3e-3)
+    assert np.allclose(to_reference(np.array(goals[-1][3:6]), np.array([math.pi, 0, 0]))[:2], 0, atol=1e-6)
+    assert goals[-1][8:] == (1 / 125, 0.1, 300.0), "cycle, look-ahead, gain"
+    steps = np.abs(np.diff([goal[:3] for goal in goals], axis=0))
+    assert steps.max() <= 0.05 / 125 + 1e-9, "never faster than the file's speed"
+    controller.force[:] = [1, 2, 3, 0, 0, 0]
+    assert until(lambda: ur.read()["force"].value[:3].tolist() == [1, 2, 3])
+    assert until(lambda: np.allclose(ur.read()["proprio"].value[:3], controller.pose[:3], atol=1e-3))
+
+
+def test_a_hold_stands_still(controller: Controller, ur: Robot) -> None:
+    moved(ur, 5, [0.002, 0, 0, 0, 0, 0])
+    moved(ur, 4, [0, 0, 0, 0, 0, 0])
+    goals = np.array([numbers[:6] for _, what, numbers in controller.events if what == "servol"])
+    time.sleep(0.2)
+    later = np.array([numbers[:6] for _, what, numbers in controller.events if what == "servol"])
+    assert len(later) > len(goals), "the servo goes on"
+    assert np.abs(later[len(goals) :] - goals[-1]).max() < 1e-9
+
+
+def test_the_stop_reaches_the_controller_before_stop_returns(controller: Controller, ur: Robot) -> None:
+    moved(ur, 5, [0.002, 0, 0, 0, 0, 0])
+    asked = time.monotonic()
+    ur.stop()
+    returned = time.monotonic()
+    stops = ("servo stop", "dashboard stop")  # the second where this computer was too busy for the first
+    assert until(lambda: any(at > asked and what in stops for at, what, _ in controller.events))
+    first = next(at for at, what, _ in controller.events if at > asked and what in stops)
+    if returned - asked < 0.06:
+        assert first < returned, "it said that it stands, and did not"
+    time.sleep(0.1)
+    assert not [what for at, what, _ in controller.events if what == "servol" and at > first]
+
+
+def test_a_protective_stop_stops_the_loop_and_is_cleared_by_a_person(controller: Controller, ur: Robot) -> None:
+    guard = Guard(ur, ur.limits)
+    guard.begin()
+    controller.protective_stop = True
+    assert until(lambda: (guard.observe(), guard.state)[1] == "stopped")
+    assert "protective stop: clear it on the pendant" in guard.reason
+    with pytest.raises(PrismError, match="protective stop"):
+        ur.prepare(0)
+    controller.protective_stop = False
+    assert until(lambda: ur.health().ok)
+    ur.prepare(0)
+    assert ur.health().ok
+    moved(ur, 2, [0.001, 0, 0, 0, 0, 0])
+
+
+def test_too_much_force_stops_it(controller: Controller, ur: Robot) -> None:
+    guard = Guard(ur, ur.limits)
+    guard.begin()
+    controller.force[2] = -60.0
+    assert until(lambda: (guard.observe(), guard.state)[1] == "stopped")
+    assert "a force of 60 N" in guard.reason
+
+
+def test_a_cable_that_is_pulled_is_noticed(controller: Controller, ur: Robot) -> None:
+    controller.close()
+    assert until(lambda: not ur.health().ok)
+    assert "connection" in ur.health().reason
+    ur.stop()
+    with pytest.raises(PrismError):
+        ur.send(np.zeros(6, np.float32))
+
+
+def test_without_remote_control_it_says_so(controller: Controller, tmp_path: Path) -> None:
+    controller.remote = False
+    robot = make_robot(str(written(tmp_path, UR.format(host=controller.host))))
+    with pytest.raises(PrismError, match="enable remote control") as caught:
+        robot.connect()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_killed_program_leaves_the_arm_standing(controller: Controller, tmp_path: Path) -> None:
+    """kill -9 of the robot's process: the servo's own one sees it, stops the arm and ends."""
+    file = written(tmp_path, UR.format(host=controller.host))
+    code = (
+        "import sys, time, numpy as np\nfrom prism.robots.base import make_robot\n"
+        "if __name__ == '__main__':\n robot = make_robot(sys.argv[1]); robot.connect(); robot.prepare(0)\n"
+        " while True: robot.send(np.array([.001, 0, 0, 0, 0, 0], np.float32)); time.sleep(.05)\n"
+    )
+    script = tmp_path / "drives.py"
+    script.write_text(code)
+    process = subprocess.Popen([sys.executable, str(script), str(file)], env=dict(os.environ))
+    assert until(lambda: controller.count("servol") > 20)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert until(lambda: controller.count("servo stop") + controller.count("watchdog") > 0)
+    assert until(lambda: not controller.running)
