@@ -40,6 +40,7 @@ MODULES = {
     "selection": "selection",
     "failures": "failures",
     "trends": "trends",
+    "tables": "tables",
     "lerobot-pusht": "lerobot_pusht",
 }
 

@@ -55,7 +55,10 @@ def config(*contestants: Contestant, **changes: Any) -> CompareConfig:
 
 
 def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[str, Any]:
-    rows = [{"seed": 100_000 + i, "score": s, "success": s > 0.9, "jerk": 0.1} for i, s in enumerate(scores)]
+    rows = [
+        {"seed": 100_000 + i, "score": s, "success": s > 0.9, "jerk": 0.1, "mode_switches": 1}
+        for i, s in enumerate(scores)
+    ]
     mean = sum(scores) / len(scores)
     evaluation = {"score": mean, "success": mean > 0.9, "latency_ms": {"p50": latency, "p99": 2 * latency}}
     curve = [

@@ -145,6 +145,7 @@ class Row:
     success_ci: tuple[float, float]
     difference: Difference | None  # score against the reference, on common seeds; None for itself or without any
     jerk: float
+    mode_switches: float  # an episode
     latency_p50_ms: float  # median over seeds of the median replan, in rollouts
     latency_p99_ms: float
     steps: float  # mean
@@ -203,11 +204,12 @@ class Comparison:
                     f"{row.latency_p50_ms:.1f}",
                     f"{row.candidates}, {row.exec_horizon}",
                     f"{row.jerk:.4f}",
+                    f"{row.mode_switches:.1f}",
                     f"{row.steps:,.0f}",
                     f"{row.parameters / 1e6:.2f} M",
                 ]
             )
-        return [*names, "K, Ta", "jerk", "steps", "size"], rows
+        return [*names, "K, Ta", "jerk", "switches", "steps", "size"], rows
 
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
@@ -460,6 +462,7 @@ def _row(
         success_ci=success_interval(success),
         difference=difference,
         jerk=float(table(cells, seeds, "jerk").mean()),
+        mode_switches=float(table(cells, seeds, "mode_switches").mean()),
         latency_p50_ms=float(np.median([one["p50"] for one in latency])),
         latency_p99_ms=float(np.median([one["p99"] for one in latency])),
         steps=metrics.mean([float(cells[seed]["steps"]) for seed in seeds]),

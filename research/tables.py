@@ -1,0 +1,260 @@
+"""The field's own tables: MetaWorld's 50 tasks and Robomimic's five, PRISM beside the baselines, trained here.
+
+Try:
+    python -m research tables metaworld --json research/results/metaworld_state.json
+    python -m research tables robomimic --methods prism diffusion imle --json research/results/robomimic.json
+    python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
+
+State inputs, the last weights, equal CPU time for every method, episodes on seeds on which nothing was chosen. It can
+be stopped and called again; more methods or seeds add to what is there.
+    mean.SPLIT                 PRISM's mean over the tasks of a split (easy, medium, hard, very_hard; or all) that are
+                               complete; `tasks_done` says how many of how many
+    tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes
+    success.METHOD.TASK        of every method; jerk and mode_switches likewise
+    expert.TASK                how often the scripted expert itself succeeds
+TASK is the simulator's own name for it (pick-place, lift).
+A task without all its seeds is under `missing`, never in a mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from rich.console import Console
+from tyro.conf import Positional
+
+from prism.cli.style import option
+from prism.errors import PrismError
+from prism.io import files
+from prism.rollout.metrics import mean
+from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare
+from prism.sims.tasks import TASKS
+from research.report import Claim, Study, Verdict, Written, show_rows
+
+FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
+EXPERTS = Path(__file__).parent / "results"
+SPLITS = ("easy", "medium", "hard", "very_hard")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One table: its tasks and what the field agrees on."""
+
+    tasks: tuple[str, ...]
+    demonstrations: int
+    minutes: float
+    bars: Mapping[str, float]  # of a split, or of a task
+    experts: str  # file with the experts' own rates
+    paper: Mapping[str, float]
+
+
+def protocol(name: str) -> Protocol:
+    if name == "metaworld":
+        tasks = [task for task, row in TASKS.items() if split_of(task) in SPLITS and row.recipe == "state"]
+        return Protocol(
+            tuple(sorted(tasks, key=lambda task: (SPLITS.index(split_of(task)), task))),
+            demonstrations=10,
+            minutes=3.0,
+            bars={"easy": 0.95, "medium": 0.90, "hard": 0.90, "very_hard": 0.85},
+            experts="metaworld_experts.json",
+            paper={"easy": 0.964, "medium": 0.855, "hard": 0.580, "very_hard": 0.858},
+        )
+    names = ("lift", "can", "square", "transport", "tool-hang")
+    bars = dict(zip(names, (1.0, 0.95, 0.90, 0.80, 0.75), strict=True))
+    return Protocol(
+        tuple(f"robosuite-{one}" for one in names),
+        demonstrations=200,
+        minutes=15.0,
+        bars=bars,
+        experts="robosuite_experts.json",
+        paper={},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    table: Positional[Literal["metaworld", "robomimic"]]
+    """Which table."""
+    tasks: Annotated[tuple[str, ...], option("TASK ...")] = ()
+    """Only these of its tasks."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism",)
+    """Methods, or variations: NAME=METHOD:KEY=VALUE."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    minutes: Annotated[float | None, option("M")] = None
+    """CPU minutes of one core for each training; default: 3 for metaworld, 15 for robomimic."""
+    demonstrations: Annotated[int | None, option("N")] = None
+    """Demonstrations of a task; default: 10 for metaworld, 200 for robomimic."""
+    episodes: int = 20
+    """Episodes of each evaluation."""
+    first_seed: int = FRESH_SEED
+    """Seed of the first of them; tune on 200000."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change a setting of the recipes, for every method."""
+    jobs: int = 1
+    """Trainings at the same time, one thread each."""
+    work: Annotated[Path | None, option("FOLDER")] = None
+    """Where runs and recordings are kept; default: runs/table-NAME."""
+
+    def __post_init__(self) -> None:
+        if unknown := [task for task in self.tasks if task not in protocol(self.table).tasks]:
+            raise PrismError(
+                f"--tasks {unknown[0]}: no task of {self.table}; for example {protocol(self.table).tasks[0]}"
+            )
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return self.tasks or protocol(self.table).tasks
+
+    def grid(self, work: Path, task: str) -> CompareConfig:
+        plan = protocol(self.table)
+        count = self.demonstrations or plan.demonstrations
+        return CompareConfig(
+            recipes=(task,),
+            contestants=tuple(Contestant.parse(method) for method in self.methods),
+            seeds=self.seeds,
+            minutes=self.minutes or plan.minutes,
+            clock="cpu",
+            settings=(
+                f"demonstrations.episodes={count}",
+                f'demonstrations.path="{work / "data" / f"{task}-{count}"}"',
+                "train.val_fraction=0.0",  # ten demonstrations are ten, not nine
+                *self.set,
+            ),
+            evaluation=EvaluationPlan(self.episodes, self.first_seed, curve=()),
+        )
+
+
+def run(config: Config, console: Console) -> Study:
+    work = config.work or Path("runs") / f"table-{config.table}"
+    done = {}
+    for task in config.rows:
+        record(config, work, task, console)
+        done[task] = compare(work / task, config.grid(work, task), config.jobs, console)
+    return summary(config, done)
+
+
+def record(config: Config, work: Path, task: str, console: Console) -> None:
+    from prism.sims.collect import collect
+
+    count = config.demonstrations or protocol(config.table).demonstrations
+    folder = work / "data" / f"{task}-{count}"
+    if not folder.exists():
+        noise = 0.0 if config.table == "metaworld" else 0.1
+        collect(task, count, folder, noise=noise, console=console, workers=config.jobs)
+
+
+def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
+    rows: dict[str, dict[str, Row]] = {}  # method, task
+    for task, comparison in done.items():
+        for row in comparison.rows:
+            if row.complete:
+                rows.setdefault(row.contestant, {})[short(task)] = row
+    missing = tuple(
+        f"{one.cell.recipe}, {one.cell.contestant}, seed {one.cell.seed}: {one.reason}"
+        for comparison in done.values()
+        for one in comparison.missing
+    )
+    commits = sorted({commit for comparison in done.values() for commit in comparison.commits})
+    if len(commits) > 1:
+        missing += (f"the cells were trained by several versions of prism: {', '.join(commits)}",)
+    plan = protocol(config.table)
+    first = next(iter(rows), "prism")
+    ours = rows.get("prism", rows.get(first, {}))
+    groups = groups_of(config.rows)
+    means, counted = split_means({task: row.success for task, row in ours.items()}, groups)
+    expert_rates = files.read_json(EXPERTS / plan.experts, "it is in the repository")
+    figures: dict[str, Any] = {
+        "mean": means,
+        "tasks_done": counted,
+        "tasks": {task: row.success for task, row in ours.items()},
+        "tasks_ci": {task: list(row.success_ci) for task, row in ours.items()},
+        "mean_by_method": {
+            method: split_means({task: row.success for task, row in found.items()}, groups)[0]
+            for method, found in rows.items()
+        },
+        **{
+            key: {method: {task: getattr(row, key) for task, row in found.items()} for method, found in rows.items()}
+            for key in ("success", "jerk", "mode_switches")
+        },
+        "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
+        "bars": dict(plan.bars),
+        "commits": commits,
+    }
+    settings = {**config.settings("jobs"), "minutes": config.minutes or plan.minutes, "clock": "cpu"}
+    return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing)
+
+
+def short(task: str) -> str:
+    """metaworld-pick-place -> pick-place"""
+    return task.partition("-")[2]
+
+
+def split_of(task: str) -> str:
+    return TASKS[task].group.replace("-", "_")
+
+
+def groups_of(tasks: tuple[str, ...]) -> dict[str, list[str]]:
+    """The tasks of each split, and all."""
+    groups = {"all": [short(task) for task in tasks]}
+    for task in tasks:
+        if (split := split_of(task)) in SPLITS:
+            groups.setdefault(split, []).append(short(task))
+    return groups
+
+
+def split_means(
+    success: Mapping[str, float], groups: Mapping[str, list[str]]
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Over the tasks of each split that are done, and how many of how many that is."""
+    found = {group: [success[task] for task in members if task in success] for group, members in groups.items()}
+    means = {group: mean(values) for group, values in found.items() if values}
+    return means, {group: f"{len(found[group])} of {len(members)}" for group, members in groups.items()}
+
+
+def claims(figures: Mapping[str, Any], plan: Protocol) -> list[Claim]:
+    whole = {split: len(members) for split, members in groups_of(plan.tasks).items()}
+    found = []
+    for split, value in plan.paper.items():
+        if split in figures["mean"]:
+            reached = figures["mean"][split]
+            verdict: Verdict = "confirmed" if reached >= value else "not confirmed"
+            if figures["tasks_done"][split] != f"{whole[split]} of {whole[split]}":
+                verdict = "cannot be tested here"
+            ours = f"{reached:.1%} ({figures['tasks_done'][split]} tasks)"
+            note = "state inputs and the last weights here, pictures and the best checkpoint there"
+            found.append(Claim(f"Table 1, {split}", f"success {value:.1%}", ours, verdict, note))
+    return found
+
+
+def show(study: Study, console: Console) -> None:
+    figures = study.figures
+    methods = list(figures["success"])
+    lines = [
+        [
+            task,
+            *(cell(figures, method, task) for method in methods),
+            rate(figures["expert"].get(task)),
+        ]
+        for task in figures["expert"]
+    ]
+    for split in figures["tasks_done"]:
+        values = [figures["mean_by_method"][method].get(split) for method in methods]
+        lines.append([f"mean, {split} ({figures['tasks_done'][split]})", *(rate(value) for value in values), ""])
+    show_rows("success (jerk, mode switches)", ("task", *methods, "expert"), lines, console)
+    for reason in study.missing:
+        console.print(f"missing: {reason}", highlight=False)
+
+
+def cell(figures: Mapping[str, Any], method: str, task: str) -> str:
+    if task not in figures["success"][method]:
+        return "missing"
+    jerk, switches = (figures[key][method][task] for key in ("jerk", "mode_switches"))
+    return f"{figures['success'][method][task]:.0%} ({jerk:.3f}, {switches:.1f})"
+
+
+def rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"

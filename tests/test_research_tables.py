@@ -1,0 +1,61 @@
+"""The field's tables: splits, missing cells, and a whole one in miniature."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prism.errors import PrismError
+from research import tables
+from research.__main__ import main
+from research.report import Study
+
+
+def test_metaworld_has_its_fifty_tasks() -> None:
+    groups = tables.groups_of(tables.protocol("metaworld").tasks)
+    sizes = {name: len(members) for name, members in groups.items()}
+    assert sizes == {"all": 50, "easy": 28, "medium": 11, "hard": 6, "very_hard": 5}
+
+
+def test_a_mean_says_over_how_many_tasks() -> None:
+    means, counted = tables.split_means({"a": 1.0, "c": 0.0}, {"all": ["a", "b", "c"], "hard": ["b"]})
+    assert means == {"all": 0.5}
+    assert counted == {"all": "2 of 3", "hard": "0 of 1"}
+
+
+def test_a_part_of_a_split_decides_nothing() -> None:
+    plan = tables.protocol("metaworld")
+    figures = {"mean": {"hard": 1.0, "very_hard": 1.0}, "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"}}
+    verdicts = {claim.where: claim.verdict for claim in tables.claims(figures, plan)}
+    assert verdicts == {"Table 1, hard": "cannot be tested here", "Table 1, very_hard": "confirmed"}
+
+
+def test_a_task_of_another_table_is_refused() -> None:
+    with pytest.raises(PrismError, match="no task of metaworld"):
+        tables.Config(table="metaworld", tasks=("robosuite-lift",))
+
+
+def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("metaworld")
+    file = tmp_path / "table.json"
+    words = ["tables", "metaworld", "--tasks", "metaworld-reach", "--minutes", "0.005", "--demonstrations", "2"]
+    words += ["--seeds", "0", "--episodes", "1", "--work", str(tmp_path / "work"), "--json", str(file)]
+    assert main(words) == 0
+    stored = json.loads(file.read_text())
+    assert stored["tasks"].keys() == stored["success"]["prism"].keys() == {"reach"}
+    assert stored["mean"]["easy"] == stored["tasks"]["reach"]
+    assert stored["tasks_done"]["easy"] == "1 of 1"
+    assert stored["missing"] == []
+    assert stored["expert"]["reach"] == 1.0
+    assert "reach" in capsys.readouterr().out
+
+
+def test_what_is_missing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    figures = {"success": {"prism": {}}, "jerk": {"prism": {}}, "mode_switches": {"prism": {}}, "expert": {"push": 1.0}}
+    figures |= {"tasks_done": {"all": "0 of 1"}, "mean_by_method": {"prism": {}}}
+    tables.show(Study("metaworld", figures, (), {}, missing=("push, prism, seed 0: not begun",)), Console())
+    assert "missing: push, prism, seed 0: not begun" in capsys.readouterr().out
