@@ -43,7 +43,7 @@ def test_no_blocks_where_any_step_is_cheap_or_too_few_fit() -> None:
 def test_an_epoch_has_every_window_once(lengths: list[int], kept: int, seed: int) -> None:
     planned = plan_blocks(lengths, 10, 4, 2)
     assert planned is not None
-    order = Blocks(planned.starts, kept).shuffled(np.random.default_rng(seed), 0)[0]
+    order = Blocks(planned.starts, kept).shuffled(np.random.default_rng(seed), 0, np.arange(sum(lengths)))[0]
     assert sorted(order.tolist()) == list(range(sum(lengths)))
 
 

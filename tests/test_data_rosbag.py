@@ -346,10 +346,10 @@ def test_training_takes_the_rate_and_the_tolerance(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("prism.runs.workflow.train_experiment", train)
     with pytest.raises(PrismError, match="enough"):
-        Train(str(path), fps=5.0, tolerance=0.4, out=tmp_path / "run").run()
+        Train((str(path),), fps=5.0, tolerance=0.4, out=tmp_path / "run").run()
     assert (asked[0].demonstrations.fps, asked[0].demonstrations.tolerance) == (5.0, 0.4)
     for name, bad in (("fps", 0.0), ("tolerance", -1.0)):
         with pytest.raises(PrismError, match=f"--{name} {bad:g} is out of range"):
-            Train("pusht", **{name: bad})  # type: ignore[arg-type]
+            Train(("pusht",), **{name: bad})  # type: ignore[arg-type]
         with pytest.raises(PrismError, match=rf"demonstrations\.{name} = {bad:g} is out of range"):
             replace(config, **{name: bad})  # type: ignore[arg-type]

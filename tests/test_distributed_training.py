@@ -167,9 +167,9 @@ def write_weights(path: Path) -> None:
 def start_and_resume(rank: int, folder: Path, settings: tuple[str, ...]) -> list[str]:
     """A run whose folder only rank 0 sees; its options are given once."""
     data, run = str(folder / "data"), folder / f"run-of-rank-{rank}"
-    Train(recipe=data, out=run, steps=1, seed=3, set=settings).run()
-    Train(recipe=data, out=run, resume=True).run()
-    Train(recipe=data, out=run, auto_resume=True).run()
+    Train(recipe=(data,), out=run, steps=1, seed=3, set=settings).run()
+    Train(recipe=(data,), out=run, resume=True).run()
+    Train(recipe=(data,), out=run, auto_resume=True).run()
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -189,7 +189,7 @@ def test_a_resume_needs_the_run_folder_on_rank_0_only(tmp_path: Path) -> None:
 
 def ask(rank: int, folder: Path) -> str:
     try:
-        Train(recipe="pusht" if rank == 0 else str(folder / "nowhere"), out=folder / "run").run()
+        Train(recipe=("pusht" if rank == 0 else str(folder / "nowhere"),), out=folder / "run").run()
     except SystemExit as end:
         return f"exit {end.code}"
     return "not reached"

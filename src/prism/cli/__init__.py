@@ -23,6 +23,7 @@ from prism.cli.data import Collect, Convert, Inspect
 from prism.cli.demo import Demo
 from prism.cli.evaluate import Eval
 from prism.cli.export import Export
+from prism.cli.merge import Merge
 from prism.cli.record import Record
 from prism.cli.report import Report
 from prism.cli.run import Run
@@ -51,6 +52,7 @@ COMMANDS: dict[str, type[Command]] = {
     "data collect": Collect,
     "data inspect": Inspect,
     "data convert": Convert,
+    "data merge": Merge,
     "bench latency": Latency,
     "bench realtime": Realtime,
     "bench server": Server,

@@ -21,6 +21,8 @@ class Eval(JsonOutput):
     Try:
         prism eval runs/pusht-human --episodes 50 --json result.json
         prism eval runs/pusht-human --report        writes runs/pusht-human/report.html as well
+        prism eval runs/cups --task tabletop-ball --text "hang the green cup on the hook"
+        prism eval runs/insert --without tactile    how much it needs that sensor
 
     Measures success, score, jerk, mode switches and replanning latency, with 95 % confidence
     intervals; docs/reference/metrics.md defines each.
@@ -29,9 +31,13 @@ class Eval(JsonOutput):
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, or one checkpoint in it."""
     task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in. Default: the one the policy was trained for."""
+    """The task to roll out in. Default: the one the policy was trained for, or all of them."""
     episodes: int = 50
-    """How many episodes, each with a seed of its own."""
+    """How many episodes of a task, each with a seed of its own."""
+    text: Annotated[str | None, option("SENTENCE")] = None
+    """Tell the policy this, whatever the task says; nothing is stored in the run then."""
+    without: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Sensors that are absent all the time; nothing is stored in the run then."""
     first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
     """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
     report: bool = False
@@ -59,15 +65,16 @@ class Eval(JsonOutput):
 
     def run(self) -> None:
         from prism.rollout.episodes import IncompleteError, RecordConfig
-        from prism.rollout.results import flat_json, refuse_existing, write_json
+        from prism.rollout.results import evaluation_json, refuse_existing, write_json
         from prism.runs.run import EvalOptions, Run, write_run_report
         from prism.serve.backends import check_backend
 
         check_backend(self.backend)
         refuse_existing(self.json, overwrite=self.overwrite)
-        if self.report and self.backend != "eager":
+        others = {f"--backend {self.backend}": self.backend != "eager", "--text": self.text is not None}
+        if self.report and (other := next((o for o, on in {**others, "--without": self.without}.items() if on), "")):
             raise PrismError(
-                f"--report shows what is recorded in the run, and --backend {self.backend} leaves that alone: "
+                f"--report shows what is recorded in the run, and {other} leaves that alone: "
                 "drop one of the two, or write the numbers with --json"
             )
         if self.calvin is not None:  # the rollouts' processes inherit it
@@ -83,16 +90,18 @@ class Eval(JsonOutput):
             ray=self.ray,
             backend=self.backend,
             device=self.device,
+            text=self.text,
+            without=self.without,
             record=RecordConfig() if self.report else None,
         )
         run = Run(self.run_folder)
         try:
-            result = run.evaluate(options)
+            results = run.evaluate_all(options)
         except IncompleteError as error:
             print_summary([error.result])  # what there is; only eager's is in the run too
             raise
         if self.json is not None:
-            write_json(self.json, flat_json(result), self.overwrite)
-        print_summary([result])
+            write_json(self.json, evaluation_json(results, run.name), self.overwrite)
+        print_summary(results)
         if self.report:
             print(f"report: {write_run_report(run.folder)}")

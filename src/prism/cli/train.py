@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from prism.cli.style import DatasetOptions, option
 from prism.errors import PrismError, check_numbers
@@ -20,7 +20,7 @@ Preset = Literal["tiny", "base", "paper", "fast"]
 
 @dataclass(frozen=True)
 class Train(DatasetOptions):
-    """Train a policy: on a recipe, a task, or a dataset of yours.
+    """Train a policy: on a recipe, a task, a dataset of yours, or several of these.
 
     Try:
         prism train pusht-human --minutes 15        human demonstrations of Push-T
@@ -29,6 +29,9 @@ class Train(DatasetOptions):
         prism train pusht --data my.zarr.zip --out runs/mine
         prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
         prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
+        prism train data/insert data/stack --weights 1 2 --out runs/both      one policy, from both
+        prism train tabletop-stack-blue tabletop-ball --episodes 25     two tasks, each told by its sentence
+        prism train tabletop-insert-left --without tactile
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --method diffusion  another method on the same encoder and data
         prism train pusht-human --eval-every 3      looks at success on the way, every 3 minutes of training
@@ -39,14 +42,22 @@ class Train(DatasetOptions):
         prism eval runs/pusht-human
     """
 
-    recipe: Positional[str]
-    """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset."""
+    recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...", help_behavior_hint="")]
+    """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset; several: one
+    policy for all of them."""
+    weights: Annotated[tuple[float, ...] | None, option("W")] = None
+    """Of several datasets: how often a step of each is drawn, relative to the others. Default: all alike."""
+    text: Annotated[tuple[str, ...], option("SENTENCE")] = ()
+    """Of several datasets: what the episodes of each are told. Default: their own text, or the words of their task."""
+    sensors: Annotated[tuple[str, ...], option("SENSOR")] = ()
+    """Train on these sensors alone. Default: all that there are, but those of --without."""
     data: Annotated[Path | None, option("PATH")] = None
     """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
     fraction: Annotated[float | None, option("F")] = None
     """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
     demonstrations: Annotated[int | None, option("N")] = None
-    """Train on exactly N of the demonstrations, drawn by the seed; subsets are nested for a fixed seed."""
+    """Train on exactly N of the demonstrations (of each dataset), drawn by the seed; subsets are nested for a fixed
+    seed."""
     minutes: Annotated[float | None, option("M")] = None
     """Stop after this many minutes of training; the learning rate follows this budget."""
     steps: Annotated[int | None, option("N")] = None
@@ -85,6 +96,8 @@ class Train(DatasetOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_numbers(self, "--", {"(0, inf)": "minutes", "[1, inf)": "steps eval_episodes", "[0, inf)": "seed"})
+        if not self.recipe:
+            raise PrismError("give a recipe, the name of a task or the path of a dataset: prism train pusht-human")
         if self.resume and self.auto_resume:
             raise PrismError("give --resume or --auto-resume, not both: the second also starts a run that is not there")
         if self.minutes is not None and self.steps is not None:
@@ -119,7 +132,7 @@ class Train(DatasetOptions):
     def _say(self, run: Path, experiment: Experiment, result: TrainResult) -> None:
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
-        again = f"prism train {self.recipe}" + (f" --method {self.method}" if self.method is not None else "")
+        again = f"prism train {' '.join(self.recipe)}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
-        there = f"prism eval {run}" if experiment.task is not None else f"prism report {run} (or prism run, on a robot)"
+        there = f"prism eval {run}" if experiment.tasks else f"prism report {run} (or prism run, on a robot)"
         print(f"next: {again if result.stopped_by else there}")

@@ -70,7 +70,8 @@ def _writer(
 ) -> EpisodeWriter:
     sensors, fps, action = source.sensors, source.fps, action_spec_of(source)
     if to == "prism":
-        provenance = {"converted_from": Path(source.path).name, "notes": list(source.notes)}
+        origins = [Path(path).name for path in getattr(source, "paths", (source.path,))]
+        provenance = {"converted_from": ", ".join(origins), "notes": list(source.notes)}
         return DatasetWriter(out, sensors, source.action_dim, fps, task, overwrite, provenance, action)
     if to != "lerobot":
         raise PrismError(f"--to {to}: use prism or lerobot")

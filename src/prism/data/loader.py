@@ -15,10 +15,12 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from prism.data.episodes import IntArray
+from prism.data.episodes import FloatArray, IntArray
+from prism.data.mixture import drawn, epoch_size
 from prism.data.windows import Blocks, LazyStreams, Windows
 from prism.distributed.ranks import RankShare
 from prism.errors import PrismError
@@ -33,7 +35,7 @@ class BatchOrder:
 
     With several ranks, `batch_size` is the global batch and each rank takes its contiguous share, as equal as can be:
     the order of an epoch is the same for every number of ranks. `blocks` (Windows.blocks): shuffled so that neighbours
-    can be read together.
+    can be read together. `weights` (Windows.weights): an epoch has a share of the windows, drawn anew for each.
     """
 
     num_windows: int
@@ -42,6 +44,7 @@ class BatchOrder:
     rank: int = 0
     world_size: int = 1
     blocks: Blocks | None = field(default=None, repr=False, compare=False)
+    weights: FloatArray | None = field(default=None, repr=False, compare=False)
     _last: dict[int, tuple[IntArray, IntArray | None]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -53,22 +56,26 @@ class BatchOrder:
             raise PrismError(f"the blocks are of {self.blocks.starts[-1]} windows, the order of {self.num_windows}")
         if not 0 <= self.rank < self.world_size:
             raise PrismError(f"rank {self.rank} is not one of {self.world_size}")
-        if min(self.batch_size, self.num_windows) < self.world_size:
+        if min(self.batch_size, self.epoch_size) < self.world_size:
             raise PrismError(
-                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.num_windows} windows: "
+                f"{self.world_size} ranks cannot share a batch of {self.batch_size} of {self.epoch_size} windows: "
                 "each needs at least one; use fewer ranks or a larger batch"
             )
 
+    @cached_property
+    def epoch_size(self) -> int:
+        return self.num_windows if self.weights is None else epoch_size(self.weights)
+
     @property
     def steps_per_epoch(self) -> int:
-        return max(self.num_windows // self.batch_size, 1)
+        return max(self.epoch_size // self.batch_size, 1)
 
     def epoch(self, step: int) -> int:
         return step // self.steps_per_epoch
 
     def share(self) -> RankShare:
         """Which rows of the global batch this rank has; a dataset smaller than a batch is one batch."""
-        size = min(self.batch_size, self.num_windows)
+        size = min(self.batch_size, self.epoch_size)
         return RankShare(self.rank * size // self.world_size, size)
 
     def indices(self, step: int) -> IntArray:
@@ -81,7 +88,7 @@ class BatchOrder:
         return None if ends is None else ends[self._rows(step)]
 
     def _rows(self, step: int) -> slice:
-        size = min(self.batch_size, self.num_windows)
+        size = min(self.batch_size, self.epoch_size)
         first = step % self.steps_per_epoch * self.batch_size
         return slice(*(first + at * size // self.world_size for at in (self.rank, self.rank + 1)))
 
@@ -89,10 +96,11 @@ class BatchOrder:
         order = self._last.get(epoch)
         if order is None:
             rng = np.random.default_rng([self.seed, epoch])
+            windows = np.arange(self.num_windows) if self.weights is None else drawn(self.weights, rng)
             if self.blocks is None:
-                order = rng.permutation(self.num_windows).astype(np.int64), None
+                order = rng.permutation(windows), None
             else:
-                order = self.blocks.shuffled(rng, epoch)
+                order = self.blocks.shuffled(rng, epoch, windows)
             while len(self._last) > 1:  # two: a prefetching reader is at most one epoch ahead
                 self._last.pop(next(iter(self._last)))
             self._last[epoch] = order

@@ -66,19 +66,18 @@ class Blocks:
         """A: blocks that are drawn from at any time; one more is about to begin or to end."""
         return max(self.kept - 1, 1)
 
-    def shuffled(self, rng: np.random.Generator, epoch: int) -> tuple[IntArray, IntArray]:
-        """Every window once, in the order of an epoch, and when the block of each can be forgotten: the later, the
+    def shuffled(self, rng: np.random.Generator, epoch: int, windows: IntArray) -> tuple[IntArray, IntArray]:
+        """The given windows in the order of an epoch, and when the block of each can be forgotten: the later, the
         larger, also from one epoch to the next."""
-        windows = int(self.starts[-1])
         if self.count <= self.mixed:
-            return rng.permutation(windows).astype(np.int64), np.zeros(windows, np.int64)
-        places = np.repeat(rng.permutation(self.count), np.diff(self.starts))
-        times = places + self.mixed * rng.random(windows)
+            return rng.permutation(windows), np.zeros(len(windows), np.int64)
+        places = np.repeat(rng.permutation(self.count), np.diff(self.starts))[windows]
+        times = places + self.mixed * rng.random(len(windows))
         # Past the end of the epoch is its beginning: a block there is needed twice.
         ends = places + self.mixed
         ends = np.where(times >= self.count, ends - self.count, np.minimum(ends, self.count)) + epoch * self.count
         order = np.argsort(times % self.count, kind="stable")
-        return order.astype(np.int64), ends[order].astype(np.int64)
+        return windows[order], ends[order].astype(np.int64)
 
 
 def plan_blocks(
@@ -137,6 +136,7 @@ class Windows:
     are kept in memory when all of them together fit `cache_bytes`; pixels never are: for each window
     one contiguous slice of its episode is read. Training reads them in `blocks` of neighbouring windows where the
     format decodes many steps to show one (prism.data.windows); None where it does not, or nothing is left to read.
+    `weights` of the chosen episodes: how often their windows are drawn (prism.data.mixture); None: all alike.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Windows:
         pred_horizon: int,
         episodes: Sequence[int] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        weights: FloatArray | None = None,
     ) -> None:
         if obs_horizon < 1 or pred_horizon < 1:
             raise PrismError(f"obs_horizon ({obs_horizon}) and pred_horizon ({pred_horizon}) must be at least 1")
@@ -158,6 +159,7 @@ class Windows:
         self.episodes: IntArray = chosen.astype(np.int64)
         self._ends: IntArray = np.cumsum(source.lengths[self.episodes], dtype=np.int64)
         self._starts: IntArray = self._ends - source.lengths[self.episodes]
+        self.weights = None if weights is None else np.repeat(weights, source.lengths[self.episodes])
         self._obs_offsets = np.arange(1 - obs_horizon, 1)
         self._action_offsets = np.arange(pred_horizon)
         vectors = [s for s in source.sensors if s.kind == "vector"]

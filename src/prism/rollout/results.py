@@ -118,6 +118,12 @@ class EvaluationResult:
         }
 
 
+def pooled(results: Sequence[EvaluationResult], name: str) -> EvaluationResult:
+    """The episodes of several tasks as one result, for means over all of them."""
+    episodes = tuple(episode for result in results for episode in result.episodes)
+    return results[0] if len(results) == 1 else dataclasses.replace(results[0], task=name, episodes=episodes)
+
+
 def run_info(seed: int) -> dict[str, Any]:
     """Where the numbers come from: command, date, versions, machine, and the commit when this is a git checkout."""
     versions = {}
@@ -164,8 +170,16 @@ def metrics_json(results: Sequence[EvaluationResult]) -> dict[str, Any]:
 
 
 def flat_json(result: EvaluationResult) -> dict[str, Any]:
-    """One task with its numbers at top level: what `prism eval --json` writes."""
+    """One task with its numbers at top level."""
     return {**result.summary(), **result.info, "per_episode": [episode.row() for episode in result.episodes]}
+
+
+def evaluation_json(results: Sequence[EvaluationResult], name: str) -> dict[str, Any]:
+    """What `prism eval --json` writes: one task flat; of several the means flat, and each below "tasks"."""
+    if len(results) == 1:
+        return flat_json(results[0])
+    each = {result.task: flat_json(result) for result in results}
+    return {**pooled(results, name).summary(), **results[0].info, "tasks": each}
 
 
 def write_json(path: Path, data: dict[str, Any], overwrite: bool = False) -> None:

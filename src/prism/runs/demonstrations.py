@@ -6,6 +6,7 @@
 | shipped | Push-T demonstrations of our expert, inside the package                    |
 | human   | Push-T demonstrations of people: prism data collect pusht-human            |
 | path    | any dataset that prism reads: --data PATH                                  |
+| mixture | several of these, `parts`: prism train A B                                 |
 """
 
 from __future__ import annotations
@@ -24,14 +25,25 @@ from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
+from prism.data.views import draw
 from prism.data.windows import split_episodes
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import compute_statistics
 from prism.sims.tasks import TASKS, make_env
 
-Kind = Literal["expert", "shipped", "human", "path"]
+Kind = Literal["expert", "shipped", "human", "path", "mixture"]
 _ENOUGH = 10  # episodes that show where a task begins
 COLLECTED = Path("data")  # where `prism data collect TASK` records by default
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several datasets that a policy learns from (prism.runs.mixture)."""
+
+    task: str | None  # where the policy is rolled out; None: a dataset alone
+    demonstrations: Demonstrations
+    weight: float = 1.0  # how often a step of it is drawn, relative to the others
+    text: str = ""  # what its episodes are told, where it has no text sensor; "": the words of the task or dataset
 
 
 @dataclass(frozen=True)
@@ -54,6 +66,8 @@ class Demonstrations:
     only: str = ""
     without: tuple[str, ...] = ()
     skip_damaged: bool = False
+    keep: tuple[str, ...] = ()  # only these sensors; (): all
+    parts: tuple[Part, ...] = ()  # of a mixture
 
     def __post_init__(self) -> None:
         check_choices(self, "demonstrations")
@@ -63,29 +77,60 @@ class Demonstrations:
             raise PrismError("demonstrations.count and demonstrations.fraction both say how much: give one of them")
         if self.kind == "path" and self.path is None:
             raise PrismError("demonstrations.kind is 'path', but no path is given (--data PATH)")
+        if (self.kind == "mixture") != bool(self.parts):
+            raise PrismError("demonstrations.kind is 'mixture' where there are parts, and only there")
+
+    def elsewhere(self) -> Demonstrations:
+        """For another machine: paths without the folders of this one."""
+        parts = tuple(replace(part, demonstrations=part.demonstrations.elsewhere()) for part in self.parts)
+        return replace(self, parts=parts, path=None if self.path is None else Path(self.path).name)
 
 
-def split_originals(
-    config: Demonstrations, originals: int, val_fraction: float, seed: int
-) -> tuple[IntArray, IntArray]:
-    """Which episodes a training may draw from, and which are held out for validation."""
-    held_in, held_out = split_episodes(originals, val_fraction, seed)
-    if (short := (config.count or 0) - len(held_in)) > 0:  # to train on N is to train on N
-        held_in, held_out = np.sort(np.concatenate([held_in, held_out[:short]])), held_out[short:]
-    return held_in, held_out
+@dataclass(frozen=True)
+class Split:
+    """Which episodes a training learns from, the steps of each, and which are held out for validation."""
+
+    training: IntArray
+    steps: IntArray
+    held_out: IntArray
+
+
+def split_demonstrations(
+    config: Demonstrations, source: EpisodeSource, copies: int, val_fraction: float, seed: int
+) -> Split:
+    """Of a mixture, each dataset by itself. A mirrored episode is no independent one: held out is held out with all its
+    copies."""
+    parts = [(len(member.source.lengths), member.copies) for member in getattr(source, "members", ())]
+    training, steps, held_out, first = [], [], [], 0
+    for count, times in parts or [(len(source.lengths), copies)]:
+        originals = count // times
+        held_in, held = split_episodes(originals, val_fraction, seed)
+        if (short := (config.count or 0) - len(held_in)) > 0:  # to train on N is to train on N
+            held_in, held = np.sort(np.concatenate([held_in, held[:short]])), held[short:]
+        taken, length = draw(source.lengths[first + held_in], config.fraction, config.count, seed)
+        training += [first + held_in[taken] + copy * originals for copy in range(times)]
+        steps += [length] * times
+        held_out.append(first + held)
+        first += count
+    return Split(np.concatenate(training), np.concatenate(steps), np.concatenate(held_out))
 
 
 def open_demonstrations(
-    config: Demonstrations, task: str | None, console: Console, small: bool = False
+    config: Demonstrations, task: str | None, console: Console, small: bool | None = False
 ) -> tuple[Demonstrations, EpisodeSource, int]:
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has.
-    `small`: for training, with its pictures at the size that the policy sees, made once (data/pictures.py)."""
-    path = _locate(config, task, console)
-    only = (config.only, config.without, config.skip_damaged)
+    `small`: for training, with its pictures at the size that the policy sees, made once (data/pictures.py); None: as
+    they are stored, for a copy."""
+    if config.parts:
+        from prism.runs.mixture import open_mixture
+
+        return *open_mixture(config, console, small), 1
+    path = locate(config, task, console)
+    only = (config.only, _left_out(config, path), config.skip_damaged)
     source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance, *only)
     copies = 1
-    if task is None:
+    if task is None and small is not None:
         source, sizes = with_default_sizes(source)
         for sentence in sizes:
             console.print(f"{path}: {sentence}", highlight=False, markup=False, soft_wrap=True)
@@ -112,6 +157,17 @@ def open_demonstrations(
     if small:
         source = cached_pictures(source, lambda words: console.print(words, highlight=False, soft_wrap=True))
     return replace(config, path=str(path)), source, copies
+
+
+def _left_out(config: Demonstrations, path: Path) -> tuple[str, ...]:
+    """Sensors that --without names, and those that --sensors does not."""
+    if not config.keep:
+        return config.without
+    source = open_dataset(path, config.fps, parse_map(config.map), tolerance=config.tolerance, skip_damaged=None)
+    names = [sensor.name for sensor in source.sensors]
+    if unknown := [name for name in config.keep if name not in names]:
+        raise PrismError(f"--sensors {unknown[0]}: {path} has the sensors {', '.join(names)}")
+    return tuple(name for name in names if name not in config.keep or name in config.without)
 
 
 def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> EpisodeSource:
@@ -169,7 +225,8 @@ def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[
         console.print(f"warning: {source.path}: {sentence}", style="yellow", highlight=False, soft_wrap=True)
 
 
-def _locate(config: Demonstrations, task: str | None, console: Console) -> Path:
+def locate(config: Demonstrations, task: str | None, console: Console) -> Path:
+    """Where the dataset is; recorded first where that is due."""
     if config.kind == "human":
         return find_dataset("pusht-human", None if config.path is None else Path(config.path))
     if config.kind == "shipped" and config.path is None:

@@ -44,6 +44,12 @@ class Experiment:
     def method(self) -> str:
         return self.policy.method
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All tasks that it is rolled out in: of a mixture several, of a dataset alone none."""
+        named = (self.task, *(part.task for part in self.demonstrations.parts))
+        return tuple(task for task in named if task is not None)
+
     def save(self, run: Path) -> None:
         files.replace_file(run / FILE, self.encoded())
 
@@ -316,6 +322,9 @@ class TrainOptions(TypedDict, total=False):
     preset: str | None
     episodes: int | str | None
     without: Sequence[str]
+    sensors: Sequence[str]
+    weights: Sequence[float] | None
+    text: Sequence[str]
     skip_damaged: bool
     seed: int | None
     set: Sequence[str]
@@ -326,6 +335,8 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
     given: dict[str, Any] = {
         name: value for name, value in options.items() if value is not None and value != () and value is not False
     }
+    if options.get("weights") is not None:
+        given["weights"] = options["weights"]  # also an empty one: it is refused
     method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
     experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
     if preset is not None:
@@ -335,7 +346,11 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
     if teacher is not None and str(teacher) != experiment.teacher:
         experiment = with_teacher(experiment, Path(teacher))
     source = experiment.demonstrations
-    named = {"map": "map", "sensor": "sensors", "without": "without"}
+    if source.parts or "weights" in given or "text" in given:
+        from prism.runs.mixture import with_parts
+
+        source = with_parts(source, given.get("weights"), given.get("text"), given.pop("episodes", None), given)
+    named = {"map": "map", "sensor": "sensors", "without": "without", "sensors": "keep"}
     changes: dict[str, Any] = {field: tuple(given[option]) for option, field in named.items() if option in given}
     changes |= {name: given[name] for name in ("fps", "tolerance", "skip_damaged") if name in given}
     if "data" in given:

@@ -45,10 +45,11 @@ from prism.rollout.results import (
     save_result,
     write_json,
 )
-from prism.runs.demonstrations import open_demonstrations, split_originals
+from prism.runs.demonstrations import open_demonstrations, split_demonstrations
 from prism.runs.recipes import FILE, Experiment
 from prism.serve.backends import Frame, backend_device, load_behind
 from prism.sims.tasks import make_env
+from prism.sims.told import make_told
 from prism.training import checkpoint
 from prism.training.monitor import read_log
 
@@ -71,6 +72,8 @@ class EvalOptions:
     ray: bool = False
     backend: str = "eager"  # serve/backends.py
     device: str = "cpu"  # of the eager policy; every worker has a copy there
+    text: str | None = None  # the policy is told this sentence, whatever the task says
+    without: tuple[str, ...] = ()  # sensors that are absent
 
     def parallel(self) -> int:
         if self.workers is not None:
@@ -137,10 +140,17 @@ class Run:
 
     def task(self, asked: str | None = None) -> str:
         """Where it is rolled out: the task asked for, or the one of the experiment."""
-        task = asked or self.experiment.task
-        if task is None:
+        tasks = self.tasks(asked)
+        if len(tasks) > 1:
+            raise PrismError(f"{self.folder} was trained for {len(tasks)} tasks: say which, {', '.join(tasks)}")
+        return tasks[0]
+
+    def tasks(self, asked: str | None = None) -> tuple[str, ...]:
+        """Where it is rolled out: the task asked for, or all of the experiment."""
+        tasks = (asked,) if asked else self.experiment.tasks
+        if not tasks:
             raise PrismError(f"{self.folder} was trained on a dataset alone: say where to roll it out with --task")
-        return task
+        return tasks
 
     # ----------------------------------------------------------------- its checkpoints
 
@@ -224,6 +234,12 @@ class Run:
             if options.ray:
                 raise PrismError(f"--device {options.device}: Ray's workers compute on CPUs; leave --ray or it out")
             policy = partial(_load_on, self.given, device)
+        several = self.has_experiment and bool(self.experiment.demonstrations.parts)
+        env = None
+        if several or options.text is not None or options.without:
+            env = partial(make_told, task, self.spec.sensors, options.text, options.without, several)
+            origin |= {"text": options.text} if options.text is not None else {}
+            origin |= {"without": list(options.without)} if options.without else {}
 
         def named(result: EvaluationResult) -> EvaluationResult:
             return replace(result, policy=str(self.given), info={**result.info, **origin})
@@ -238,6 +254,7 @@ class Run:
                 workers=options.parallel(),
                 record=options.record,
                 progress=progress,
+                env=env,
                 ray=options.ray,
             )
         except IncompleteError as error:
@@ -245,22 +262,37 @@ class Run:
         return named(result)
 
     def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
-        """`play`; the recording and metrics.json stay in the run, unless a back end computed it or it is the hub's."""
-        options = options or EvalOptions()
-        stored = options.backend == "eager" and not self.is_hub
-        try:
-            result = self.play(options, progress)
-        except IncompleteError as error:  # what there is is worth keeping
-            if stored:
-                self._store(error.result)
-            raise
-        if stored:
-            self._store(result)
-        return result
+        """`play`; the recording and metrics.json stay in the run, unless a back end computed it, it is the hub's, or
+        the policy was told something else or lacked a sensor."""
+        return self._evaluate([self.task((options or EvalOptions()).task)], options, progress)[0]
 
-    def _store(self, result: EvaluationResult) -> None:
-        save_result(self.recording(result.task), result, overwrite=True)
-        write_json(self.folder / "metrics.json", metrics_json([result]), overwrite=True)
+    def evaluate_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
+        """`evaluate` in every task that it was trained for."""
+        return self._evaluate(self.tasks((options or EvalOptions()).task), options, progress)
+
+    def play_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
+        """`play` in every task that it was trained for."""
+        options = options or EvalOptions()
+        return [self.play(replace(options, task=task), progress) for task in self.tasks(options.task)]
+
+    def _evaluate(self, tasks: Sequence[str], options: EvalOptions | None, progress: bool) -> list[EvaluationResult]:
+        options = options or EvalOptions()
+        stored = options.backend == "eager" and not self.is_hub and options.text is None and not options.without
+        results: list[EvaluationResult] = []
+        for task in tasks:
+            try:
+                results.append(self.play(replace(options, task=task), progress))
+            except IncompleteError as error:  # what there is is worth keeping
+                if stored:
+                    self._store([*results, error.result])
+                raise
+            if stored:
+                self._store(results)
+        return results
+
+    def _store(self, results: Sequence[EvaluationResult]) -> None:
+        save_result(self.recording(results[-1].task), results[-1], overwrite=True)
+        write_json(self.folder / "metrics.json", metrics_json(results), overwrite=True)
 
     def recording(self, task: str | None = None) -> Path:
         """Where the rollouts in a task are stored."""
@@ -330,7 +362,7 @@ def write_run_report(folder: Path, rerun: Path | None = None, overwrite: bool = 
     .rrd file (report/rerun_log.py)."""
     if not folder.is_dir():
         raise PrismError(f"{folder} does not exist: give the folder of a run, or of a demo")
-    if not any((folder / FOLDER).glob("*.npz")) and is_run(folder) and Run(folder).experiment.task is None:
+    if not any((folder / FOLDER).glob("*.npz")) and is_run(folder) and not Run(folder).experiment.tasks:
         with nullcontext() if rerun is None else RerunLog(rerun, Run(folder).name, overwrite) as log:
             return _write_held_out(Run(folder), log)
     results = load_results(folder)
@@ -344,7 +376,8 @@ def write_run_report(folder: Path, rerun: Path | None = None, overwrite: bool = 
 def _write_held_out(run: Run, rerun: RerunLog | None) -> Path:
     train = run.experiment.train
     demonstrations, source, copies = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True))
-    held_in, held_out = split_originals(demonstrations, len(source.lengths) // copies, train.val_fraction, train.seed)
-    episodes = held_out if len(held_out) else held_in
+    split = split_demonstrations(demonstrations, source, copies, train.val_fraction, train.seed)
+    unseen = len(split.held_out) > 0
+    episodes = split.held_out if unseen else split.training
     page, log = run.folder / "report.html", read_log(run.folder)
-    return write_held_out(page, run.controller(), source, episodes.tolist(), len(held_out) > 0, log, rerun)
+    return write_held_out(page, run.controller(), source, episodes.tolist(), unseen, log, rerun)

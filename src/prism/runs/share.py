@@ -50,9 +50,7 @@ def write_lerobot(run: Run, folder: Path, overwrite: bool = False, license_: str
         CARD: model_card(run, config["keys"], license_, name or folder.name).encode(),
     }
     if run.has_experiment:
-        demonstrations = run.experiment.demonstrations
-        path = demonstrations.path if demonstrations.path is None else Path(demonstrations.path).name  # not this disk's
-        content[FILE] = replace(run.experiment, demonstrations=replace(demonstrations, path=path)).encoded()
+        content[FILE] = replace(run.experiment, demonstrations=run.experiment.demonstrations.elsewhere()).encoded()
     with files.explain_write_errors(folder, "Nothing was written"):
         files.write_folder(folder, content)
 
@@ -147,8 +145,10 @@ def model_card(run: Run, keys: dict[str, str], license_: str, name: str) -> str:
     if run.has_experiment:
         experiment = run.experiment
         demonstrations = experiment.demonstrations
-        data = " ".join(filter(None, (demonstrations.kind, Path(demonstrations.path or "").name, "demonstrations")))
-        data += f" of {experiment.task}" if experiment.task else ""
+        places = [part.demonstrations.path for part in demonstrations.parts] or [demonstrations.path]
+        places = [Path(place or "").name for place in places]
+        data = " ".join(filter(None, (demonstrations.kind, *places, "demonstrations")))
+        data += f" of {', '.join(experiment.tasks)}" if experiment.tasks else ""
         train = experiment.train
         budget = f"{train.minutes:g} minutes" if train.minutes else f"{train.steps} steps"
         trained = f"`prism train {experiment.name}`, {budget}, batch {train.batch_size}, seed {train.seed}"

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from prism.data.pictures import as_recorded
-from prism.data.views import draw, portion
+from prism.data.views import portion
 from prism.data.windows import Windows
 from prism.distributed import ranks
 from prism.encoder import load_pretrained
@@ -28,8 +27,9 @@ from prism.methods.unet import Student
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy, PolicySpec
 from prism.rollout.episodes import TEST_SEED
-from prism.rollout.results import EvaluationResult, write_json
-from prism.runs.demonstrations import open_demonstrations, split_originals
+from prism.rollout.results import EvaluationResult, pooled, write_json
+from prism.runs.demonstrations import open_demonstrations, split_demonstrations
+from prism.runs.mixture import mixed
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.run import EvalOptions, Run, is_run
 from prism.sensors import ActionSpec, action_spec_of
@@ -43,7 +43,7 @@ TUNING_SEED = 2 * TEST_SEED  # to look at on the way: neither of demonstrations 
 
 
 def train(
-    recipe: str | Path | Experiment,
+    recipe: str | Path | Experiment | Sequence[str | Path],
     out: Path | str | None = None,
     resume: bool | Literal["auto"] = False,
     progress: bool = True,
@@ -52,9 +52,11 @@ def train(
     eval_episodes: int = 20,
     **options: Unpack[TrainOptions],
 ) -> Run:
-    """Train a policy, as `prism train` does: on a recipe, a task, the path of a dataset, or an experiment.
+    """Train a policy, as `prism train` does: on a recipe, a task, the path of a dataset, several of these, or an
+    experiment.
 
         run = prism.train("pusht", minutes=5)
+        run = prism.train(["tabletop-ball", "tabletop-hang"], weights=[1, 2])
         run = prism.train("my.zarr.zip", steps=2000, out="runs/mine", set=["train.batch_size=32"])
 
     The options are those of `prism train --help`, also `device`, `eval_every` and `eval_episodes`. `out`: the run's
@@ -84,17 +86,21 @@ def evaluate(
     settings: tuple[str, ...] = (),
     workers: int | None = None,
     progress: bool = True,
+    text: str | None = None,
+    without: Sequence[str] = (),
 ) -> EvaluationResult:
     """Roll a run out, as `prism eval` does, on seeds first_seed, first_seed + 1, ...; result.summary() has the means.
 
-    None: as the run's experiment says. The recording and metrics.json stay in the run.
+    None: as the run's experiment says. The recording and metrics.json stay in the run. `text`: the policy is told this
+    sentence; `without`: these sensors are absent; then nothing is stored.
     """
-    options = EvalOptions(task, episodes, first_seed, candidates, selection, settings, workers)
+    how = {"text": text, "without": tuple(without)}
+    options = EvalOptions(task, episodes, first_seed, candidates, selection, settings, workers, **how)  # type: ignore[arg-type]
     return (run if isinstance(run, Run) else Run(run)).evaluate(options, progress)
 
 
 def train_recipe(
-    name: str | Path | Experiment,
+    name: str | Path | Experiment | Sequence[str | Path],
     out: Path | str | None,
     resume: bool | Literal["auto"],
     console: Console,
@@ -110,7 +116,7 @@ def train_recipe(
     A run that is continued keeps the options that it was started with; those that are given here replace them.
     """
     with ranks.share_errors():  # what one rank does not find, all learn
-        experiment = name if isinstance(name, Experiment) else recipe(str(name))
+        experiment = name if isinstance(name, Experiment) else _named(name)
         method = options.get("method") or experiment.method
         other = "" if method == experiment.method else f"-{method}"
         folder = Path(out) if out is not None else Path("runs") / f"{experiment.name}{other}"
@@ -124,7 +130,8 @@ def train_recipe(
     def look(fraction: float, trained: TrainResult) -> None:
         if experiment.train.fraction(trained.step, trained.seconds) > fraction + 0.5 * looks[0]:
             return  # a run that is continued was past it already
-        played = Run(folder).play(EvalOptions(episodes=eval_episodes, first_seed=TUNING_SEED), progress=False)
+        how = EvalOptions(episodes=eval_episodes, first_seed=TUNING_SEED)
+        played = pooled(Run(folder).play_all(how, progress=False), experiment.name)
         point = add_point(folder, fraction, trained, played)
         shown = {name: point[name] for name in ("step", "seconds", "success", "score")}
         curves = Curves(folder, experiment.train)
@@ -143,9 +150,14 @@ def train_recipe(
     return folder, experiment, result
 
 
+def _named(name: str | Path | Sequence[str | Path]) -> Experiment:
+    names = [str(name)] if isinstance(name, str | Path) else [str(one) for one in name]
+    return recipe(names[0]) if len(names) == 1 else mixed(names)
+
+
 def evaluation_fractions(experiment: Experiment, every: float) -> tuple[float, ...]:
     """Where evaluations on the way are due: `every` minutes or steps, as the budget is given, before its end."""
-    if experiment.task is None:
+    if not experiment.tasks:
         raise PrismError("--eval-every rolls out in a task, and a dataset alone has none: leave it out")
     config = experiment.train
     budget, unit = (config.minutes, "minutes") if config.minutes else (float(config.steps), "steps")
@@ -218,14 +230,12 @@ def train_experiment(
         experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
         config = experiment.train
 
-        # A mirrored episode is no independent one: held out is held out with all its copies.
-        originals = len(source.lengths) // copies
-        held_in, held_out = split_originals(demonstrations, originals, config.val_fraction, config.seed)
-        taken, steps = draw(source.lengths[held_in], demonstrations.fraction, demonstrations.count, config.seed)
-        training = np.concatenate([held_in[taken] + copy * originals for copy in range(copies)]).tolist()
-        trained_on = source
+        split = split_demonstrations(demonstrations, source, copies, config.val_fraction, config.seed)
+        training, held_out, trained_on = split.training.tolist(), split.held_out, source
+        weights = getattr(source, "weights", None)
+        weights = None if weights is None else weights[split.training]
         if demonstrations.fraction is not None:  # perhaps not to their ends
-            trained_on = portion(source, training, np.tile(steps, copies))
+            trained_on = portion(source, training, split.steps)
             training = list(range(len(training)))
 
         reading = f"reading the actions and vectors of {len(training)} episodes"
@@ -240,12 +250,12 @@ def train_experiment(
         policy.to(on_device)
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
         with console.status(reading):
-            windows = Windows(trained_on, *horizons, training)
+            windows = Windows(trained_on, *horizons, training, weights=weights)
             windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
     on = ("" if on_device.type == "cpu" else f", on {on_device}") + (
         f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
     )
-    mirrored = f" ({len(taken)} and their mirror images)" if copies > 1 else ""
+    mirrored = f" ({len(training) // copies} and their mirror images)" if copies > 1 else ""
     size = f"{len(windows)} windows, {sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on}"
     told = f"{len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, {size}"
     console.print(f"{title}: {told} -> {run}\n{_in_and_out(spec, experiment)}", highlight=False, soft_wrap=True)
@@ -271,7 +281,7 @@ def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:
     absolute = experiment.controller.selection.action_kind == "absolute"
     kind = "absolute (each names a pose)" if absolute else "delta (each is a change of pose)"
     other = "delta" if absolute else "absolute"
-    wrong = "" if experiment.task else f"; if not: --set controller.selection.action_kind={other}"
+    wrong = "" if experiment.tasks else f"; if not: --set controller.selection.action_kind={other}"
     return f"  sensors: {', '.join(s.name for s in spec.sensors)}; {spec.action_dim} actions, {kind}{wrong}"
 
 
@@ -290,7 +300,7 @@ def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
 def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
     """A dataset that names the entries of its actions says which are grippers, and `prism record` says whether the
     others are poses or changes; a task says it itself."""
-    if experiment.task is not None:
+    if experiment.tasks:
         return experiment
     selection = experiment.controller.selection
     if not selection.grippers and len(action.grippers) not in (0, len(action.names)):

@@ -49,7 +49,7 @@ def open_run(
                     stack.enter_context(exclusive(run_dir))
                     files.remove_leftovers(run_dir)
             size, seed, world = config.batch_size, config.seed, ranks.world_size()
-            order = BatchOrder(len(windows), size, seed, ranks.rank(), world, windows.blocks)
+            order = BatchOrder(len(windows), size, seed, ranks.rank(), world, windows.blocks, windows.weights)
             data = fingerprint(windows)
         check_same_start(policy, config, data)
         yield order, data, bool(resume)
@@ -165,9 +165,10 @@ def _plain(spec: PolicySpec) -> str:
 
 
 def fingerprint(windows: Windows) -> str:
-    """A short name for the data: the number of windows and the content of 32 of them, evenly spread."""
+    """A short name for the data: the number of windows, their weights, and the content of 32, evenly spread."""
     batch = windows.batch(np.linspace(0, len(windows) - 1, 32).astype(np.int64))
-    return _digest(str(len(windows)).encode(), batch_tensors(batch))
+    weights = b"" if windows.weights is None else windows.weights.tobytes()
+    return _digest(str(len(windows)).encode() + weights, batch_tensors(batch))
 
 
 def batch_tensors(batch: Batch) -> dict[str, Tensor]:
