@@ -265,6 +265,46 @@ def test_plans_are_joined_without_a_jump(gap: float, blend: int, max_step: float
         assert offset[blend:] == pytest.approx(0.0, abs=1e-4)
 
 
+def turn(angle: Any) -> np.ndarray:
+    """Quaternions (w, x, y, z) about z, behind one other number."""
+    half = np.asarray(angle, np.float64) / 2
+    zero = np.zeros_like(half)
+    return np.stack([10 * half, np.cos(half), zero, zero, np.sin(half)], -1).astype(np.float32)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("slow", [False, True])
+def test_joined_and_slowed_rotations_stay_rotations(sign: float, slow: bool) -> None:
+    """Of length 1, and the shorter way: no step turns by more than the plans and their part of the gap."""
+    planner = Script([0.0, 0.1, None], action_dim=5, action={"quaternions": [1]})
+    starts = {0: 0.0, 1: 1.8}  # rad; the second plan is 1.4 rad ahead of the first, or the same with the other sign
+
+    def make(number: int, _: np.ndarray) -> np.ndarray:
+        plan = turn(starts[number] + 0.1 * np.arange(TP))
+        plan[:, 1:] *= sign if number else 1.0
+        return plan
+
+    planner.make = make
+    if slow:
+        planner.spread = {1: 5.0}
+    control = executor(planner, blend=3, hook=limit_uncertainty(max_modes=1, then="slow"))
+    found = np.array([command.action for command in commands(control, 11)], np.float64)
+    turns = found[:, 1:]
+    assert np.linalg.norm(turns, axis=1) == pytest.approx(1.0, abs=1e-6)
+    steps = 2 * np.arccos(np.clip((turns[1:] * turns[:-1]).sum(1), -1, 1))  # signs included: q, never -q
+    assert steps.max() < 0.1 + 1.4 / 4 + 0.05
+    if not slow:  # joined: the plan's own
+        assert abs(turns[-1] @ turn(1.8 + 0.6)[1:]) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_hold_of_changes_keeps_a_rotation() -> None:
+    planner = Script([0.0, None], action_dim=5, action_kind="delta", action={"quaternions": [1]})
+    planner.make = lambda number, _: turn(0.1 * np.arange(TP))
+    held = commands(executor(planner), TP + 2)[-1]
+    assert held.source == "hold"
+    assert held.action == pytest.approx([0.0, *turn(0.7)[1:]])
+
+
 def test_stop_holds_until_the_candidates_agree_again() -> None:
     planner = Script([0.0, 0.1, 0.1, 0.1])
     planner.spread = {1: 5.0, 2: 5.0}

@@ -7,6 +7,7 @@
 
 join   The gap d = A6 - B2 between both plans is added to the new one and taken away in equal parts over `blend` steps,
        at most `max_step` each: no step is larger than that of the plans plus min(|d| / (blend + 1), max_step).
+       Quaternions (info["action"]["quaternions"]) go the shorter way and keep their length of 1.
 hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
        or a velocity becomes zero, except in the dimensions `keep` (a gripper). Held steps are no actions, so a plan
        that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
@@ -30,6 +31,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
+from prism_client.rotations import same_side, unit
 
 Array = np.ndarray[Any, Any]
 Decision = Literal["continue", "slow", "stop"]
@@ -205,7 +207,11 @@ class Executor:
                 "is, so say it: Executor(..., action_kind='absolute')"
             )
         self.keep = [int(d) for d in (info.get("keep") or () if keep is None else keep)]
-        if bad := [d for d in self.keep if d < 0 or (self.action_dim and d >= self.action_dim)]:
+        self._quaternions = [int(first) for first in (info.get("action") or {}).get("quaternions", ())]
+        if self.action_kind != "absolute":  # a rotation is one whatever the others are, and zeros are none
+            self.keep += [d for first in self._quaternions for d in range(first, first + 4) if d not in self.keep]
+        named = (*self.keep, *(d for first in self._quaternions for d in (first, first + 3)))
+        if bad := [d for d in named if d < 0 or (self.action_dim and d >= self.action_dim)]:
             raise ValueError(f"keep names dimension {bad[0]}, but actions have {self.action_dim}")
         self.fps = float(info.get("fps") or 0.0)
         self.budget_ms = (1e3 * self.exec_horizon / self.fps if self.fps else math.inf) if budget is None else budget
@@ -414,15 +420,17 @@ class Executor:
         """The new plan, starting at `row` where the robot would have gone on without it; see the top of this file."""
         if self._commanded is None or not self._blend:
             return actions
-        reference = self._row()
-        gap = np.asarray((self._held() if reference is None else reference) - actions[row], dtype=np.float64)
+        next_row = self._row()
+        reference = self._held() if next_row is None else next_row
+        actions = same_side(actions, row, reference, self._quaternions)
+        gap = np.asarray(reference - actions[row], dtype=np.float64)
         part = np.abs(gap) / (self._blend + 1)
         if self._max_step is not None:
             part = np.minimum(part, self._max_step * self._scale)
         steps = np.arange(1, len(actions) - row + 1)[:, None]
         joined = actions.astype(np.result_type(actions.dtype, np.float32))
         joined[row:] += np.sign(gap) * np.maximum(np.abs(gap) - steps * part, 0.0)
-        return joined
+        return unit(joined, self._quaternions)
 
     # ------------------------------------------------------------------ actions
 
@@ -456,9 +464,10 @@ class Executor:
         if pace < 1.0 or start > 0.0:
             before = target if self._before is None else self._before
             absolute = self.action_kind == "absolute"
+            before = same_side(before[None], 0, target, self._quaternions)[0]
             action = before + end * (target - before) if absolute else (end - start) * target
             action[self.keep] = target[self.keep]
-            action = action.astype(target.dtype)
+            action = unit(action, self._quaternions).astype(target.dtype)
         self._phase = end
         if end >= 1.0 - 1e-9:
             self._phase, self._before = 0.0, target
