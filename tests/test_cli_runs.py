@@ -72,6 +72,15 @@ def test_train_resume_and_evaluate(
         Experiment.load(run)
     (run / "experiment.json").write_text(json.dumps(experiment))
 
+    # Nor over an experiment without its training, which is not what a start that failed leaves.
+    other = run.with_name("other")
+    other.mkdir()
+    (other / "experiment.json").write_bytes((run / "experiment.json").read_bytes())
+    capfd.readouterr()
+    assert cli.main([*train, "--steps", "3", "--out", str(other)]) == cli.EXIT_USER
+    assert "experiment.json is there without its training: move it, or choose another --out" in capfd.readouterr().err
+    assert [path.name for path in other.iterdir()] == ["experiment.json"]
+
     # Never silently over an existing run; --resume needs none of the options again.
     assert cli.main([*train, "--steps", "3"]) == cli.EXIT_USER
     assert "--resume" in capfd.readouterr().err

@@ -161,6 +161,16 @@ def test_a_failed_start_does_not_block_the_next_try(tmp_path: Path) -> None:
     assert run(tmp_path / "run").step == CONFIG.steps
 
 
+def test_logs_may_be_plain_numbers(tmp_path: Path) -> None:
+    class Plain(FakePolicy):
+        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+            return LossOutput(super().loss(batch, rng).loss, {"luck": 0.25})  # type: ignore[dict-item]
+
+    plain = make_policy()
+    run(tmp_path / "run", Plain(plain.spec, plain.normalizer))
+    assert read_log(tmp_path / "run")[-1]["luck"] == 0.25
+
+
 def test_resume_needs_a_run(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="does not exist, so there is nothing to resume"):
         run(tmp_path / "typo", resume=True)

@@ -49,7 +49,7 @@ class PolicySpec:
 @dataclass(frozen=True)
 class LossOutput:
     loss: Tensor  # scalar, differentiable
-    logs: dict[str, Tensor]  # detached scalars by metric name
+    logs: dict[str, Tensor]  # detached scalars by metric name; plain numbers will do
 
 
 class Policy(nn.Module, ABC):

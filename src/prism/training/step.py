@@ -166,7 +166,7 @@ class _Loss(nn.Module):
 
     def forward(self, losses: Iterator[tuple[Batch, LossOutput]]) -> tuple[Tensor, dict[str, Tensor], int]:
         part, output = next(losses)
-        return output.loss, output.logs, len(part.actions)
+        return output.loss, {name: torch.as_tensor(log) for name, log in output.logs.items()}, len(part.actions)
 
 
 class Learner:
