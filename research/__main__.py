@@ -21,6 +21,7 @@ MODULES = {
     "global-batch": "global_batch",
     "data": "data",
     "loading": "loading",
+    "big-pictures": "big_pictures",
     "scaling": "scaling",
     "realtime": "realtime",
     "server": "server",

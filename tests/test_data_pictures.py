@@ -125,15 +125,15 @@ def test_own_data_get_a_size_and_the_policy_takes_the_cameras(
     monkeypatch.setenv("PRISM_DATA", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     source, said = with_default_sizes(big_source())
-    assert [s.resize for s in source.sensors] == [(107, 128), (107, 128), None]
+    assert [s.resize for s in source.sensors] == [(80, 96), (80, 96), None]
     assert len(said) == 2
     path = write(tmp_path / "set")
     run = prism.train(path, steps=2, set=["train.batch_size=4"], out=tmp_path / "run")
-    assert "200 x 240 is brought to 107 x 128" in " ".join(capfd.readouterr().err.split())
+    assert "200 x 240 is brought to 80 x 96" in " ".join(capfd.readouterr().err.split())
     camera = next(s for s in run.policy().spec.sensors if s.name == "cam")
-    assert (camera.shape, camera.resize) == ((200, 240, 3), (107, 128))
+    assert (camera.shape, camera.resize) == ((200, 240, 3), (80, 96))
     controller = run.controller()
     reading = {"cam": np.zeros((200, 240, 3), np.uint8), "depth": np.ones((200, 240), np.float32)}
     assert controller.act({**reading, "s": np.zeros(2, np.float32)}).shape == (2,)
     with pytest.raises(PrismError, match="shape"):
-        controller.act({**reading, "cam": np.zeros((107, 128, 3), np.uint8), "s": np.zeros(2, np.float32)})
+        controller.act({**reading, "cam": np.zeros((80, 96, 3), np.uint8), "s": np.zeros(2, np.float32)})

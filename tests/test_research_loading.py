@@ -51,7 +51,7 @@ def test_every_loader_reads_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert result["windows_per_cpu_s"]["lerobot"] == 10
     assert result["ratio"] == result["windows_per_cpu_s"]["cached"] / 10
     assert result["loaders"]["same_dataset"]["picture"] == [120, 200, 3]
-    assert result["loaders"]["cached"]["picture"] == [77, 128, 3]  # as prism train reads it
+    assert result["loaders"]["cached"]["picture"] == [58, 96, 3]  # as prism train reads it
     assert result["spent"]["same_dataset"]["decode"] > 0
     assert "decode" not in result["spent"]["cached"]  # made before, not on the way
     loading.show(result, Console(quiet=True))

@@ -106,6 +106,9 @@ class Train(DatasetOptions):
             raise PrismError("--episodes 0 is out of range: use 1 or more, or which: 0-46,48-")
 
     def run(self) -> None:
+        from prism.io.processes import sleep_at_barriers
+
+        sleep_at_barriers()
         from prism.distributed import ranks
 
         with ranks.session():

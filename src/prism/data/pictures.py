@@ -36,7 +36,7 @@ from prism.data.views import Respecified, SourceView, with_sensors
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, action_spec_of
 
-BIG, DEFAULT_SIDE = 160, 128  # a longer side above the first is brought to the second, in data of one's own
+BIG, DEFAULT_SIDE = 160, 96  # a longer side above the first is brought to the second, in data of one's own
 _PART_BYTES = 64 * 2**20
 _CHUNK_BYTES = 32 * 2**20  # of stored pictures, read together
 
