@@ -220,8 +220,6 @@ def train_experiment(
     with ranks.share_errors():
         if leader:
             resume = check_resume(run, resume)
-            if asked is False and is_run(run) and not (run / "log.jsonl").exists():  # not of a start that failed
-                raise PrismError(f"{run / FILE} is there without its training: move it, or choose another --out")
             begun = resume and bool(list_checkpoints(run))
             opened = open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
     agreed = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
