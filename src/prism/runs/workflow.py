@@ -219,7 +219,7 @@ def train_experiment(
     opened, begun, asked = None, False, resume
     with ranks.share_errors():
         if leader:
-            resume = check_resume(run, resume)
+            resume = _check_folder(run, resume)
             begun = resume and bool(list_checkpoints(run))
             opened = open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
     agreed = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
@@ -274,6 +274,13 @@ def train_experiment(
                 look(fraction, result)
         resume = True
     return stretch(resume=resume, until=until)
+
+
+def _check_folder(run: Path, resume: bool | Literal["auto"]) -> bool:
+    """check_resume, and nobody's experiment.json is replaced; that of a start that failed has its log beside it."""
+    if resume is False and is_run(run) and not (run / "log.jsonl").exists():
+        raise PrismError(f"{run / FILE} is there without its training: move it, or choose another --out")
+    return check_resume(run, resume)
 
 
 def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:

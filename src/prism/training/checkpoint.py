@@ -109,8 +109,6 @@ def check_resume(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
         return begun
     if begun and not resume:
         raise PrismError(f"{run_dir} holds a run already: continue it with --resume, or choose another --out")
-    if not (begun or resume or log.exists()) and (lone := run_dir / "experiment.json").exists():
-        raise PrismError(f"{lone} is there without its training: move it, or choose another --out")
     if resume and not run_dir.is_dir():
         raise PrismError(f"{run_dir} does not exist, so there is nothing to resume: check the name, or drop --resume")
     return resume
