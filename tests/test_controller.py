@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble
+from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble, least_jerk
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
@@ -350,3 +351,43 @@ def test_blended_rotations_keep_unit_norm_and_do_not_jump() -> None:
         np.testing.assert_allclose(np.linalg.norm(actions, axis=1), 1.0, rtol=1e-5)
         assert (np.abs(np.diff(actions, axis=0)) < 0.2).all()
         assert not any(replan.mode_switch for replan in controller.replans)
+
+
+@pytest.mark.parametrize("past", [0, 1, 3])
+@pytest.mark.parametrize("weight", [0.1, 10.0])
+def test_least_jerk_minimises_what_it_says(past: int, weight: float) -> None:
+    rng = np.random.default_rng(0)
+    plan, before = rng.normal(size=(16, 2)), rng.normal(size=(past, 2))
+
+    def cost(u: NDArray[np.float64]) -> float:
+        joined = np.concatenate([before, u])
+        jerk = joined[3:] - 3 * joined[2:-1] + 3 * joined[1:-2] - joined[:-3]
+        return float(((u - plan) ** 2).sum() + weight * (jerk**2).sum())
+
+    best = least_jerk(plan, before, weight)
+    for _ in range(50):
+        assert cost(best) <= cost(best + 1e-3 * rng.normal(size=plan.shape))
+    line = np.linspace(0, 1, 16 + past)[:, None] * np.array([[1.0, -2.0]])
+    np.testing.assert_allclose(least_jerk(line[past:], line[:past], weight), line[past:], atol=1e-12)
+
+
+def test_jerk_weight_smooths_what_is_executed_and_spares_grippers() -> None:
+    rng = np.random.default_rng(0)
+    noisy = np.cumsum(rng.normal(size=(30, 4, 16, 2)), axis=2).astype(np.float32)
+
+    def executed(weight: float) -> NDArray[np.float32]:
+        selection = SelectionConfig(rule="first", grippers=(1,))
+        controller = Controller(
+            PointPolicy(), ControllerConfig(exec_horizon=4, selection=selection, jerk_weight=weight)
+        )
+        actions = []
+        for plans in noisy:
+            controller.observe({"proprio": np.zeros(2, np.float32)})
+            controller.adopt(plans, 0.0)
+            actions += [controller.next_action() for _ in range(4)]
+        return np.array(actions)
+
+    plain, smooth = executed(0.0), executed(100.0)
+    jerk = [np.abs(np.diff(one[:, 0], n=3)).mean() for one in (plain, smooth)]
+    assert jerk[1] < 0.2 * jerk[0]
+    np.testing.assert_array_equal(plain[:, 1], smooth[:, 1])

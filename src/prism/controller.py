@@ -5,6 +5,7 @@ observe o_t -> window (To) -> K candidates in one pass -> select one -> execute 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from prism.selection import (
 )
 from prism.types import Observation
 
+_PAST = 3  # executed actions that a third difference reaches back to
+
 
 @dataclass(frozen=True)
 class ControllerConfig:
@@ -43,10 +46,13 @@ class ControllerConfig:
     # first, with weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
     ensemble: float | None = None
     warm_start: bool = False  # Falcon: sample near the old plan's remainder
+    # The chosen plan gives way to the nearest one whose third differences, from the last executed actions on, are
+    # small: see least_jerk. 0: off, as the paper. Grippers stay as they are.
+    jerk_weight: float = 0.0
 
     def __post_init__(self) -> None:
         # Beyond 10 in `ensemble`, one plan alone counts.
-        numbers = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing", "[-10, 10]": "ensemble"}
+        numbers = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing jerk_weight", "[-10, 10]": "ensemble"}
         check_numbers(self, "controller", numbers)
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
@@ -153,6 +159,7 @@ class Controller:
         self._window: deque[dict[str, NDArray[np.generic]]] = deque(maxlen=horizon)
         self._present: deque[dict[str, bool]] = deque(maxlen=horizon)
         self._last_action: FloatArray | None = None
+        self._executed: deque[FloatArray] = deque(maxlen=_PAST)
         self._doubt = 0.0
         self._rest = Rest(self.config.selection, self.scale)
         self._step = 0
@@ -205,9 +212,12 @@ class Controller:
         """Count the next `steps` actions of the plan as executed; past its end the last one counts as held."""
         if steps < 1 or self.last_plan is None:
             return
-        self._next = min(self._next + steps, len(self.last_plan.actions))
+        end = len(self.last_plan.actions)
+        for step in range(max(self._next, self._next + steps - _PAST), self._next + steps):
+            self._executed.append(self.last_plan.actions[min(step, end - 1)].astype(np.float64))
+        self._next = min(self._next + steps, end)
         self._step += steps
-        self._last_action = self.last_plan.actions[self._next - 1].astype(np.float64)
+        self._last_action = self._executed[-1]
 
     def observe(
         self,
@@ -323,6 +333,10 @@ class Controller:
             self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
             self._chosen.append((self._step, chosen))
             chosen = ensemble(self._chosen, self.config.ensemble)
+        if self.config.jerk_weight:
+            moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
+            past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
+            chosen[:, moving] = least_jerk(chosen[:, moving], past, self.config.jerk_weight)
         actions = self._rotations(chosen, remainder).astype(np.float32)
         if not np.isfinite(actions).all():
             raise PrismError(
@@ -414,6 +428,23 @@ def ensemble(plans: Sequence[tuple[int, FloatArray]], decay: float) -> FloatArra
         weight = np.exp(exponent - exponent.max())  # of the heaviest: 1, however large the exponents
         blended[offset] = weight @ said / weight.sum()
     return blended
+
+
+def least_jerk(plan: FloatArray, past: FloatArray, weight: float) -> FloatArray:
+    """argmin_u |u - plan|^2 + weight |third differences of (past, u)|^2, plan (Tp, Da), past (at most 3, Da).
+
+    Looks ahead over the whole plan, so it delays nothing; what was executed is fixed, so plans join smoothly.
+    """
+    system, known = _least_jerk(len(plan), len(past), weight)
+    smooth: FloatArray = system @ (plan - known @ past)
+    return smooth
+
+
+@functools.lru_cache(maxsize=32)
+def _least_jerk(steps: int, past: int, weight: float) -> tuple[FloatArray, FloatArray]:
+    third = np.diff(np.eye(past + steps), n=3, axis=0)
+    old, new = third[:, :past], third[:, past:]
+    return np.linalg.inv(np.eye(steps) + weight * new.T @ new), weight * new.T @ old
 
 
 def action_scale(policy: Policy) -> FloatArray:
