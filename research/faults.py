@@ -3,44 +3,62 @@
 Try:
     python -m research faults --count 1000 --json faults.json
 
-Each trial starts an episode of the scripted insertion, injects one fault at a random moment, and then plays the next
-episode without it.
+Each trial starts an episode of the scripted insertion by the loop of `prism run`, 50 commands a second, injects one
+fault at a random moment, and then plays the next episode without it.
 
     injected          trials in which the fault took place (some end before it)
     violations        commands beyond a limit, by a judge of its own: finite, speed, acceleration, and the true pose
                       after the command within the position limits
     stopped_in_ms     p50, p99, max: from the fault to the first command (or stop) after which nothing moves any more
-    by_fault          the same for each: dead, frozen, nan, late, swapped (another sensor's readings), force (a spike),
-                      clock (the stamps jump), crash (of what commands), jumps (wild commands), operator (the stop)
+    by_fault          the same for each (FAULTS)
     missed            trials in which it went on moving until the episode was over: an operator would have to notice
     recovered         share of the episodes afterwards that succeeded
-    recorded          share of the interrupted episodes of two commands or more that can be kept as they are
+    recorded          share of the interrupted episodes of two steps or more that can be kept as they are
 
-The clock of the twin is simulated, 10 commands a second: a fault is noticed at the next command, 0 to 100 ms later. A
-frozen pose shows only when the robot was told to move and did not. Nothing of it was tried on hardware.
+    dead frozen nan late     the pose: no readings; the same value with new stamps; NaN; no new readings
+    swapped force clock      another sensor's readings; a spike of 60 N; the stamps jump by an hour
+    crash jumps operator     of what commands; wild commands (limited, not stopped); the stop key
+    server network           plans come from a server of its own process, which is killed; or from behind a wire that
+                             goes silent. The twin's clock is real there, a server's reply is a motion up and down
+
+A crash counts from when it happens, which is when the policy is asked. All others count from the injection: a fault
+between two readings is noticed with the next. Nothing of it was tried on hardware.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import Executor, RemotePlanner, wire
 from rich.console import Console
 from rich.progress import track
 
 from prism.errors import PrismError
 from prism.robots.base import Health, Reading, Robot, make_robot
-from prism.robots.loop import ScriptCommander
+from prism.robots.loop import Keys, PolicyCommander, TeleopCommander, drive
 from prism.robots.recording import Trace
-from prism.robots.safety import Guard
+from prism.robots.safety import Guard, Seen
+from prism.robots.teleop import Script
 from prism.rollout.results import run_info
+from prism.serve.lanes import steady
 from research.report import Written
 
-FAULTS = ("dead", "frozen", "nan", "late", "swapped", "force", "clock", "crash", "jumps", "operator")
-_STILL = 1e-3  # of a command: nothing moves
+HERE = ("dead", "frozen", "nan", "late", "swapped", "force", "clock", "crash", "jumps", "operator")
+REMOTE = ("server", "network")
+FAULTS = (*HERE, *REMOTE)
+_STILL = 2e-4  # of a command: nothing moves (6 um)
+_SECONDS = 3.0  # of an episode with a server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +79,7 @@ class Faulty(Robot):
     def __init__(self, robot: Robot) -> None:
         super().__init__(
             robot.name, robot.rate, robot.sensors, robot.actions, robot.limits,
-            is_twin=True, realtime=False, episode_seconds=robot.episode_seconds,
+            is_twin=True, realtime=robot.realtime, episode_seconds=robot.episode_seconds, fps=robot.fps,
         )  # fmt: skip
         self.inner, self.fault, self.at = robot, "", np.inf
         self.violations = 0
@@ -80,6 +98,7 @@ class Faulty(Robot):
     def prepare(self, seed: int) -> None:
         self.inner.prepare(seed)
         self.sent, self.stopped_at, self._speed = [], np.inf, np.zeros(3)
+        self._last = self.inner.read()
 
     def now(self) -> float:
         return self.inner.now()
@@ -145,16 +164,17 @@ class Faulty(Robot):
         return max(0.0, min([*later[:1], self.stopped_at]) - at)
 
 
-class Commands(ScriptCommander):
+class Commands(TeleopCommander):
     """The script of the robot, or what goes wrong with it."""
 
     def __init__(self, robot: Faulty, rng: np.random.Generator) -> None:
-        super().__init__(robot)
+        super().__init__(Script(robot))
         self.robot, self.rng = robot, rng
 
-    def next(self) -> NDArray[np.generic]:
-        action: NDArray[np.generic] = self._next()
+    def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
+        action = super().act(seen, keys)
         if self.robot.now() >= self.robot.at and self.robot.fault == "crash":
+            self.robot.at = self.robot.now()
             raise RuntimeError("the policy crashed")
         if self.robot.now() >= self.robot.at and self.robot.fault == "jumps":
             wild = self.rng.choice([np.nan, np.inf, -np.inf, 1e30, -50.0, 50.0, 1.0, -1.0], 4)
@@ -162,67 +182,214 @@ class Commands(ScriptCommander):
         return action
 
 
-def play(guard: Guard, robot: Faulty, rng: np.random.Generator, seed: int, fault: str) -> tuple[Trace, float]:
-    """One episode; the trace, and the moment of the fault."""
-    robot.fault, robot.at = "", np.inf
-    commands, trace = Commands(robot, rng), Trace(robot)
-    seen = guard.begin(seed)
-    commands.start(seed)
-    start = robot.now()
-    robot.fault, robot.at = fault, start + float(rng.uniform(0.2, 1.4)) if fault else np.inf
-    for tick in range(round(robot.episode_seconds * robot.rate)):
-        due = start + tick / robot.rate
-        robot.wait(due)
-        seen = guard.observe()
-        trace.see(seen)
-        if fault == "operator" and due >= robot.at:
-            guard.stop("by the operator")
-        if guard.state == "stopped" or robot.success():
-            break
+class Operator(Keys):
+    """Presses the stop key when the fault is that."""
+
+    def __init__(self, robot: Faulty) -> None:
+        self.is_terminal, self.robot = False, robot
+
+    def pressed(self, wait: float = 0.0) -> str:
+        return " " if self.robot.fault == "operator" and self.robot.now() >= self.robot.at else ""
+
+
+# ------------------------------------------------------------------ a server, and the wire to it
+
+INFO: dict[str, Any] = {
+    "sensors": [{"name": "proprio", "kind": "vector", "shape": [4]}],
+    "needs": ["proprio"],
+    "action_dim": 4,
+    "action_kind": "delta",
+    "keep": [3],
+    "fps": 10.0,
+    "obs_horizon": 1,
+    "pred_horizon": 16,
+    "exec_horizon": 2,
+}
+
+
+def serve(port: Any) -> None:
+    """Up and down for ever, 0.15 m/s; in a process that can be killed."""
+    from websockets.sync.server import serve as listen
+
+    def answer(connection: Any) -> None:
+        connection.send(wire.pack(INFO))
+        with contextlib.suppress(Exception):
+            for number, _ in enumerate(connection):
+                rows = np.zeros((16, 4), np.float32)
+                rows[:, 2] = np.where((np.arange(16) + number) % 8 < 4, 0.5, -0.5)
+                connection.send(wire.pack({"actions": rows, "absent": []}))
+
+    with listen(answer, "127.0.0.1", 0) as server:
+        port.send(server.socket.getsockname()[1])
+        server.serve_forever()
+
+
+class Wire:
+    """A TCP connection from `port` to a server, until `cut`: then nothing passes, and nobody hears of it."""
+
+    def __init__(self, target: int) -> None:
+        self.cut, self._target = threading.Event(), target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                self._ends.append(near)
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._ends.append(far)
+                for a, b in ((near, far), (far, near)):
+                    a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._threads.append(threading.Thread(target=self._pass, args=(a, b), daemon=True))
+                    self._threads[-1].start()
+
+    def _pass(self, a: socket.socket, b: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := a.recv(65536):
+                if self.cut.is_set():
+                    return
+                b.sendall(data)
+            b.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in self._ends:
+            end.close()
+
+
+@contextlib.contextmanager
+def server() -> Iterator[tuple[Any, int]]:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield process, here.recv()
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+        for end in (here, there):
+            end.close()
+
+
+def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int, fault: str) -> Trace:
+    """An episode that a server plans; it, or the wire to it, dies on the way."""
+    trace = Trace(robot)
+    robot.fault, robot.at = fault, np.inf
+    with server() as (process, port):
+        line = Wire(port)
+        planner = RemotePlanner(f"ws://127.0.0.1:{line.port}", silence=0.03, timeout=1.0, retry_for=0.5)
+        executor = Executor(planner, lost="stop", blend=0, patience=0.4 / robot.rate, max_held=10)
+        after = float(rng.uniform(0.3, 1.4))
+
+        def fail() -> None:
+            time.sleep(after)
+            while not robot.sent:
+                time.sleep(0.01)
+            robot.at = robot.now()
+            process.kill() if fault == "server" else line.cut.set()
+
+        killer = threading.Thread(target=fail)
+        killer.start()
         try:
-            action = commands.next()
-        except RuntimeError as error:
-            guard.stop(str(error))
-            break
-        sent = guard.command(action)
-        if sent.action is not None:
-            trace.command(due, sent.action, commands.who, 0.0)
-    return trace, robot.at
+            with steady(realtime=True):
+                drive(guard, PolicyCommander(executor), seed, _SECONDS, Operator(robot), trace)
+        finally:
+            killer.join()
+            line.close()
+            planner.close()
+    return trace
 
 
-def run(config: Config, console: Console) -> dict[str, Any]:
-    logging.getLogger("prism.health").setLevel(logging.ERROR)  # it would say every fault
-    rng = np.random.default_rng(config.seed)
-    robot = Faulty(make_robot("ur5e-twin", ["realtime=false"]))
-    robot.connect()
-    guard = Guard(robot, robot.limits)
-    took: dict[str, list[float]] = {fault: [] for fault in FAULTS}
-    injected = missed = recovered = recorded = kept = 0
-    for trial in track(range(config.count), "faults", console=console, transient=True):
-        fault = FAULTS[trial % len(FAULTS)]
-        trace, at = play(guard, robot, rng, config.seed + trial, fault)
-        happened = robot.now() >= at and (robot.stopped_at < np.inf or robot.sent[-1][0] >= at)  # not at the very end
-        injected += happened
+# ------------------------------------------------------------------ the study
+
+
+def play(guard: Guard, robot: Faulty, rng: np.random.Generator, seed: int, fault: str) -> Trace:
+    """One episode of the script."""
+    robot.fault, trace = fault, Trace(robot)
+    robot.at = robot.now() + float(rng.uniform(0.2, 1.4)) if fault else np.inf
+    drive(guard, Commands(robot, rng), seed, robot.episode_seconds, Operator(robot), trace)
+    return trace
+
+
+@dataclass
+class Count:
+    injected: int = 0
+    missed: int = 0
+    recovered: int = 0
+    recorded: int = 0
+    kept: int = 0
+
+    def take(self, robot: Faulty, trace: Trace, fault: str, took: dict[str, list[float]]) -> None:
+        at = robot.at
+        happened = robot.now() >= at and (robot.stopped_at >= at and bool(robot.sent))
+        self.injected += happened
         if happened and fault != "jumps":  # wild commands are limited, and the robot goes on
             seconds = robot.still_after(at)
-            missed += seconds is None
+            self.missed += seconds is None
             if seconds is not None:
                 took[fault].append(1e3 * seconds)
         if len(trace) > 1:
-            recorded += 1
-            kept += trace.episode()[0].length == len(trace)
-        play(guard, robot, rng, config.seed + trial + 50_000, "")
-        recovered += bool(robot.success())
+            self.recorded += 1
+            self.kept += trace.episode()[0].length == len(trace)
+
+
+def run(config: Config, console: Console) -> dict[str, Any]:
+    with _quiet("prism.health", "prism_client", "websockets"):  # they would say every fault
+        return study(config, console)
+
+
+@contextlib.contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def study(config: Config, console: Console) -> dict[str, Any]:
+    rng = np.random.default_rng(config.seed)
+    robot, real = (Faulty(make_robot("ur5e-twin", [f"realtime={clock}"])) for clock in ("false", "true"))
+    guards = []
+    for one in (robot, real):
+        one.connect()
+        guards.append(Guard(one, one.limits))
+    took: dict[str, list[float]] = {fault: [] for fault in FAULTS}
+    count = Count()
+    for trial in track(range(config.count), "faults", console=console, transient=True):
+        fault, seed = FAULTS[trial % len(FAULTS)], config.seed + trial
+        if fault in REMOTE:
+            count.take(real, play_remote(real, guards[1], rng, seed, fault), fault, took)
+        else:
+            count.take(robot, play(guards[0], robot, rng, seed, fault), fault, took)
+        play(guards[0], robot, rng, seed + 50_000, "")
+        count.recovered += bool(robot.success())
+    guards[1].close()
     everything = [ms for times in took.values() for ms in times]
     return {
-        "injected": injected,
-        "violations": robot.violations,
+        "injected": count.injected,
+        "violations": robot.violations + real.violations,
         "stopped_in_ms": _spread(everything),
         "by_fault": {fault: {"count": len(times), **_spread(times)} for fault, times in took.items() if times},
-        "missed": missed,
-        "recovered": recovered / config.count,
-        "recorded": kept / max(recorded, 1),
+        "missed": count.missed,
+        "recovered": count.recovered / config.count,
+        "recorded": count.kept / max(count.recorded, 1),
         "count": config.count,
+        "load": os.getloadavg()[0],
         **run_info(config.seed),
     }
 

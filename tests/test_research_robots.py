@@ -35,16 +35,16 @@ def test_the_judge_of_the_faults_sees_a_violation() -> None:
     robot = Faulty(make_robot("ur5e-twin", ["realtime=false"]))
     robot.connect()
     robot.prepare(0)
-    robot.send(np.array([0.5, 0.0, 0.0, 1.0], np.float32))
+    robot.send(np.array([0.05, 0.0, 0.0, 1.0], np.float32))
     assert robot.violations == 0
-    robot.wait(robot.now() + 0.1)
-    robot.send(np.array([2.0, 0.0, 0.0, 1.0], np.float32))
+    robot.wait(robot.now() + 0.02)
+    robot.send(np.array([0.2, 0.0, 0.0, 1.0], np.float32))
     assert robot.violations == 1
 
 
 def test_what_was_recorded_is_judged_by_the_limits() -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
-    good = np.array([[0.5, 0.0, 0.0, 1.0], [1.0, -1.0, 0.0, 1.0]], np.float32)
+    good = np.array([[0.06, 0.0, 0.0, 1.0], [0.13, -0.06, 0.0, 1.0]], np.float32)  # 20 ms each: 0.09 and 0.195 m/s
     assert beyond(robot, good) == 0
     assert beyond(robot, 3 * good) == 2
     assert Guard(robot, robot.limits).limits.speed == robot.limits.speed

@@ -20,6 +20,7 @@ pytest.importorskip("mujoco")
 FAST = ("realtime=false",)
 ALL: dict[str, tuple[str, ...]] = {
     "ur5e-twin": FAST,
+    "ur5e-twin rate=10": (*FAST, "rate=10"),
     "ur5e-twin task=tabletop-rattle": (*FAST, "task=tabletop-rattle"),
     "ur5e-twin realtime": ("realtime=true",),
 }
@@ -161,7 +162,7 @@ def test_it_connects_again(robot: Robot) -> None:
 @pytest.mark.parametrize("name", [name for name, options in ALL.items() if "realtime=false" in options])
 def test_a_twin_repeats_itself(name: str) -> None:
     rng = np.random.default_rng(0)
-    commands = rng.uniform(-1, 1, (10, 4)).astype(np.float32)
+    commands = rng.uniform(-1, 1, (50, 4)).astype(np.float32)
 
     def play(robot: Robot) -> list[dict[str, Reading]]:
         robot.prepare(5)
@@ -182,7 +183,7 @@ def test_the_twin_is_the_task() -> None:
     """The same commands lead to the same observations as in the simulated task, so both count the same successes."""
     from prism.sims.tasks import make_env
 
-    robot, env = make("ur5e-twin"), make_env("tabletop-insert-left")
+    robot, env = make("ur5e-twin rate=10"), make_env("tabletop-insert-left")
     robot.connect()
     robot.prepare(7)
     observation = env.reset(7)
@@ -204,7 +205,9 @@ def test_unknown_robots_and_options_are_one_line() -> None:
     assert "ur5e-twin" in ROBOTS
     with pytest.raises(PrismError, match=r"unknown robot 'ur5-twin': did you mean ur5e-twin\?"):
         make_robot("ur5-twin")
-    with pytest.raises(PrismError, match="--option speed=3: write KEY=VALUE; robot 'ur5e-twin' has task, realtime"):
+    with pytest.raises(PrismError, match="robot 'ur5e-twin' has task, realtime, rate"):
         make_robot("ur5e-twin", ["speed=3"])
+    with pytest.raises(PrismError, match="neither 10 nor 50"):
+        make_robot("ur5e-twin", ["rate=30"])
     with pytest.raises(PrismError, match="no table 'tabletop-x'"):
         make_robot("ur5e-twin", ["task=tabletop-x"])

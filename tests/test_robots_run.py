@@ -21,7 +21,7 @@ pytest.importorskip("prism_client")
 
 from prism.cli import main
 from prism.data import open_dataset
-from prism.data.formats.recording import RecordingSource
+from prism.data.formats.recording import COMMANDS, RecordingSource
 from prism.errors import PrismError
 from prism.robots.base import ROBOTS, Robot, make_robot
 from prism.robots.loop import Keys, check_fit, drive
@@ -34,6 +34,7 @@ from prism.selection import SelectionConfig
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
+TASK = ("--robot", "ur5e-twin", "--option", "realtime=false", "rate=10")  # the tabletop itself
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,10 @@ def trained(recorded: Path) -> Path:
     return run
 
 
-def test_a_recording_is_what_the_task_shows(recorded: Path) -> None:
+def test_a_recording_is_what_the_task_shows(tmp_path: Path) -> None:
     """Streams of 40 and 10 a second, brought to one rate, are the observations of the simulated task."""
+    recorded = tmp_path / "task"
+    assert main(["record", str(recorded), *TASK, "--teleop", "scripted", "--episodes", "3"]) == 0
     from prism.sims.collect import demonstrate
     from prism.sims.tasks import make_env, make_expert
 
@@ -69,6 +72,22 @@ def test_a_recording_is_what_the_task_shows(recorded: Path) -> None:
             assert np.allclose(episode.streams[name], values, atol=1e-5), name
         assert said["commanded_by"] == [["script", len(attempt.actions)]]
         assert said["success"] is True
+
+
+def test_a_step_is_five_commands(recorded: Path) -> None:
+    """At 50 commands a second: what is recorded of a step is the sum of what was sent, and nothing else moved."""
+    source = RecordingSource(recorded)
+    assert source.fps == 10
+    for number in range(3):
+        episode = source.read(number)
+        with np.load(recorded / f"episode-{number:06d}" / COMMANDS, allow_pickle=False) as sent:
+            assert np.allclose(np.diff(sent["time"]), 0.02)
+            assert np.array_equal(np.unique(sent["step"]), np.arange(episode.length))
+            sums = np.stack([sent["command"][sent["step"] == step].sum(0) for step in range(episode.length)])
+            assert np.abs(np.diff(sent["command"][:, :3], axis=0)).max() <= 6.0 / 50 / 50 / 0.03 + 1e-5, "acceleration"
+        assert np.allclose(episode.actions[:, :3], sums[:, :3], atol=1e-5)
+        moved = np.diff(episode.streams["proprio"][:, :3], axis=0)
+        assert np.abs(moved - 0.03 * episode.actions[:-1, :3]).max() < 0.012, "the hand follows"
 
 
 def test_the_same_command_adds_episodes(recorded: Path, tmp_path: Path) -> None:
@@ -119,12 +138,16 @@ def test_run_drives_and_records(trained: Path, tmp_path: Path, capsys: pytest.Ca
         source = RecordingSource(tmp_path / name)
         assert source.lengths.tolist() == [10, 10]
         assert source.provenances[0]["commanded_by"] == [["policy", 10]]
+        with np.load(tmp_path / name / "episode-000000" / COMMANDS, allow_pickle=False) as played:
+            assert len(played["command"]) == 50
+            assert played["plan_step"].tolist() == [0, 4, 8]
+            assert np.array_equal(played["plan"][0], played["candidates"][0, played["chosen"][0]])
         assert source.provenances[0]["success"] is False
         sent.append(source.read(1).actions)
     assert np.array_equal(*sent), "as fast as it can be computed, a run repeats itself"
     told = json.loads((tmp_path / "a.json").read_text())
     assert told["success"] == 0
-    assert told["episodes"][0]["commands"] == 10
+    assert told["episodes"][0]["commands"] == 50
     shown = capsys.readouterr().out
     assert "z: 0.02 to 0.42 m, 0.3 m/s, 6 m/s2" in shown
     assert "force: 45 N ('tactile')" in shown
@@ -165,7 +188,7 @@ def test_a_dry_run_sends_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 class Crashes:
-    who = "policy"
+    who, plan, label = "policy", None, None
 
     def start(self, seed: int) -> None:
         self.steps = 0
@@ -175,6 +198,9 @@ class Crashes:
         if self.steps > 5:
             raise ZeroDivisionError("the network is gone")
         return np.array([0.3, 0.0, 0.0, 1.0])
+
+    def trouble(self) -> str:
+        return ""
 
 
 def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
@@ -297,10 +323,10 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
-    robot.rate = 20.0
+    robot.fps = 25.0
     with pytest.raises(PrismError, match="another task, rate"):
         Recording(recorded, robot, "tabletop-insert-left")
-    robot.rate = 10.0
+    robot.fps = 10.0
     robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
     with pytest.raises(PrismError, match="another task, rate"):
         Recording(recorded, robot, "tabletop-insert-left")

@@ -36,8 +36,10 @@ class Record:
     """The dataset; episodes are added to those that are there."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
     """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
-    teleop: Literal["scripted", "keyboard"] = "keyboard"
-    """Who commands: keys of this terminal, or the script that a twin has."""
+    teleop: Annotated[str, arg(metavar="NAME")] = "keyboard"
+    """Who commands: keyboard, gamepad, spacemouse, leader=ROBOT, or scripted (the demonstrator that a twin has)."""
+    noise: Annotated[float, arg(metavar="SHARE")] = 0.0
+    """Disturb a script by this share of its commands, and record what it meant: shows how to recover. 0.05 is good."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Options of the robot, as task=tabletop-height realtime=false."""
     limits: Annotated[Path | None, option("FILE")] = None
@@ -54,8 +56,11 @@ class Record:
     def __post_init__(self) -> None:
         if not self.robot:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
-        if self.episodes < 1 or (self.seconds is not None and self.seconds <= 0):
-            raise PrismError(f"--episodes {self.episodes}, --seconds {self.seconds}: use at least 1, and more than 0")
+        if self.episodes < 1 or (self.seconds is not None and self.seconds <= 0) or not 0 <= self.noise <= 1:
+            raise PrismError(
+                f"--episodes {self.episodes}, --seconds {self.seconds}, --noise {self.noise:g}: use at least 1, more "
+                "than 0, and 0 to 1"
+            )
 
     def run(self) -> None:
         from prism.cli.run import announce, need_client
@@ -63,26 +68,25 @@ class Record:
         from prism.robots.limits import read_limits
 
         need_client("prism record")
-        from prism.robots.loop import KeyboardCommander, Keys, ScriptCommander
+        from prism.robots.loop import Keys, TeleopCommander
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
+        from prism.robots.teleop import make_teleop
 
         robot = make_robot(self.robot, self.option)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
         with Keys() as keys:
-            if self.teleop == "keyboard" and not keys.is_terminal:
-                raise PrismError("--teleop keyboard needs a terminal: start it in one, or use --teleop scripted")
-            commander: Any = ScriptCommander(robot) if self.teleop == "scripted" else KeyboardCommander(robot)
+            teleop = make_teleop(self.teleop, robot, keys.is_terminal, self.noise)
             announce(robot, limits, "s: keep; d: discard; r: redo; space or q: stop now")
-            if self.teleop == "keyboard":
-                print(KeyboardCommander.HELP)
+            print(teleop.help, end="\n" if teleop.help else "")
             guard = Guard(robot, limits)
             robot.connect()
             try:
-                self._record(guard, commander, keys, recording)
+                self._record(guard, TeleopCommander(teleop), keys, recording)
             finally:
                 guard.close()
+                teleop.close()
                 if recording.episodes:
                     _report(recording)
 
@@ -117,7 +121,7 @@ class Record:
 
     def _verdict(self, end: Outcome, trace: Trace, keys: Keys) -> Literal["keep", "discard", "redo"]:
         pressed = end.keys
-        if keys.is_terminal and self.teleop == "keyboard" and end.success is None and not set(pressed) & set("sdr"):
+        if keys.is_terminal and self.teleop != "scripted" and end.success is None and not set(pressed) & set("sdr"):
             print("s: keep; d: discard; r: redo")
             while not set(pressed) & set("sdr"):
                 pressed = keys.pressed(0.2)
@@ -129,8 +133,9 @@ class Record:
     def _keep(self, recording: Recording, trace: Trace, end: Outcome, seed: int) -> tuple[Gaps, ...]:
         episode, gaps = trace.episode()
         told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "stopped": end.stopped}
-        made_by = {"by": "prism record", "robot": trace.robot.name, "teleop": self.teleop}
-        recording.add(episode, {**made_by, "seed": seed, "success": end.success, **told})
+        made_by: dict[str, Any] = {"by": "prism record", "robot": trace.robot.name, "teleop": self.teleop}
+        made_by |= {"noise": self.noise} if self.noise else {}
+        recording.add(episode, {**made_by, "seed": seed, "success": end.success, **told}, trace.details())
         return gaps
 
 

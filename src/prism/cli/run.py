@@ -31,9 +31,12 @@ class Run:
         prism run runs/tabletop-insert-left --robot ur5e-twin --episodes 5
         prism run runs/my-task --robot my-robot --limits limits.toml --dry-run
         prism run runs/my-task --robot my-robot --limits limits.toml --slow 0.25
+        prism run runs/my-task --robot my-robot --teleop keyboard        t takes over, and gives back
 
     Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
-    on. Space, q or Ctrl-C stop the robot; s and f say that an episode succeeded or failed. Each episode is recorded.
+    on. Space, q or Ctrl-C stop the robot; s and f say that an episode succeeded or failed. Each episode is recorded;
+    what somebody who took over did is recorded beside them, to learn from it:
+        prism train data/my-task runs/my-task/robot-corrections --init runs/my-task
     """
 
     run_folder: Annotated[Path | None, Positional, arg(metavar="RUN")] = None
@@ -46,10 +49,14 @@ class Run:
     """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
     server: Annotated[str | None, option("URL")] = None
     """Get plans from `prism serve` at this address, instead of computing them here."""
+    silence: Annotated[float, option("S")] = 0.03
+    """Stand still where the server gives no sign of life for so long; more for a network that pauses now and then."""
     episodes: int = 1
     """How many."""
     seconds: Annotated[float | None, option("S")] = None
     """Length of an episode at most. Default: the robot's own."""
+    teleop: Annotated[str | None, option("NAME")] = None
+    """Who may take over from the policy: keyboard (t), gamepad, spacemouse, leader=ROBOT, or scripted (a twin)."""
     slow: Annotated[float, arg(metavar="FACTOR")] = 1.0
     """Move at this share of the speed: 0.25 for the first time."""
     dry_run: bool = False
@@ -70,6 +77,8 @@ class Run:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
         if (self.run_folder is None) == (self.server is None):
             raise PrismError("give a run folder or --server URL, one of them")
+        if not 0.01 <= self.silence <= 10:
+            raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.episodes < 1 or not 0 < self.slow <= 1 or (self.seconds is not None and self.seconds <= 0):
             raise PrismError(
                 f"--episodes {self.episodes}, --slow {self.slow:g}, --seconds {self.seconds}: use at least 1, a value "
@@ -82,9 +91,10 @@ class Run:
 
         from prism.robots.base import make_robot
         from prism.robots.limits import read_limits
-        from prism.robots.loop import KEYS, Keys, PolicyCommander, check_fit, demonstrated_range
+        from prism.robots.loop import KEYS, Keys, PolicyCommander, Takeover, check_fit, demonstrated_range
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
+        from prism.robots.teleop import make_teleop
 
         if self.json is not None and self.json.exists():
             raise PrismError(f"{self.json} exists already: remove it, or choose another name")
@@ -96,22 +106,29 @@ class Run:
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
             needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
-            guard = Guard(robot, limits, needs, demonstrated_range(planner.info), self.dry_run)
+            guard = Guard(robot, limits, needs, demonstrated_range(planner.info, robot), self.dry_run)
             executor = Executor(
                 planner,
                 asynchronous=robot.realtime,
                 patience=0.4 / robot.rate,
+                lost="stop",
                 blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
                 clock=robot.now,
                 hook=(lambda _: "slow") if self.slow < 1 else None,
                 slow_factor=self.slow,
             )
-            robot.connect()
-            try:
-                with Keys() as keys, _steady(robot):
-                    self._episodes(guard, PolicyCommander(executor, sizes), keys, recording)
-            finally:
-                guard.close()
+            with Keys() as keys:
+                commander: Any = PolicyCommander(executor, sizes)
+                if self.teleop is not None:
+                    teleop = make_teleop(self.teleop, robot, keys.is_terminal)
+                    print(teleop.help, end="\n" if teleop.help else "")
+                    commander = Takeover(commander, teleop)
+                robot.connect()
+                try:
+                    with _steady(robot):
+                        self._episodes(guard, commander, keys, recording)
+                finally:
+                    guard.close()
 
     def _out(self, robot: Robot) -> Path:
         if self.out is not None:
@@ -123,7 +140,7 @@ class Run:
         if self.server is not None:
             from prism_client import RemotePlanner
 
-            remote = RemotePlanner(self.server)
+            remote = RemotePlanner(self.server, silence=self.silence if robot.realtime else None)
             try:
                 yield remote
             finally:
@@ -168,7 +185,7 @@ class Run:
                 "seed": seed,
                 "success": success,
                 "stopped": end.stopped,
-                "commands": len(trace),
+                "commands": len(trace.latency_ms),
                 "late": trace.late(),
                 "limited": guard.changed,
                 "plans": commander.executor.stats.summary(),
@@ -177,7 +194,7 @@ class Run:
             self._keep(recording, trace, row)
             said = {True: "success", False: "failure", None: "not judged"}[success]
             print(
-                f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {len(trace)} commands, "
+                f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {row['commands']} commands, "
                 f"{row['late']} late, {guard.changed} limited" + (f"; stopped: {end.stopped}" if end.stopped else "")
             )
             if end.by_operator:
@@ -193,7 +210,15 @@ class Run:
         made_by = {"by": "prism run", "run": str(self.run_folder or self.server), "robot": trace.robot.name}
         told = {"commanded_by": trace.commanded_by(), "changed": trace.why}
         times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
-        recording.add(episode, {**made_by, **row, **told, **times})
+        recording.add(episode, {**made_by, **row, **told, **times}, trace.details())
+        for part in trace.corrections(episode):
+            self._corrections(trace.robot).add(part, {**made_by, "seed": row["seed"], "commanded_by": "operator"})
+
+    def _corrections(self, robot: Robot) -> Recording:
+        from prism.robots.recording import Recording
+
+        out = self._out(robot)
+        return Recording(out.with_name(f"{out.name}-corrections"), robot, _task(robot))
 
     def _summarise(self, rows: list[dict[str, Any]], robot: Robot, recording: Recording | None) -> None:
         from prism.rollout.results import write_json
@@ -223,7 +248,8 @@ def announce(robot: Robot, limits: Limits, keys: str) -> None:
     """What will be driven, within which limits, and how to stop it."""
     space = robot.actions
     names = tuple(space.name(i) for i in range(space.dim))
-    print(f"{robot.name}: {robot.rate:g} commands a second ({space.spec.kind}); limits, always on:")
+    steps = "" if robot.parts == 1 else f", {robot.fps:g} steps of {robot.parts}"
+    print(f"{robot.name}: {robot.rate:g} commands a second{steps} ({space.spec.kind}); limits, always on:")
     for line in limits.describe(names, space.units):
         print(f"  {line}")
     print(keys)

@@ -1,7 +1,9 @@
 """The Robot contract: what a driver or a twin is, so that `prism run` and `prism record` can use it.
 
-A robot has sensors, each with its own rate and time stamps, and takes `rate` commands a second. It owns the clock: a
-driver's is the computer's, a twin's may run as fast as it can be computed. Loops ask `now` and `wait`, never `time`.
+A robot has sensors, each with its own rate and time stamps, and takes `rate` commands a second. Policies, people and
+recordings have `fps` steps a second, at most as many: a command is then a part of a step's action (`ActionSpace.part`).
+It owns the clock: a driver's is the computer's, a twin's may run as fast as it can be computed. Loops ask `now` and
+`wait`, never `time`.
 
     robot.connect()
     robot.prepare(seed)                    a twin sets its scene up; at a real robot a person does
@@ -98,6 +100,30 @@ class ActionSpace:
         motion: ActionKind = self.spec.kind  # type: ignore[assignment]  # checked above
         return tuple("absolute" if i in still else "velocity" if i in self.base else motion for i in range(self.dim))
 
+    def part(self, action: Array, number: int, parts: int, before: Array | None, done: Array | None = None) -> Array:
+        """Command `number` of the `parts` that make up a step's action: an equal part of what is left of a change when
+        `done` of it was sent, the same velocity, the place on the way from the action `before` to a position; a gripper
+        has no way."""
+        if parts == 1:
+            return action
+        kinds, share = np.array(self.kinds), (number + 1) / parts
+        start = action if before is None else before
+        way = start + share * (action - start)
+        for first in self.spec.quaternions:  # the shorter arc, of length 1
+            turn = slice(first, first + 4)
+            old = start[turn] * (1.0 if float(start[turn] @ action[turn]) >= 0 else -1.0)
+            mixed = old + share * (action[turn] - old)
+            way[turn] = mixed / max(float(np.linalg.norm(mixed)), 1e-9)
+        way[list(self.spec.grippers)] = action[list(self.spec.grippers)]
+        left = (action - (0.0 if done is None else done)) / (parts - number)
+        return np.asarray(np.where(kinds == "delta", left, np.where(kinds == "velocity", action, way)))
+
+    def whole(self, commands: Array) -> Array:
+        """The action of a step from its commands (N, D), as they were sent."""
+        kinds = np.array(self.kinds)
+        ends = np.where(kinds == "velocity", commands.mean(0), commands[-1])
+        return np.where(kinds == "delta", commands.sum(0), ends).astype(np.float32)
+
     def name(self, i: int) -> str:
         return self.spec.names[i] if self.spec.names else f"dimension {i}"
 
@@ -114,6 +140,19 @@ class Robot(ABC):
     is_twin: bool = field(default=False, kw_only=True)  # starts anew by itself, and says whether it succeeded
     realtime: bool = field(default=True, kw_only=True)  # False: its clock stands still until somebody waits
     episode_seconds: float = field(default=60.0, kw_only=True)
+    fps: float = field(default=0.0, kw_only=True)  # steps a second; default: `rate`
+
+    def __post_init__(self) -> None:
+        self.fps = self.fps or self.rate
+        if abs(self.rate / self.fps - self.parts) > 1e-6 or self.parts < 1:
+            raise PrismError(
+                f"robot '{self.name}': {self.rate:g} commands a second are no multiple of {self.fps:g} steps"
+            )
+
+    @property
+    def parts(self) -> int:
+        """Commands a step."""
+        return round(self.rate / self.fps)
 
     @abstractmethod
     def connect(self) -> None:

@@ -9,6 +9,7 @@ A file is JSON or TOML. Lists have one entry a dimension of the commands; units 
     workspace = [[0.28, 0.72], [-0.32, 0.32], [0.02, 0.42]]   # of the measured pose; outside it the robot stops
     force = 40.0                             # newtons at the wrist; beyond it the robot stops
     hold_seconds = 0.3                       # without a sensor that is needed the robot is held, and then stopped
+    frozen = 2                               # readings of the pose that stay the same while the robot is told to move
     watchdog = 0.1                           # seconds after which a command that does not come stops the robot
     margin = 0.05                            # of the demonstrated range of a command, beyond it
 """
@@ -39,6 +40,7 @@ class Limits:
     force: float | None = None
     force_sensor: str = ""  # whose first three numbers are the force
     hold_seconds: float = 0.3
+    frozen: int = 2
     watchdog: float = 0.1
     margin: float = 0.05
 
@@ -59,6 +61,7 @@ class Limits:
             raise PrismError(f"force: {self.force:g} needs newtons above 0, and force_sensor, whose numbers they are")
         for key, value, low, high in (
             ("hold_seconds", self.hold_seconds, 0.01, 10.0),
+            ("frozen", self.frozen, 1, 1000),
             ("watchdog", self.watchdog, 0.01, 10.0),
             ("margin", self.margin, 0.0, 1.0),
         ):

@@ -6,20 +6,21 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from prism_client import Executor, PlanError
+from prism_client import Executor, PlanError, Reply
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
 from prism.robots.base import Array, Robot
 from prism.robots.recording import Trace
 from prism.robots.safety import Guard, Seen
+from prism.robots.teleop import Teleop
 from prism.sensors import KINDS, SensorSpec
 
 STOP, SUCCESS, FAILURE = " q", "s", "f"
@@ -62,21 +63,28 @@ class Keys:
 
 
 class Commander(Protocol):
-    who: str
+    who: str  # commanded last
+    plan: Reply | None  # made in the last step
+    label: Array | None  # what to record of the last step, where it is not what was executed
 
     def start(self, seed: int) -> None: ...
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
-        """The next command; None: stand still. PlanError or PrismError stops the robot."""
+        """The next action; None: stand still. PlanError or PrismError stops the robot."""
+        ...
+
+    def trouble(self) -> str:
+        """Why to stand still at once, between two steps too; empty: no reason."""
         ...
 
 
 class PolicyCommander:
     """A policy, through the executor of prism-client."""
 
-    who = "policy"
+    who, label = "policy", None
 
     def __init__(self, executor: Executor, sizes: Mapping[str, SensorSpec] | None = None) -> None:
         self.executor, self._sizes = executor, dict(sizes or {})
+        self.plan: Reply | None = None
         self._names = {str(sensor["name"]) for sensor in executor.planner.info["sensors"]}
 
     def start(self, seed: int) -> None:
@@ -88,60 +96,69 @@ class PolicyCommander:
             if name in observation:
                 observation[name] = shrunk(observation[name][None], spec)[0]
         ages = {name: seen.ages[name] for name in observation}
-        return self.executor.act(observation, ages)
+        command = self.executor.step(observation, ages)
+        self.plan = command.plan
+        return command.action
+
+    def trouble(self) -> str:
+        return self.executor.planner.trouble()
 
 
-class ScriptCommander:
-    """The robot's own demonstrator (Robot.script)."""
+class TeleopCommander:
+    """A person, or the robot's own script (teleop.py)."""
 
-    who = "script"
+    plan = None
 
-    def __init__(self, robot: Robot) -> None:
-        self._robot = robot
+    def __init__(self, teleop: Teleop) -> None:
+        self.teleop, self.who = teleop, teleop.who
 
-    def start(self, seed: int) -> None:
-        self._next: Callable[[], NDArray[np.float32]] = self._robot.script(seed)
-
-    def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
-        return self._next()
-
-
-class KeyboardCommander:
-    """A person at a terminal: i k, j l, u o move the first three dimensions, g opens and closes the gripper.
-
-    A terminal repeats a key that is held down, and does not say when it is released: a motion lasts 0.15 s.
-    """
-
-    who = "operator"
-    HELP = "i/k, j/l, u/o: move along the first three dimensions; g: gripper"
-    _MOVES = ("ik", "jl", "uo")
-
-    def __init__(self, robot: Robot, share: float = 0.5) -> None:
-        space = robot.actions
-        if space.spec.kind == "absolute":
-            raise PrismError("--teleop keyboard moves by changes or velocities; this robot takes absolute poses")
-        if not robot.limits.speed:
-            raise PrismError(f"--teleop keyboard needs the speed limits of robot '{robot.name}'; it has none")
-        step = 1.0 / robot.rate if space.spec.kind == "delta" else 1.0
-        self._size = share * step * np.array(robot.limits.speed) / space.scales
-        self._robot, self._grippers = robot, space.spec.grippers
+    @property
+    def label(self) -> Array | None:
+        return getattr(self.teleop, "label", None)
 
     def start(self, seed: int) -> None:
-        self._until: dict[tuple[int, float], float] = {}
-        self._closed = False
+        self.teleop.start(seed)
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
-        for key in keys:
-            self._closed ^= key == "g"
-            for dim, pair in enumerate(self._MOVES[: self._robot.actions.dim]):
-                if key in pair:
-                    self._until[dim, 1.0 if key == pair[0] else -1.0] = seen.at + 0.15
-        action = np.zeros(self._robot.actions.dim, np.float32)
-        for (dim, sign), until in self._until.items():
-            if until > seen.at and dim not in self._grippers:
-                action[dim] += sign * self._size[dim]
-        action[list(self._grippers)] = 1.0 if self._closed else -1.0
-        return action
+        return self.teleop.act(seen, keys)
+
+    def trouble(self) -> str:
+        return ""
+
+
+class Takeover:
+    """A policy, until somebody takes over. It goes on planning meanwhile, and goes on from where it gets the robot
+    back."""
+
+    label = None
+
+    def __init__(self, policy: PolicyCommander, teleop: Teleop) -> None:
+        self._policy, self._teleop = policy, teleop
+        self.executor, self.who = policy.executor, policy.who
+
+    @property
+    def plan(self) -> Reply | None:
+        return self._policy.plan
+
+    def start(self, seed: int) -> None:
+        self._policy.start(seed)
+        self._teleop.start(seed)
+        self.who = self._policy.who
+
+    def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
+        own = self._teleop.act(seen, keys)
+        try:
+            policys = self._policy.act(seen, keys)
+        except PlanError:
+            if not self._teleop.wants(keys, own, None):
+                raise
+            policys = None
+        wants = self._teleop.wants(keys, own, policys)
+        self.who = self._teleop.who if wants else self._policy.who
+        return own if wants else policys
+
+    def trouble(self) -> str:
+        return self._policy.trouble() if self.who == self._policy.who else ""
 
 
 @dataclass(frozen=True)
@@ -156,32 +173,42 @@ def drive(
     guard: Guard, commander: Commander, seed: int, seconds: float, keys: Keys, trace: Trace, polls: int = 1,
     ends: str = "",
 ) -> Outcome:  # fmt: skip
-    """One episode. `polls`: readings a command, for a recording; `ends`: keys that end it, beside stop and s, f."""
+    """One episode. The commander is asked once a step, and the robot gets a part of its action at each command.
+    `polls`: readings a command, for a recording; `ends`: keys that end it, beside stop and s, f."""
     robot = guard.robot
     commander.start(seed)
     seen = guard.begin(seed)
-    action = _first(guard, commander, seen)  # it may take its time: nothing moves yet
-    start, pressed = robot.now(), ""
+    action = _ask(guard, commander, seen, "")  # it may take its time: nothing moves yet
+    start, pressed, asked, done = robot.now(), "", "", np.zeros(robot.actions.dim)
+    before: object = None if guard.pose is None else guard.pose / robot.actions.scales[: len(guard.pose)]
     for tick in range(max(1, round(seconds * robot.rate))):
-        due = start + tick / robot.rate
+        due, part = start + tick / robot.rate, tick % robot.parts
         for poll in range(1, polls + 1) if tick else ():
             robot.wait(due + (poll - polls) / (polls * robot.rate))
             seen = guard.observe()
             trace.see(seen)
         trace.see(seen)
         pressed = keys.pressed()
+        asked += pressed
         if any(key in STOP for key in pressed):
             guard.stop("by the operator")
             return Outcome(None, "by the operator", True, pressed)
         if robot.success() or any(key in SUCCESS + FAILURE + ends for key in pressed):
             break
-        if tick:
-            action = _ask(guard, commander, seen, pressed)
-        sent = guard.command(action)
+        if tick and part == 0:
+            before, action, asked = action, _ask(guard, commander, seen, asked), ""
+        if part == 0:
+            trace.decide(tick // robot.parts, commander.who, commander.plan, commander.label)
+        done = np.zeros_like(done) if part == 0 else done  # of this step's action
+        lost = commander.trouble()
+        sent = guard.command(None if lost else _part(robot, action, part, before, done))
+        if lost:
+            trace.why[lost] = trace.why.get(lost, 0) + 1
         for reason in sent.why:
             trace.why[reason] = trace.why.get(reason, 0) + 1
         if sent.action is not None:
-            trace.command(due, sent.action, commander.who, 1e3 * (robot.now() - due))
+            done = done + sent.action
+            trace.command(tick // robot.parts, due, sent.action, 1e3 * (robot.now() - due))
         if guard.state == "stopped":
             return Outcome(False if robot.is_twin else None, guard.reason, False, pressed)
     else:
@@ -194,8 +221,17 @@ def drive(
     return Outcome(success, "", False, pressed)
 
 
-def _first(guard: Guard, commander: Commander, seen: Seen) -> NDArray[np.generic] | None:
-    return _ask(guard, commander, seen, "")
+def _part(robot: Robot, action: object, part: int, before: object, done: Array) -> object:
+    """What to send now of a step's action; what is no action is left to the guard."""
+
+    def is_action(value: object) -> bool:
+        numbers = np.asarray(value)
+        return numbers.shape == (robot.actions.dim,) and bool(np.isfinite(numbers).all())
+
+    if robot.parts == 1 or action is None or not is_action(action):
+        return action
+    known = np.asarray(before) if before is not None and is_action(before) else None
+    return robot.actions.part(np.asarray(action), part, robot.parts, known, done)
 
 
 def _ask(guard: Guard, commander: Commander, seen: Seen, pressed: str) -> NDArray[np.generic] | None:
@@ -226,10 +262,10 @@ def check_fit(robot: Robot, info: Mapping[str, Any], resize: bool = False) -> di
     names, own = tuple(action.get("names", ())), robot.actions.spec.names
     if names and own and names != own:
         raise PrismError(f"the policy's actions are {', '.join(names)}, the robot's {', '.join(own)}: another robot?")
-    if (fps := float(info.get("fps") or 0.0)) and not 0.98 < fps / robot.rate < 1.02:
+    if (fps := float(info.get("fps") or 0.0)) and not 0.98 < fps / robot.fps < 1.02:
         raise PrismError(
-            f"the policy was trained at {fps:g} steps a second, robot '{robot.name}' takes {robot.rate:g} commands: "
-            "record at the robot's rate, or set it to the policy's"
+            f"the policy was trained at {fps:g} steps a second, robot '{robot.name}' makes {robot.fps:g}: record at "
+            "the robot's, or set them to the policy's"
         )
     return _check_sensors(robot, info, resize)
 
@@ -271,7 +307,9 @@ def ask_success(keys: Keys, patience: float = 60.0) -> bool | None:
     return None
 
 
-def demonstrated_range(info: Mapping[str, Any]) -> tuple[Array, Array] | None:
-    """Of the actions that the policy has learned from, where the planner says it."""
-    found = info.get("action_range")
-    return None if not found else (np.array(found[0], np.float64), np.array(found[1], np.float64))
+def demonstrated_range(info: Mapping[str, Any], robot: Robot) -> tuple[Array, Array] | None:
+    """Of the robot's commands, from the actions that the policy has learned from, where the planner says them."""
+    if not (found := info.get("action_range")):
+        return None
+    share = np.where(np.array(robot.actions.kinds) == "delta", robot.parts, 1)
+    return np.array(found[0], np.float64) / share, np.array(found[1], np.float64) / share

@@ -4,10 +4,16 @@
             episode-000001/     ...; what was never finished has a hidden name and is no episode
 
 `Trace` keeps what happened, each stream with its own stamps; `Trace.episode` brings all of them to one rate (App. A).
+`commands.npz` beside an episode holds what its steps do not say:
+
+    time, command, step, latency_ms      of each command: when it was due, what was sent, of which step, how late
+    plan_step, plan, plan_ms             of each plan: the step that it was made for, (P, Tp, D), how long it took
+    candidates, chosen                   (P, K, Tp, D) and which was executed; of a policy in the same process
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,13 +23,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import Reply
 
 from prism.data.align import AlignConfig, Gaps, Timed, align, camera_clock, nearest
 from prism.data.episodes import Episode
-from prism.data.formats.recording import EPISODE, RecordingSource, is_recording
+from prism.data.formats.recording import COMMANDS, EPISODE, RecordingSource, is_recording
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.io.files import replace_file
 from prism.robots.base import Array, Robot
 from prism.robots.safety import Seen
 from prism.sensors import SensorSpec
@@ -34,16 +42,29 @@ class Trace:
     """An episode as it happened."""
 
     robot: Robot
-    who: list[str] = field(default_factory=list)  # commanded, a command each
-    latency_ms: list[float] = field(default_factory=list)  # from the tick to the command
+    who: list[str] = field(default_factory=list)  # commanded, a step each
+    latency_ms: list[float] = field(default_factory=list)  # from the tick to the command, a command each
     why: dict[str, int] = field(default_factory=dict)  # what the guard changed
-    _times: list[float] = field(default_factory=list)
-    _actions: list[NDArray[np.float32]] = field(default_factory=list)
+    _times: list[float] = field(default_factory=list)  # of the steps' first commands
+    _sent: list[list[NDArray[np.float32]]] = field(default_factory=list)  # commands of each step
+    _due: list[tuple[float, int]] = field(default_factory=list)  # of each command: when, which step
+    _labels: list[Array | None] = field(default_factory=list)
+    _plans: list[tuple[int, Reply]] = field(default_factory=list)
+    _step: int = -1
+    _who: str = ""
+    _label: Array | None = None
     _stamps: dict[str, list[float]] = field(default_factory=dict)
     _values: dict[str, list[Array]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._actions)
+        """Steps."""
+        return len(self._sent)
+
+    @property
+    def actions(self) -> NDArray[np.float32]:
+        """What was done in each step, or was meant to be, (T, D)."""
+        done = [self.robot.actions.whole(np.stack(sent)) for sent in self._sent]
+        return np.stack([own if said is None else said for own, said in zip(done, self._labels, strict=True)])
 
     def see(self, seen: Seen) -> None:
         """What is new, of what can be believed."""
@@ -53,14 +74,48 @@ class Trace:
                 stamps.append(stamp)
                 self._values.setdefault(name, []).append(value)
 
-    def command(self, at: float, action: NDArray[np.float32], who: str, latency_ms: float) -> None:
-        self._times.append(at)
-        self._actions.append(action)
-        self.who.append(who)
+    def decide(self, step: int, who: str, plan: Reply | None, label: Array | None) -> None:
+        """A step begins: who commands, with which new plan; `label`: what to record where it is not what is sent."""
+        self._who, self._label = who, label
+        if plan is not None and plan.actions is not None:
+            self._plans.append((step, plan))
+
+    def command(self, step: int, at: float, action: NDArray[np.float32], latency_ms: float) -> None:
+        """One command of step `step`, due at `at`."""
+        if step != self._step:
+            self._step = step
+            self._times.append(at)
+            self._sent.append([])
+            self.who.append(self._who)
+            self._labels.append(self._label)
+        self._sent[-1].append(action)
+        self._due.append((at, step))
         self.latency_ms.append(latency_ms)
 
+    def details(self) -> dict[str, Array]:
+        """commands.npz"""
+        due, steps = np.array(self._due, np.float64).reshape(-1, 2).T
+        found: dict[str, Array] = {
+            "time": due,
+            "step": steps.astype(np.int64),
+            "command": np.concatenate([np.stack(sent) for sent in self._sent]),
+            "latency_ms": np.array(self.latency_ms, np.float32),
+        }
+        if plans := [(step, plan) for step, plan in self._plans if np.shape(plan.actions) == self._shape_of_plans()]:
+            found["plan_step"] = np.array([step for step, _ in plans], np.int64)
+            found["plan"] = np.stack([np.asarray(plan.actions, np.float32) for _, plan in plans])
+            found["plan_ms"] = np.array([plan.latency_ms or np.nan for _, plan in plans], np.float32)
+            chosen = [plan.info.get("plan") for _, plan in plans]
+            if all(one is not None for one in chosen):
+                found["candidates"] = np.stack([one.candidates for one in chosen]).astype(np.float32)  # type: ignore[union-attr]
+                found["chosen"] = np.array([one.index for one in chosen], np.int64)  # type: ignore[union-attr]
+        return found
+
+    def _shape_of_plans(self) -> tuple[int, ...]:
+        return np.shape(self._plans[0][1].actions)
+
     def commanded_by(self) -> list[tuple[str, int]]:
-        """Who, for how many commands in a row."""
+        """Who, for how many steps in a row."""
         return [(who, len(list(run))) for who, run in groupby(self.who)]
 
     def late(self) -> int:
@@ -68,16 +123,16 @@ class Trace:
         return int(np.sum(np.array(self.latency_ms) > 1e3 / self.robot.rate))
 
     def episode(self) -> tuple[Episode, tuple[Gaps, ...]]:
-        """At the robot's rate, on the clock of the commands."""
+        """At the robot's steps, on the clock of the commands."""
         if len(self) < 2:
-            raise PrismError("an episode has at least two commands")
+            raise PrismError("an episode has at least two steps")
         times = np.array(self._times)
         clock = SensorSpec("actions", "vector", (self.robot.actions.dim,))
-        streams = {"actions": Timed(clock, times, np.stack(self._actions))}
+        streams = {"actions": Timed(clock, times, self.actions)}
         for spec in self.robot.sensors:
             if spec.name in self._values:
                 streams[spec.name] = _timed(spec, np.array(self._stamps[spec.name]), self._values[spec.name])
-        aligned = align(streams, "actions", AlignConfig(self.robot.rate))
+        aligned = align(streams, "actions", AlignConfig(self.robot.fps))
         rows = len(aligned.clock)
         values: dict[str, Array] = {}
         present: dict[str, NDArray[np.bool_]] = {}
@@ -86,9 +141,23 @@ class Trace:
             values[spec.name] = aligned.streams.get(spec.name, blank).astype(spec.dtype)
             present[spec.name] = aligned.present.get(spec.name, np.zeros(rows, np.bool_))
         # a command is valid from its tick on: never a mean of two
-        actions = np.stack(self._actions)[nearest(times, camera_clock(times, self.robot.rate))]
+        actions = self.actions[nearest(times, camera_clock(times, self.robot.fps))]
         gaps = tuple(gap for gap in aligned.gaps if gap.name != "actions")
         return Episode(values, actions.astype(np.float32), present), gaps
+
+    def corrections(self, episode: Episode) -> list[Episode]:
+        """The stretches of `episode` in which somebody else than a policy commanded, of two steps or more."""
+        times = np.array(self._times)
+        who = np.array(self.who)[nearest(times, camera_clock(times, self.robot.fps))]
+        found, at = [], 0
+        for policy, run in groupby(who == "policy"):
+            first, at = at, at + len(list(run))
+            if not policy and at - first >= 2:
+                part = slice(first, at)
+                present = {name: mask[part] for name, mask in episode.present.items()}
+                streams = {name: values[part] for name, values in episode.streams.items()}
+                found.append(Episode(streams, episode.actions[part], present))
+        return found
 
 
 def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: list[Array]) -> Timed:
@@ -104,13 +173,13 @@ class Recording:
 
     def __init__(self, path: Path, robot: Robot, task: str) -> None:
         self.path, self.robot, self.task = Path(path), robot, task
-        self.sensors = tuple(replace(spec, fps=0.0) for spec in robot.sensors)
+        self.sensors = tuple(replace(spec, fps=0.0, max_age=0.0) for spec in robot.sensors)
         self.episodes = 0
         if is_store(self.path) or (self.path.exists() and not is_recording(self.path) and any(self.path.iterdir())):
             raise PrismError(f"{path}: exists and is no recording of a robot; choose another folder")
         if is_recording(self.path):
             there = RecordingSource(self.path)
-            same = (there.sensors, there.fps, there.action_spec) == (self.sensors, robot.rate, robot.actions.spec)
+            same = (there.sensors, there.fps, there.action_spec) == (self.sensors, robot.fps, robot.actions.spec)
             if not same or there.task != task:
                 raise PrismError(
                     f"{path}: was recorded with another task, rate, action space or other sensors; use another folder"
@@ -122,12 +191,16 @@ class Recording:
         made = RecordingSource(self.path).provenances if self.episodes else ()
         return max((int(said["seed"]) for said in made if isinstance(said.get("seed"), int)), default=-1) + 1
 
-    def add(self, episode: Episode, provenance: Mapping[str, Any]) -> Path:
-        """The next episode, on disk when this returns."""
+    def add(self, episode: Episode, provenance: Mapping[str, Any], details: Mapping[str, Array] | None = None) -> Path:
+        """The next episode, on disk when this returns; `details`: commands.npz beside it."""
         numbers = [int(match[1]) for child in self.path.glob("episode-*") if (match := re.search(EPISODE, child.name))]
         target = self.path / f"episode-{max(numbers, default=-1) + 1:06d}"
-        what = (self.sensors, self.robot.actions.dim, self.robot.rate, self.task)
+        what = (self.sensors, self.robot.actions.dim, self.robot.fps, self.task)
         with DatasetWriter(target, *what, provenance=provenance, action=self.robot.actions.spec) as writer:
             writer.add(episode.streams, episode.actions, episode.present)
+        if details:
+            content = io.BytesIO()
+            np.savez_compressed(content, **details)  # type: ignore[arg-type]
+            replace_file(target / COMMANDS, content.getvalue())
         self.episodes += 1
         return target

@@ -6,7 +6,7 @@ Policy, teleoperation and replay all go through one Guard. It is never off; a li
 | ---------------------------------------------- | ------------------------------------------------------- |
 | a command beyond a limit                       | the nearest one within all limits is sent               |
 | a command that is no finite vector             | held: braked within the limits                          |
-| a needed sensor is missing, NaN, late, frozen  | held; stopped after `hold_seconds`                      |
+| a needed sensor is missing, NaN, late, frozen  | held at once; stopped after `hold_seconds`              |
 | too much force, pose outside the workspace     | stopped                                                 |
 | no command within a period and `watchdog`      | stopped, by a thread of its own (robots in real time)   |
 | the robot says that it is not healthy          | stopped                                                 |
@@ -31,7 +31,7 @@ from prism.robots.limits import Limits
 
 Vector = NDArray[np.float64]
 _HUGE = 1e12  # of a command: no limit is as wide, and nothing overflows
-_FROZEN = 0.03  # of a position range: commanded travel without any change of the measured pose
+_FROZEN = 0.002  # of a position range: commanded travel without any change of the measured pose
 
 
 class Envelope:
@@ -237,8 +237,13 @@ class Guard:
         self._held_since: float | None = None
         self._last_sent: float | None = None
         self._pose: Vector | None = None
-        self._travel = 0.0
+        self._pose_stamp, self._travel, self._same = -math.inf, 0.0, 0
         self.commands = self.changed = 0
+
+    @property
+    def pose(self) -> Vector | None:
+        """Where the robot was seen last, in units."""
+        return self._pose
 
     def begin(self, seed: int = 0) -> Seen:
         """An episode starts: the robot prepares, and stands where it says."""
@@ -271,7 +276,7 @@ class Guard:
                 observation[spec.name], ages[spec.name] = value, age
         self._monitor.step()
         faults |= {name: str(fault) for name, fault in self._monitor.faults.items()}
-        self._see_pose(observation, faults)
+        self._see_pose(observation, readings, faults)
         self._judge(now, observation, faults)
         return Seen(now, observation, ages, faults, readings)
 
@@ -283,16 +288,18 @@ class Guard:
         self._stamps[name] = reading.stamp
         return max(0.0, now - reading.stamp)
 
-    def _see_pose(self, observation: dict[str, Array], faults: dict[str, str]) -> None:
+    def _see_pose(self, observation: dict[str, Array], readings: dict[str, Reading], faults: dict[str, str]) -> None:
         space = self.robot.actions
         if space.pose is None or space.pose not in observation:
             return
-        pose = np.asarray(observation[space.pose][: space.pose_dims], np.float64)
+        pose, stamp = np.asarray(observation[space.pose][: space.pose_dims], np.float64), readings[space.pose].stamp
         if self._pose is None or (pose != self._pose).any():
-            self._travel = 0.0
-        elif self._travel > _FROZEN:  # it was told to move, and nothing of it shows
+            self._travel, self._same = 0.0, 0
+        elif stamp > self._pose_stamp:
+            self._same += 1
+        if self._same >= self.limits.frozen and self._travel > _FROZEN:  # told to move, and nothing of it shows
             faults[space.pose] = "frozen"
-        self._pose = pose
+        self._pose, self._pose_stamp = pose, stamp
 
     def _judge(self, now: float, observation: dict[str, Array], faults: dict[str, str]) -> None:
         """Go, hold or stop."""

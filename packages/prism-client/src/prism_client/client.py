@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import websockets.sync.client
+from websockets import State
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from prism_client import wire
@@ -112,6 +113,22 @@ class Client:
         """Called by the constructor; afterwards only needed to use a closed client again."""
         self._closed.clear()
         self._reach()
+
+    @property
+    def is_closed(self) -> bool:
+        """There is no connection, or its other end is gone."""
+        connection = self._socket
+        return connection is None or connection.state is not State.OPEN
+
+    def ping(self) -> threading.Event:
+        """From any thread: an event that is set when the server has answered. OSError: there is no connection."""
+        connection = self._socket
+        try:
+            if connection is None:
+                raise OSError("not connected")
+            return connection.ping()
+        except (ConnectionClosed, OSError) as error:
+            raise OSError(f"{self.uri}: {_words(error)}") from error
 
     def close(self) -> None:
         """From any thread: a request on its way, or the search for a lost connection, ends with ConnectionLostError."""

@@ -12,7 +12,8 @@ hold   A plan that does not come: the old one to its end, then the robot stands 
        or a velocity becomes zero, except in the dimensions `keep` (a gripper). Held steps are no actions, so a plan
        that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
 slow   The same path at `slow_factor` of the speed: part of the way to a position, or part of a change.
-stop   Hold until a plan may be executed: a hook said so, or a sensor that the policy needs is absent.
+stop   Hold until a plan may be executed: a hook said so, a sensor that the policy needs is absent, or the planner is
+       lost and `lost` says stop.
 
 Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process (prism.serve.lanes).
 Everything here runs in the caller's thread and asks a clock that can be a test's; a planner has the threads.
@@ -139,6 +140,8 @@ class Executor:
                    stop
     slow_factor    of the speed, when slow; default: 0.5
     absent         what to do while a sensor is absent that the policy was never trained without; default: "stop"
+    lost           what to do while the planner is in trouble (the server is gone); default: "continue" with the plan
+                   that is there, to its end
     max_held       held steps in a row, then HoldError; default: 100. 0: hold for ever
     budget_ms      what a plan may take before it counts as late; default: exec_horizon / fps
     asynchronous   False waits for each plan: for simulators, whose time stands still; default: True
@@ -159,6 +162,7 @@ class Executor:
         hook: Hook | None = None,
         slow_factor: float = 0.5,
         absent: Decision = "stop",
+        lost: Decision = "continue",
         max_held: int = MAX_HELD,
         budget_ms: float | None = None,
         asynchronous: bool = True,
@@ -173,6 +177,7 @@ class Executor:
         self._hook = hook
         self._slow_factor = slow_factor
         self._absent: Decision = absent
+        self._lost: Decision = lost
         self._max_held = max_held
         self._asynchronous = asynchronous
         self._first_timeout = first_timeout
@@ -186,6 +191,7 @@ class Executor:
             ("max_held", max_held, max_held >= 0, "0 (for ever) or more"),
             ("budget_ms", budget_ms, budget_ms is None or budget_ms > 0, "more than 0"),
             ("absent", absent, absent in DECISIONS, f"one of {', '.join(DECISIONS)}"),
+            ("lost", lost, lost in DECISIONS, f"one of {', '.join(DECISIONS)}"),
         ):
             if not good:
                 raise ValueError(f"{name} = {value!r} is out of range: use {hint}")
@@ -277,6 +283,7 @@ class Executor:
         self._check_budget()
         if trouble := self.planner.trouble():
             self.stats.error = trouble
+        self._decide()
         command = self._command()
         self._commanded = command.action
         return command
@@ -414,7 +421,8 @@ class Executor:
 
     def _decide(self) -> None:
         missing: Decision = self._absent if self._missing else "continue"
-        self.stats.decision = max(self._verdict, missing, key=DECISIONS.index)
+        lost: Decision = self._lost if self.planner.trouble() else "continue"
+        self.stats.decision = max(self._verdict, missing, lost, key=DECISIONS.index)
 
     def _join(self, actions: Array, row: int) -> Array:
         """The new plan, starting at `row` where the robot would have gone on without it; see the top of this file."""

@@ -21,10 +21,17 @@ class RemotePlanner:
 
     What is older than the server's window is not sent any more: a slow network makes plans late, not old. A connection
     that was lost starts anew on the server, so the latest observations are sent again, in order.
+
+    `silence`: seconds without a sign of life of the server after which `trouble` says so, asked for four times as often
+    (WebSocket pings); default: only a connection that is closed, or a reply that does not come, is noticed.
     """
 
-    def __init__(self, client: Client | str, **options: Any) -> None:
+    def __init__(self, client: Client | str, *, silence: float | None = None, **options: Any) -> None:
         self.client = Client(client, **options) if isinstance(client, str) else client
+        self._quiet, self._over = "", threading.Event()
+        self._beating = threading.Thread(target=self._beat, args=(silence,), name="prism-client-beat", daemon=True)
+        if silence is not None:
+            self._beating.start()
         self._wake = threading.Condition()  # guards everything below
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -64,7 +71,8 @@ class RemotePlanner:
             return None
 
     def trouble(self) -> str:
-        return self.client.trouble
+        gone = f"{self.client.uri}: the connection is lost" if self.client.is_closed else ""
+        return self.client.trouble or self._quiet or gone
 
     def reset(self, seed: int | None = None) -> None:
         with self._wake:
@@ -74,13 +82,29 @@ class RemotePlanner:
             self._clear()
 
     def close(self) -> None:
-        """Ends the thread and the connection, and gives up a request on its way."""
+        """Ends the threads and the connection, and gives up a request on its way."""
+        self._over.set()
         with self._wake:
             self._closed = True
             self._wake.notify_all()
         self.client.close()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in (self._thread, self._beating):
+            if thread is not None and thread.is_alive():
+                thread.join()
+
+    def _beat(self, silence: float) -> None:
+        """A thread of its own: is the server there?"""
+        while not self._over.wait(silence / 4):
+            try:
+                heard = self.client.ping()
+            except OSError as error:
+                self._quiet = str(error)
+                continue
+            if not heard.wait(silence):
+                self._quiet = f"{self.client.uri}: no sign of life for {silence:g} s"
+                while not (self._over.wait(silence / 4) or heard.is_set() or self.client.is_closed):
+                    pass
+            self._quiet = "" if heard.is_set() else self._quiet
 
     # The other thread: everything that waits for the network.
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 
 from prism_sims import tabletop_model as parts
-from prism_sims.tabletop_arm import BLOCKS, RATE, SAMPLES, SUBSTEPS, TabletopEnv, Variant, Vector
+from prism_sims.tabletop_arm import RATE, SAMPLES, TabletopEnv, Variant, Vector
 
 CUPS = {"green": "0.15 0.6 0.2 1", "blue": "0.15 0.25 0.8 1", "yellow": "0.9 0.8 0.1 1"}
 COMMANDS = {
@@ -118,7 +118,8 @@ class Rattle(TabletopEnv):
             if name == self.full:
                 self.put("ball", [*at[:2], at[2] + parts.BALL - parts.CAVITY + 0.0005])
         self.model.body(self.full).mass[:], self.model.body(empty).mass[:] = 0.072, 0.078  # the ball has 6 g
-        self._echo, self._pressed, self._clicks = np.zeros(_RINGING), np.zeros(2), np.zeros((2, BLOCKS * SUBSTEPS))
+        self._echo, self._pressed = np.zeros(_RINGING), np.zeros(2)
+        self._clicks = np.zeros((2, self.blocks * self.substeps))
         return np.array([0.45, 0.0, 0.16]) + rng.uniform(-0.03, 0.03, 3)
 
     def _start(self, seed: int) -> None:
@@ -131,7 +132,7 @@ class Rattle(TabletopEnv):
         return np.array([ball, left + right])
 
     def _run(self, block: int) -> None:
-        for i in range(block * SUBSTEPS, (block + 1) * SUBSTEPS):
+        for i in range(block * self.substeps, (block + 1) * self.substeps):
             self._mj.mj_step(self.model, self.data)
             now = self._touching()
             self._clicks[:, i] = np.maximum(now - self._pressed, 0.0)
@@ -195,7 +196,7 @@ class Height(TabletopEnv):
 
     def _run(self, block: int) -> None:
         thing, force = self.model.body("block").id, np.zeros(6)
-        for _ in range(SUBSTEPS):
+        for _ in range(self.substeps):
             falling = -float(self.data.qvel[self.model.joint("block").dofadr[0] + 2])
             self._mj.mj_step(self.model, self.data)
             pressed = 0.0

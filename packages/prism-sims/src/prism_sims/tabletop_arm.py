@@ -21,6 +21,7 @@ STEP = 0.03  # metres that an action of 1 asks for
 IMAGE, DEPTH, TAXELS = (84, 84), 24, 16
 RATE, SAMPLES = 4000, 400  # of sound
 BLOCKS, SUBSTEPS = 4, 5  # of a control step; substeps of 5 ms; contacts are read after each block
+FINE_BLOCKS, FINE_SUBSTEPS = 5, 4  # the same step as a robot of 50 commands a second
 _CLOSE = 0.006  # metres that a finger moves in a block
 _LEASH = 0.004  # metres by which the servo may lag behind its target when the next action comes
 _LOW, _HIGH = np.array([0.28, -0.38, 0.02]), np.array([0.72, 0.38, 0.42])  # where the hand may be
@@ -37,6 +38,7 @@ class TabletopEnv(Simulation):
     objects: ClassVar[int]  # numbers in object_state
     steps: ClassVar[int] = 100  # at most
     tip: ClassVar[float] = parts.TIP  # metres from the hand's point down to the tip of the tool
+    blocks, substeps, fine = BLOCKS, SUBSTEPS, False
 
     def __init__(self, name: str, variant: Variant = "state", max_steps: int | None = None) -> None:
         try:
@@ -114,9 +116,10 @@ class TabletopEnv(Simulation):
         self._target = start
         self._take()
         self._mj.mj_forward(self.model, self.data)
-        self._mj.mj_step(self.model, self.data, nstep=BLOCKS * SUBSTEPS)
+        self._mj.mj_step(self.model, self.data, nstep=self.blocks * self.substeps)
         self._refresh()
         self._wrench = np.zeros(6)
+        self._wrenches: list[Vector] = []
 
     def _take(self) -> None:
         """Puts what the episode begins with into the hand."""
@@ -127,7 +130,7 @@ class TabletopEnv(Simulation):
     def _advance(self, action: NDArray[np.float32]) -> tuple[float, bool]:
         if not self.aim(action):
             return 0.0, False
-        for block in range(BLOCKS):
+        for block in range(self.blocks):
             self.advance(block)
         self._refresh()
         success = self.succeeded()
@@ -142,11 +145,18 @@ class TabletopEnv(Simulation):
         self._way = self.data.ctrl[:6].copy(), self._step_to(self._target)
         return True
 
+    def refine(self) -> None:
+        """From now on each block of a control step has a command of its own, a fifth of the step's."""
+        self.blocks, self.substeps, self.fine = FINE_BLOCKS, FINE_SUBSTEPS, True
+
     def advance(self, block: int) -> None:
-        """One of the BLOCKS of a control step: the servo's target moves evenly."""
+        """One of the blocks of a control step: the servo's target moves evenly; where each block has a command of its
+        own, at once."""
         before, after = self._way
-        self.data.ctrl[:6] = before + (after - before) * min(1.0, (block + 1) / (BLOCKS - 1))
-        self.data.ctrl[6] += np.clip(self._opening - self.data.ctrl[6], -_CLOSE, _CLOSE)
+        share = 1.0 if self.fine else min(1.0, (block + 1) / (self.blocks - 1))
+        self.data.ctrl[:6] = before + (after - before) * share
+        most = _CLOSE * self.substeps / SUBSTEPS
+        self.data.ctrl[6] += np.clip(self._opening - self.data.ctrl[6], -most, most)
         self._run(block)
 
     def freeze(self) -> None:
@@ -156,9 +166,12 @@ class TabletopEnv(Simulation):
 
     def _run(self, block: int) -> None:
         """The physics of one block of a control step."""
-        self._mj.mj_step(self.model, self.data, nstep=SUBSTEPS)
-        if self.sense == "tactile":
-            self._wrench = (self._wrench if block else 0.0) + self._contact_wrench() / BLOCKS
+        self._mj.mj_step(self.model, self.data, nstep=self.substeps)
+        if self.sense == "tactile" and self.fine:  # of the last control step, whenever it is asked for
+            self._wrenches = [*self._wrenches, self._contact_wrench()][-self.blocks :]
+            self._wrench = np.sum(self._wrenches, axis=0) / self.blocks
+        elif self.sense == "tactile":
+            self._wrench = (self._wrench if block else 0.0) + self._contact_wrench() / self.blocks
 
     def _refresh(self) -> None:
         """Poses of the state that the step ended in."""

@@ -1,15 +1,18 @@
 """Twins: robots of the Robot contract (prism/robots/base.py) that are simulated.
 
 ur5e-twin   the UR5e of the tabletop (tabletop.py), with all its senses. A command is as there: a displacement of the
-            hand, 1 is 3 cm, and the gripper. 10 commands a second; the joints' encoders (proprio) 40 times a second, in
-            the middle of a command too.
+            hand, 1 is 3 cm, and the gripper. Steps of a policy are those of the tabletop, 10 a second.
 
     option task=tabletop-insert-left     which table; every name of tabletop.NAMES
     option realtime=true                 false: its clock stands still until somebody waits, and runs as fast as the
                                          physics can be computed: the same commands give the same readings, bit for bit
+    option rate=50                       commands a second. 50: the loop sends a fifth of a step each 20 ms; joints'
+                                         encoders (proprio) and forces (tactile, the mean of the last 0.1 s) come with
+                                         each. 10: the tabletop itself, bit for bit; encoders 40 times a second
 
 A command that comes within GRACE of its slot is executed from the slot's beginning, as a controller with a buffer does;
-where none comes the robot stands still, and the next one begins a slot.
+where none comes the robot stands still. At 10 commands a second the next one begins a slot; at 50 its slots go on, and
+a command that came too late for one waits for the next (QUEUE of them at most).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import dataclasses
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -25,14 +29,15 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.robots.base import ActionSpace, Health, Reading, Robot
 from prism.robots.limits import Limits
-from prism.sensors import ActionSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 from prism_sims.tabletop import NAMES, Insert, make_tabletop
-from prism_sims.tabletop_arm import BLOCKS, FPS, STEP
+from prism_sims.tabletop_arm import BLOCKS, FINE_BLOCKS, FPS, STEP, _rounded
 from prism_sims.tabletop_expert import make_tabletop_expert
 
-BLOCK = 1.0 / (FPS * BLOCKS)  # seconds between two readings of the joints
-GRACE = 2 * BLOCK  # seconds
+GRACE, FINE_GRACE = 2.0, 0.75  # readings of the joints, at 10 and 50 commands a second
+QUEUE, AHEAD = 2, 0.25  # commands; how much of a slot is over when the first command comes
+RATES = {"10": BLOCKS, "50": FINE_BLOCKS}  # readings of the joints in a step, by commands a second
 _SPACE = ActionSpace(
     ActionSpec(("x", "y", "z", "gripper"), robot="ur5e", kind="delta"),
     units=("m", "m", "m", ""),
@@ -45,27 +50,34 @@ _LIMITS = Limits(
     position=((0.28, 0.72), (-0.38, 0.38), (0.02, 0.42), (-1.0, 1.0)),
     speed=(0.3, 0.3, 0.3, math.inf),
     acceleration=(6.0, 6.0, 6.0, math.inf),
+    jerk=(200.0, 200.0, 200.0, math.inf),
     workspace=((0.25, 0.75), (-0.42, 0.42), (-0.01, 0.46)),
 )
 
 
 class UR5eTwin(Robot):
-    def __init__(self, task: str = "tabletop-insert-left", realtime: str = "true") -> None:
+    def __init__(self, task: str = "tabletop-insert-left", realtime: str = "true", rate: str = "50") -> None:
         if task not in NAMES:
             raise PrismError(f"ur5e-twin: there is no table '{task}'; use one of {', '.join(NAMES)}")
         if realtime not in ("true", "false"):
             raise PrismError(f"ur5e-twin: realtime={realtime} is neither true nor false")
+        if rate not in RATES:
+            raise PrismError(f"ur5e-twin: rate={rate} is neither {' nor '.join(RATES)}")
         self._env = make_tabletop(*NAMES[task])
         self._expert = make_tabletop_expert(self._env)
-        sensors = tuple(
-            dataclasses.replace(spec, fps=1.0 / BLOCK if spec.name == "proprio" else 0.0) for spec in self._env.sensors
-        )
-        limits = _LIMITS
+        self._blocks, self._block_seconds = RATES[rate], 1.0 / (FPS * RATES[rate])
+        self._fast = ("proprio",)  # sensors that come with each block
+        self._most = np.array([FPS / float(rate)] * 3 + [1.0], np.float32)  # of a command: 0.3 m/s
+        if rate == "50":
+            self._env.refine()
+            self._fast = ("proprio", "tactile")
+        sensors = tuple(self._paced(spec) for spec in self._env.sensors)
+        limits = dataclasses.replace(_LIMITS, watchdog=0.06) if rate == "50" else _LIMITS
         if any(spec.name == "tactile" for spec in sensors):
             limits = dataclasses.replace(limits, force=Insert.LIMIT, force_sensor="tactile")
         super().__init__(
-            "ur5e-twin", FPS, sensors, _SPACE, limits, is_twin=True, realtime=realtime == "true",
-            episode_seconds=self._env.max_steps / FPS,
+            "ur5e-twin", float(rate), sensors, _SPACE, limits, is_twin=True, realtime=realtime == "true",
+            episode_seconds=self._env.max_steps / FPS, fps=FPS,
         )  # fmt: skip
         self.task = task
         self._view = self._env._mj.MjData(self._env.model)  # for the joints' encoders between two observations
@@ -73,6 +85,13 @@ class UR5eTwin(Robot):
         self._connected = self._ready = False
         self._begin, self._done, self._phase = 0.0, 0, 0  # when the episode began; blocks since then, of the slot
         self._readings: dict[str, Reading] = {}
+
+    def _paced(self, spec: SensorSpec) -> SensorSpec:
+        """With the rate of its readings, and how old one may be: what safety needs comes with every command."""
+        if spec.name not in self._fast:
+            return dataclasses.replace(spec, fps=FPS)
+        late = 1.75 * self._block_seconds if self._env.fine else 0.0
+        return dataclasses.replace(spec, fps=1.0 / self._block_seconds, max_age=late)
 
     # -- the contract
 
@@ -90,19 +109,21 @@ class UR5eTwin(Robot):
             self._begin, self._done = (time.monotonic() if self.realtime else before), 0
             self._phase, self._holds = 0, False
             self._next: NDArray[np.float32] | None = None
+            self._queue: deque[tuple[float, NDArray[np.float32]]] = deque(maxlen=QUEUE)  # when each came, in blocks
+            self._first = True
             self._gripper, self._moves, self._succeeded = -1.0, True, False
             self._ready = True
             self.held = 0  # slots without a command
             self._readings = {name: Reading(value, self._begin) for name, value in observation.items()}
 
     def now(self) -> float:
-        return time.monotonic() if self.realtime else self._begin + self._done * BLOCK
+        return time.monotonic() if self.realtime else self._begin + self._done * self._block_seconds
 
     def wait(self, until: float) -> None:
         if self.realtime:
             return super().wait(until)
         with self._lock:
-            self._run_to(round((until - self._begin) / BLOCK + 0.49))
+            self._run_to(round((until - self._begin) / self._block_seconds + 0.49))
         return None
 
     def read(self) -> dict[str, Reading]:
@@ -119,7 +140,11 @@ class UR5eTwin(Robot):
                 raise PrismError("ur5e-twin: it takes no commands: connect(), then prepare(seed)")
             if command.shape != (4,) or not np.isfinite(command).all():
                 raise PrismError(f"ur5e-twin: a command is 4 finite numbers, not {command!r}")
-            self._next = np.clip(command, -1.0, 1.0)
+            command = np.clip(command, -self._most, self._most)
+            if self._env.fine:
+                self._enqueue(command)
+                return
+            self._next = command
             self._catch_up()
 
     def stop(self) -> None:
@@ -128,6 +153,7 @@ class UR5eTwin(Robot):
             if self._ready:
                 self._env.freeze()  # from the next block on
             self._ready, self._next = False, None
+            self._queue.clear()
 
     def close(self) -> None:
         with self._lock:
@@ -155,13 +181,27 @@ class UR5eTwin(Robot):
         """In real time: the physics of all that is past. A slot without a command waits for it, for GRACE."""
         if not self.realtime or not self._connected:
             return
-        past = time.monotonic() - self._begin
-        self._run_to(int(past / BLOCK), int((past - GRACE) / BLOCK))
+        past = (time.monotonic() - self._begin) / self._block_seconds
+        self._run_to(int(past), int(past - GRACE))
+
+    def _enqueue(self, command: NDArray[np.float32]) -> None:
+        """At 50 commands a second. Slots, and the steps of the slow sensors, begin with the first command."""
+        self._catch_up()
+        if self._first:
+            self._first, self._phase = False, 0
+            if self.realtime:
+                ends = time.monotonic() - AHEAD * self._block_seconds
+                self._begin = max(self._begin, ends - self._done * self._block_seconds)
+        self._queue.append(((self.now() - self._begin) / self._block_seconds, command))
 
     def _run_to(self, blocks: int, without_command: int | None = None) -> None:
         """The physics of all blocks up to `blocks`; a slot without a command begins only before `without_command`."""
         while self._done < blocks:
-            if self._phase == 0 or (self._holds and self._next is not None):  # a command ends a slot that had none
+            if self._env.fine:
+                if self._queue and self._queue[0][0] <= self._done + FINE_GRACE:
+                    self._next = self._queue.popleft()[1]
+                self._start_slot()
+            elif self._phase == 0 or (self._holds and self._next is not None):  # a command ends a slot that had none
                 late = without_command is not None and self._done >= without_command
                 if self._next is None and self._ready and late:
                     return
@@ -169,7 +209,8 @@ class UR5eTwin(Robot):
             self._block()
 
     def _start_slot(self) -> None:
-        command, self._phase, self._holds = self._next, 0, self._next is None
+        command, self._holds = self._next, self._next is None
+        self._phase = self._phase if self._env.fine else 0
         if command is None:
             self.held += 1
             command = np.array([0.0, 0.0, 0.0, self._gripper], np.float32)
@@ -182,15 +223,26 @@ class UR5eTwin(Robot):
         if self._moves:
             env.advance(block)
         self._done += 1
-        self._phase = (block + 1) % BLOCKS
-        stamp = self._begin + self._done * BLOCK
-        if block < BLOCKS - 1:
-            self._view.qpos[:] = env.data.qpos
-            env._mj.mj_kinematics(env.model, self._view)
-            hand = self._view.site_xpos[env._site]
-            value = np.round([*hand, env.data.qpos[6]], 4).astype(np.float32) + np.float32(0)
-            self._readings["proprio"] = Reading(value, stamp)
+        self._phase = (block + 1) % self._blocks
+        stamp = self._begin + self._done * self._block_seconds
+        if env.fine:
+            env._refresh()
+            self._succeeded |= self._moves and env.succeeded()
+        if block < self._blocks - 1:
+            self._readings |= {name: Reading(value, stamp) for name, value in self._between().items()}
             return
         env._refresh()
         self._succeeded |= self._moves and env.succeeded()
         self._readings = {name: Reading(value, stamp) for name, value in env._observe().items()}
+
+    def _between(self) -> dict[str, NDArray[np.float32]]:
+        """The fast sensors within a step: the state of the tabletop stays as it is, to the last bit."""
+        env = self._env
+        if env.fine:
+            hand, wrench = env.hand(), np.round(env._wrench, 3).astype(np.float32)
+            return {"proprio": _rounded([*hand, env.data.qpos[6]])} | (
+                {"tactile": wrench} if "tactile" in self._readings else {}
+            )
+        self._view.qpos[:] = env.data.qpos
+        env._mj.mj_kinematics(env.model, self._view)
+        return {"proprio": _rounded([*self._view.site_xpos[env._site], env.data.qpos[6]])}

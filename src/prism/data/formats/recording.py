@@ -14,6 +14,7 @@ from prism.data.formats.table import Entry
 from prism.errors import PrismError
 
 EPISODE = r"^episode-(\d{6,})$"
+COMMANDS = "commands.npz"  # beside an episode, where there is more to say of it (robots/recording.py)
 _KEPT_OPEN = 32  # episodes: each needs a file a stream
 
 
