@@ -16,7 +16,7 @@ from prism.cli.train import Train
 from prism.distributed.rows import EachRandom, Random
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
-from prism.methods import METHODS
+from prism.methods import METHODS, table
 from prism.methods.consistency import ConsistencyConfig
 from prism.methods.context import ContextConfig
 from prism.methods.diffusion import DiffusionConfig
@@ -236,7 +236,8 @@ def test_a_method_is_as_large_as_what_it_stands_beside() -> None:
         policy = with_method(recipe(name), "diffusion").policy
         assert isinstance(policy, DiffusionConfig)
         assert policy.unet == SIZES[size]
-    assert [size_of(preset(name)) for name in PRESETS] == list(PRESETS)
+    assert [size_of(preset(name)) for name in table.SIZES] == list(table.SIZES)
+    assert {size_of(preset(name)) for name in PRESETS} == set(table.SIZES)
 
 
 def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prism.runs.recipes import Experiment
     from prism.training.loop import TrainResult
 
-Preset = Literal["tiny", "base", "paper", "fast"]
+Preset = Literal["tiny", "base", "paper", "fast", "paper-literal"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Train(DatasetOptions):
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     preset: Annotated[Preset | None, option("NAME")] = None
     """Size of the network: tiny learns in minutes on CPU, base, paper (the publication's), or fast (paper with a query
-    for four actions: a third of the time). Default: the recipe's."""
+    for four actions: a third of the time). paper-literal: the publication to the letter, its optimiser, targets and
+    ProxyScore too. Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     skip_damaged: bool = False

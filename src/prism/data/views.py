@@ -70,6 +70,23 @@ class Respecified(SourceView):
         return self.source.read(episode, start, stop, names)
 
 
+@dataclass(frozen=True)
+class LaterActions(SourceView):
+    """Step t of a source with the action of step t + 1 (the last one twice): the paper's target A_{t+1:t+Tp}."""
+
+    @property
+    def sensors(self) -> tuple[SensorSpec, ...]:
+        return self.source.sensors
+
+    def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
+        start, stop = check_slice(self, episode, start, stop)
+        length = int(self.lengths[episode])
+        actions = self.source.read(episode, min(start + 1, length - 1), min(stop + 1, length), ()).actions
+        missing = stop - start - len(actions)
+        actions = np.concatenate([actions, np.repeat(actions[-1:], missing, axis=0)])
+        return dataclasses.replace(self.source.read(episode, start, stop, streams), actions=actions)
+
+
 def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource:
     """The same dataset with only the named sensors (PrismError for one that it lacks)."""
     return Respecified(source, wanted_sensors(source, names), action_spec_of(source))

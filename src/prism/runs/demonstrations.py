@@ -25,7 +25,7 @@ from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
-from prism.data.views import draw
+from prism.data.views import LaterActions, draw
 from prism.data.windows import split_episodes
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import compute_statistics
@@ -66,6 +66,7 @@ class Demonstrations:
     only: str = ""
     without: tuple[str, ...] = ()
     skip_damaged: bool = False
+    next_actions: bool = False  # plans begin with the action of the next step: the paper's windows, as it writes them
     keep: tuple[str, ...] = ()  # only these sensors; (): all
     parts: tuple[Part, ...] = ()  # of a mixture
 
@@ -154,6 +155,7 @@ def open_demonstrations(
         _compare(source, task, console)
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
+    source = LaterActions(source) if config.next_actions else source
     if small:
         source = cached_pictures(source, lambda words: console.print(words, highlight=False, soft_wrap=True))
     return replace(config, path=str(path)), source, copies

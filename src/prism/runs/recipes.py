@@ -265,7 +265,23 @@ def with_preset(experiment: Experiment, name: str) -> Experiment:
     """The same experiment with another size of network; what belongs to the task stays."""
     policy = experiment.policy
     sized = replace(table.preset(name), anchor=policy.anchor, observation_noise=policy.observation_noise)
-    return replace(experiment, policy=table.as_method(sized, experiment.method, name))
+    experiment = replace(experiment, policy=table.as_method(sized, experiment.method, name))
+    return as_paper(experiment) if name == "paper-literal" else experiment
+
+
+def as_paper(experiment: Experiment) -> Experiment:
+    """The paper's training and control to the letter, with the settings of its benchmarks (App. A.3, Sec. 4.5): targets
+    from the next step, AdamW as it comes, batches of 128, no averaged weights, ProxyScore over 8 candidates."""
+    rate = 5e-5 if (experiment.task or "").startswith("calvin") else 1e-4
+    train = replace(experiment.train, batch_size=128, learning_rate=rate, weight_decay=0.01, ema_power=0.0)
+    selection = replace(experiment.controller.selection, rule="proxy_score", restless=0)
+    return replace(
+        experiment,
+        policy=replace(experiment.policy, anchor=None, observation_noise=0.0),
+        demonstrations=replace(experiment.demonstrations, mirror=False, next_actions=True),
+        train=train,
+        controller=replace(experiment.controller, exec_horizon=8, candidates=8, selection=selection),
+    )
 
 
 def with_method(experiment: Experiment, method: str, preset: str | None = None) -> Experiment:
