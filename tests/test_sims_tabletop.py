@@ -138,10 +138,10 @@ def test_depth_tells_the_height() -> None:
     for seed in range(10):
         seen = env.reset(seed)
         for _ in range(12):
-            way = np.clip(seen["object_state"] / 0.03, -1, 1)
+            way = np.clip(seen["object_state"][:2] / 0.03, -1, 1)
             seen = env.step(np.array([*way, 0.0, 1.0], np.float32)).observation
         true = float(env.hand()[2] - env.body("stand")[2])
-        found = surface_below(seen["depth_wrist"], seen["object_state"].astype(np.float64))
+        found = surface_below(seen["depth_wrist"], seen["object_state"][:2].astype(np.float64))
         assert found == pytest.approx(true, abs=2e-3)
 
 

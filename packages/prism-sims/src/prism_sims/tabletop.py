@@ -15,7 +15,8 @@ The last four share one scene. 10 steps a second. An action is a displacement of
 the base, and the gripper (1 closes, -1 opens); the hand points down.
 
     proprio        (4,)        hand xyz, opening of the fingers, metres
-    object_state   (2..24,)    things seen from the hand and from each other, metres; what the sense tells is left out
+    object_state   (4..48,)    things seen from the hand and from each other, metres, whole and cut off at 3 cm;
+                               what the sense tells is left out
     tactile        (6,)        force (N) and torque (Nm) of contacts at the tip of the tool, mean of the control step
     audio          (400,)      a contact microphone at the wrist, 4 kHz
     depth_wrist    (24, 24)    metres along the optical axis of a camera beside the fingers

@@ -75,15 +75,22 @@ ROBOSUITE = {
         **{**_ARM, "grippers": grippers},
     ).items()
 }
-TABLETOP = _family(
-    tabletop.NAMES,
-    "tabletop:make_tabletop",
-    expert="tabletop_expert:make_tabletop_expert",
-    recipe={**_BY_INPUTS, "state": "sensed"},
-    actions="delta",
-    grippers=(3,),
-    packages=("mujoco",),
-)
+TABLETOP = {
+    name: row
+    for learned, tasks in (
+        ("sensed", ("insert-left", "insert-right", "height")),
+        ("grasped", ("rattle", *tabletop.COMMANDS)),
+    )
+    for name, row in _family(
+        {name: what for name, what in tabletop.NAMES.items() if what[0] in tasks},
+        "tabletop:make_tabletop",
+        expert="tabletop_expert:make_tabletop_expert",
+        recipe={**_BY_INPUTS, "state": learned},
+        actions="delta",
+        grippers=(3,),
+        packages=("mujoco",),
+    ).items()
+}
 CALVIN = _family(
     calvin_checkout.NAMES,
     "calvin:CalvinEnv",
