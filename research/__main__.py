@@ -31,6 +31,8 @@ MODULES = {
     "experts": "experts",
     "size": "size",
     "benchmark": "benchmark",
+    "senses": "senses",
+    "language": "language",
     "modality": "modality",
     "modality-dropout": "modality_dropout",
     "lemmas": "lemmas",

@@ -217,9 +217,10 @@ def study(
     sensors: Sequence[str] | None = None,
     on_done: Callable[[int, int], None] | None = None,
 ) -> ModalityStudy:
-    """Roll out under every condition; `sensors` limits which are dropped, `most` how many at once."""
-    if episodes < 1 or workers < 1 or most < 1:
-        raise PrismError(f"episodes = {episodes}, workers = {workers} and most = {most} must all be at least 1")
+    """Roll out under every condition; `sensors` limits which are dropped, `most` how many at once. `workers` 0: in this
+    process."""
+    if episodes < 1 or workers < 0 or most < 1:
+        raise PrismError(f"episodes = {episodes} and most = {most} must be at least 1, workers = {workers} at least 0")
     controller = controller or ControllerConfig()
     spec = read_spec(resolve(policy)) if isinstance(policy, Path) else policy().spec
     names = [sensor.name for sensor in spec.sensors]

@@ -1,0 +1,354 @@
+"""What touch, sound and depth are worth: policies with and without the sense that decides (Sec. 5, Fig. 3).
+
+Try:
+    python -m research senses --json senses.json
+    python -m research senses --parts senses --seeds 0             the first column of the table, one seed
+    python -m research senses --parts --json senses.json           runs nothing: the figures of what is there
+
+Three tasks of the tabletop (docs/reference/tabletop.md). Every training has the same CPU time, data and test episodes.
+    senses      PRISM with all senses, and trained without the one that decides
+    dropout     PRISM as it is, and trained with dropout, with each sensor and each pair missing at run time
+    baselines   Diffusion Policy, Flow Matching and IMLE Policy with all senses
+Every policy is a cell of the folder `work`: killed, the same command goes on. Cells that are not there are in
+`missing`, and a mean says how many seeds it is of.
+
+    tasks.SENSE.{all,without}          {success, ci, jerk, mode_switches, seeds}
+    tasks.SENSE.gain                   {mean, low, high, p, seeds, episodes}: all minus without, the same episodes
+    tasks.SENSE.methods.METHOD         as `all`; `ahead`: PRISM minus the method
+    dropout.SENSE.{plain,trained}      {nothing, SENSOR, SENSOR + SENSOR}: as `all`; `change`: minus nothing missing
+    redundant.SENSE                    sensors whose information another one has too
+    means.METHOD                       mean success over the three tasks, null where a cell is missing; `ahead`
+The page in `work` has a chart of each of the three parts for each task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from prism.cli.style import option
+from prism.errors import PrismError
+from prism.io import files
+from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
+from prism.rollout.metrics import FloatArray, paired, success_interval
+from prism.rollout.results import write_atomic
+from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, compare, folder_of, summarise
+from prism.runs.grid import RESULT
+from prism.runs.run import Run
+from research import modality
+from research.report import Cells, Claim, Study, Written, confirmed, decided, show_rows
+
+Part = Literal["senses", "dropout", "baselines"]
+SENSES = {
+    "touch": ("tabletop-insert-left", "tactile"),
+    "sound": ("tabletop-rattle", "audio"),
+    "depth": ("tabletop-height", "depth_wrist"),
+}
+# The hand's place is in the offsets of object_state too: of the hole, of the mark, of the stand.
+REDUNDANT = {"touch": ["proprio"], "sound": ["proprio"], "depth": ["proprio"]}
+PRISM = Contestant("prism", "prism")
+TRAINED = Contestant("prism-dropout", "prism", ("policy.encoder.dropout=0.2",))
+ARMS = {"plain": PRISM, "trained": TRAINED}
+NOTHING = "nothing"  # is missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(Written):
+    parts: Annotated[tuple[Part, ...], option("PART ...")] = ("senses", "baselines", "dropout")
+    """Which parts of the table to run now; none: only read what is there."""
+    senses: Annotated[tuple[str, ...], option("SENSE ...")] = tuple(SENSES)
+    """touch, sound, depth."""
+    methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("diffusion", "flow_matching", "imle")
+    """What PRISM is compared with."""
+    minutes: float = 1.0
+    """CPU minutes of each training."""
+    seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
+    """Seeds of the training."""
+    episodes: int = 50
+    """Test episodes of each policy."""
+    demonstrations: int = 200
+    """Of each task."""
+    dropped_episodes: int = 20
+    """The first of them, of each policy under each condition of the part `dropout`."""
+    jobs: int = 1
+    """Trainings at the same time, one thread each."""
+    work: Annotated[Path, option("FOLDER")] = Path("runs/study-senses")
+    """Where the runs and finished parts are kept; default: runs/study-senses."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.senses if name not in SENSES]:
+            raise PrismError(f"senses: '{unknown[0]}' is none of {', '.join(SENSES)}")
+        if not self.seeds or min(self.episodes, self.dropped_episodes, self.demonstrations, self.jobs) < 1:
+            raise PrismError("senses: seeds, episodes, dropped-episodes, demonstrations and jobs must be at least 1")
+
+    def grid(self, contestants: Sequence[Contestant], seeds: Sequence[int], without: str = "") -> CompareConfig:
+        """Of all senses' tasks; or, `without` one of the senses, of its task."""
+        names = (without,) if without else self.senses
+        settings = (f"demonstrations.episodes={self.demonstrations}",)
+        settings += (f'demonstrations.without=["{SENSES[without][1]}"]',) if without else ()
+        return CompareConfig(
+            recipes=tuple(SENSES[name][0] for name in names),
+            contestants=tuple(contestants),
+            seeds=tuple(seeds),
+            minutes=self.minutes,
+            clock="cpu",
+            settings=settings,
+            evaluation=EvaluationPlan(self.episodes, curve=()),
+        )
+
+    @property
+    def contestants(self) -> list[Contestant]:
+        return [PRISM, *(Contestant(name, name) for name in self.methods), TRAINED]
+
+    def folder(self, without: str = "") -> Path:
+        return self.work / (f"without-{without}" if without else "all")
+
+
+def run(config: Config, console: Console) -> Study:
+    if "senses" in config.parts:
+        for seed in config.seeds:  # a first, complete table after a third of the time
+            compare(config.folder(), config.grid([PRISM], [seed]), config.jobs, console)
+            for name in config.senses:
+                compare(config.folder(name), config.grid([PRISM], [seed], name), config.jobs, console)
+    for part, contestants in (("baselines", config.contestants[1:-1]), ("dropout", [TRAINED])):
+        if part in config.parts:
+            for seed in config.seeds:
+                compare(config.folder(), config.grid(contestants, [seed]), config.jobs, console)
+    drops = Drops(config, console)
+    if "dropout" in config.parts:
+        drops.run()
+    study = summary(config, drops)
+    where = write_atomic_page(config.work / "senses.html", study)
+    console.print(f"page: {where}", highlight=False, soft_wrap=True)
+    return study
+
+
+class Drops:
+    """Success of the trained policies with sensors missing at run time, a cell a policy."""
+
+    def __init__(self, config: Config, console: Console) -> None:
+        self.config, self.console = config, console
+        self.cells = Cells(config.work / "dropped", console)
+
+    def name(self, sense: str, arm: str, seed: int) -> str:
+        return f"{sense}/{arm}/seed-{seed}"
+
+    def run(self) -> None:
+        for seed in self.config.seeds:
+            for sense in self.config.senses:
+                for arm, contestant in ARMS.items():
+                    id = CellId(SENSES[sense][0], contestant.name, seed)
+                    folder = folder_of(self.config.folder(), id)
+                    if (folder / RESULT).is_file():
+                        spec = {"policy": id.name, "episodes": self.config.dropped_episodes}
+                        self.cells.get(self.name(sense, arm, seed), spec, lambda f=folder: self.play(f))  # type: ignore[misc]
+
+    def play(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
+        """condition -> a row an episode."""
+        run = Run(folder)
+        found = modality.study(folder, run.task(None), self.config.dropped_episodes, controller=run.settings, workers=0)
+        return {" + ".join(out) or NOTHING: [e.row() for e in result.episodes] for out, result in found.results.items()}
+
+    def read(self, sense: str, arm: str) -> dict[int, dict[str, Any]]:
+        """By seed, what is there."""
+        paths = {seed: self.cells.folder(self.name(sense, arm, seed)) / RESULT for seed in self.config.seeds}
+        return {seed: files.read_json(path) for seed, path in paths.items() if path.is_file()}
+
+
+def figures_of(rows: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Of a policy's episodes, by training seed."""
+    seeds = sorted(rows)
+    won = values(rows, seeds, "success")
+    more = {key: float(values(rows, seeds, key).mean()) for key in ("jerk", "mode_switches")}
+    return {"success": float(won.mean()), "ci": list(success_interval(won)), **more, "seeds": seeds}
+
+
+def values(rows: Mapping[int, Sequence[Mapping[str, Any]]], seeds: Sequence[int], key: str) -> FloatArray:
+    return np.array([[float(episode[key]) for episode in rows[seed]] for seed in seeds])
+
+
+def difference(
+    one: Mapping[int, Sequence[Mapping[str, Any]]], other: Mapping[int, Sequence[Mapping[str, Any]]]
+) -> dict[str, Any] | None:
+    """Success of one minus the other's, on the seeds that both have; None without any."""
+    both = sorted(one.keys() & other.keys())
+    if not both:
+        return None
+    return asdict(paired(values(one, both, "success"), values(other, both, "success")))
+
+
+def episodes_of(cells: Mapping[CellId, Cell], task: str, name: str) -> dict[int, Sequence[Mapping[str, Any]]]:
+    return {id.seed: cell["per_episode"] for id, cell in cells.items() if (id.recipe, id.contestant) == (task, name)}
+
+
+def summary(config: Config, drops: Drops) -> Study:
+    everything = summarise(config.folder(), config.grid(config.contestants, config.seeds))
+    missing = [f"all senses, {one.cell}: {one.reason}" for one in everything.missing]
+    tasks: dict[str, Any] = {}
+    dropout: dict[str, Any] = {}
+    for sense in config.senses:
+        task, sensor = SENSES[sense]
+        blind = summarise(config.folder(sense), config.grid([PRISM], config.seeds, sense))
+        missing += [f"without {sensor}, {one.cell}: {one.reason}" for one in blind.missing]
+        full, lost = (episodes_of(found.cells, task, PRISM.name) for found in (everything, blind))
+        tasks[sense] = {"task": task, "sensor": sensor, "all": None, "without": None, "gain": difference(full, lost)}
+        tasks[sense] |= {key: figures_of(rows) for key, rows in (("all", full), ("without", lost)) if rows}
+        others = {name: episodes_of(everything.cells, task, name) for name in config.methods}
+        tasks[sense]["methods"] = {
+            name: {**figures_of(rows), "ahead": difference(full, rows)} for name, rows in others.items() if rows
+        }
+        dropout[sense] = {arm: dropped(drops.read(sense, arm)) for arm in ARMS}
+        for arm in ARMS:
+            there = drops.read(sense, arm)
+            missing += [f"dropped, {sense} {arm} seed {seed}" for seed in config.seeds if seed not in there]
+    means = {name: mean_of(config, everything.cells, name) for name in (PRISM.name, *config.methods)}
+    figures = {
+        "tasks": tasks,
+        "dropout": dropout,
+        "redundant": {name: REDUNDANT[name] for name in config.senses},
+        "means": means,
+        "commits": everything.commits,
+    }
+    settings = config.settings("parts", "jobs")
+    study = Study("senses", figures, (), settings, config.seeds, tuple(missing))
+    return replace(study, claims=tuple(claims(study)))
+
+
+def dropped(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """condition -> figures, over the seeds that are there."""
+    if not by_seed:
+        return {}
+    conditions = list(next(iter(by_seed.values())))
+    rows = {name: {seed: found[name] for seed, found in by_seed.items()} for name in conditions}
+    return {
+        name: {**figures_of(mine), **({} if name == NOTHING else {"change": difference(mine, rows[NOTHING])})}
+        for name, mine in rows.items()
+    }
+
+
+def mean_of(config: Config, cells: Mapping[CellId, Cell], name: str) -> dict[str, Any]:
+    """Mean success over the tasks and, of a baseline, how far PRISM is ahead; null where a cell is missing."""
+    names = [SENSES[sense][0] for sense in config.senses]
+    tables = [[episodes_of(cells, task, who) for task in names] for who in (name, PRISM.name)]
+    if any(len(rows) < len(config.seeds) for found in tables for rows in found):
+        return {"success": None, "ahead": None}
+    mine, ours = (np.hstack([values(rows, config.seeds, "success") for rows in found]) for found in tables)
+    mean = {"success": float(mine.mean()), "ci": list(success_interval(mine))}
+    return mean if name == PRISM.name else {**mean, "ahead": asdict(paired(ours, mine))}
+
+
+def claims(study: Study) -> list[Claim]:
+    found = []
+    tasks, means = study.figures["tasks"], study.figures["means"]
+    wanted = {"touch": 0.25, "sound": 0.25, "depth": 0.15}  # issue 15
+    for sense, row in tasks.items():
+        if row["gain"] is not None:
+            both = [f"{row[key]['success']:.0%} {_percent(row[key]['ci'])}" for key in ("all", "without")]
+            verdict, chance = decided(row["gain"])
+            if row["gain"]["mean"] < wanted[sense]:
+                verdict = "not confirmed"
+            found.append(
+                Claim(
+                    "Sec. 1, Fig. 3",
+                    "a policy with more senses does what one without them cannot",
+                    f"{row['task']}: {both[0]} with all senses, {both[1]} trained without {row['sensor']}",
+                    verdict,
+                    f"n = {row['gain']['seeds']} seeds; our task and our bar, {wanted[sense]:.0%}{chance}",
+                )
+            )
+    for name, row in means.items():
+        if row["success"] is not None and name != PRISM.name:
+            verdict, chance = decided(row["ahead"])
+            ours = f"{means[PRISM.name]['success']:.0%} against {row['success']:.0%} of {name}"
+            found.append(Claim("Sec. 5", f"PRISM is ahead of {name}", ours, verdict, f"mean of three tasks{chance}"))
+    costs = [
+        arms["trained"][sensor]["change"]
+        for sense, arms in study.figures["dropout"].items()
+        for sensor in REDUNDANT[sense]
+        if arms["trained"]
+    ]
+    if costs:
+        worst = min(cost["mean"] for cost in costs)
+        said = f"at most {-worst * 100:.0f} points without a redundant sensor"
+        note = f"{len(costs)} of {len(study.figures['dropout'])} tasks, trained with dropout"
+        paper = "without one modality success drops by 3 to 5 points only"
+        found.append(Claim("Sec. 5", paper, said, confirmed(worst >= -0.05), note))
+    return found
+
+
+def _percent(ci: Sequence[float]) -> str:
+    return f"[{ci[0] * 100:.0f}, {ci[1] * 100:.0f}]"
+
+
+def show(study: Study, console: Console) -> None:
+    rows = []
+    for sense, row in study.figures["tasks"].items():
+        entries = {"all senses": row["all"], f"without {row['sensor']}": row["without"], **row["methods"]}
+        for name, one in entries.items():
+            if one is not None:
+                cells = (
+                    f"{one['success']:.0%} {_percent(one['ci'])}",
+                    f"{one['jerk']:.3f}",
+                    f"{one['mode_switches']:.1f}",
+                )
+                rows.append([f"{sense}: {name}", *cells, str(len(one["seeds"]))])
+    show_rows("What a sense is worth", ("policy", "success", "jerk", "mode switches", "seeds"), rows, console)
+    rows = [
+        [f"{sense}, {arm}: without {name}", f"{one['success']:.0%} {_percent(one['ci'])}", str(len(one["seeds"]))]
+        for sense, arms in study.figures["dropout"].items()
+        for arm, conditions in arms.items()
+        for name, one in conditions.items()
+    ]
+    if rows:
+        show_rows("Sensors missing at run time", ("policy", "success", "seeds"), rows, console)
+
+
+def write_atomic_page(path: Path, study: Study) -> Path:
+    write_atomic(path, render(study).encode(), overwrite=True)
+    return path
+
+
+def render(study: Study) -> str:
+    settings = study.settings
+    lead = f"""Every policy trained for {settings["minutes"]:g} CPU minutes of one core, then {settings["episodes"]}
+test episodes ({settings["dropped_episodes"]} where sensors are missing). Lines are 95 % intervals over training seeds
+and episodes."""
+    if study.missing:
+        lead += f" <b>{len(study.missing)} cells are missing</b>: a bar says how many seeds it is of."
+    sections = "".join(_section(study, sense) for sense in study.figures["tasks"])
+    gaps = "".join(f"<li>{escape(line)}</li>" for line in study.missing)
+    content = sections + (f"<h3>Missing</h3><ul>{gaps}</ul>" if gaps else "")
+    return page("What each sense is worth", lead, content, "", style=BAR_STYLE + ".charts{align-items:start}")
+
+
+def _section(study: Study, sense: str) -> str:
+    row, arms = study.figures["tasks"][sense], study.figures["dropout"][sense]
+    of = len(study.seeds)
+    trained = {"PRISM, all senses": row["all"], f"PRISM without {row['sensor']}": row["without"], **row["methods"]}
+    charts = [("Trained with and without", [_bar(name, one, of) for name, one in trained.items() if one])]
+    for title, count in (("One sensor missing at run time", 1), ("Two sensors missing", 2)):
+        bars = [
+            _bar(f"{name} ({'dropout in training' if arm == 'trained' else 'no dropout'})", one, of)
+            for arm, conditions in arms.items()
+            for name, one in conditions.items()
+            if name != NOTHING and name.count(" + ") == count - 1
+        ]
+        charts.append((title, bars))
+    mark = row["all"]["success"] if row["all"] else None
+    drawn = "".join(
+        f'<figure class="panel"><h4>{title}</h4>{bar_chart(bars, title, "success", True, mark)}</figure>'
+        for title, bars in charts
+        if bars
+    )
+    return f'<h3>{escape(sense)}: {escape(row["task"])}</h3><div class="charts">{drawn}</div>'
+
+
+def _bar(name: str, one: Mapping[str, Any], of: int) -> Bar:
+    seeds = "" if len(one["seeds"]) == of else f", {len(one['seeds'])} of {of} seeds"
+    return Bar(f"{name}{seeds}", one["success"], one["ci"][0], one["ci"][1])

@@ -1,0 +1,102 @@
+"""What each sense is worth, and one policy for four commands: the figures from made-up cells, and both in miniature."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prism.errors import PrismError
+from prism.runs.cell import CellId
+from research import language, senses
+from research.__main__ import main
+
+
+def episodes(won: list[bool]) -> list[dict[str, Any]]:
+    return [{"success": one, "jerk": 0.5, "mode_switches": 1} for one in won]
+
+
+def test_a_mean_over_tasks_needs_every_cell() -> None:
+    config = senses.Config(seeds=(0, 1))
+    tasks = [task for task, _ in senses.SENSES.values()]
+    cells = {
+        CellId(task, name, seed): {"per_episode": episodes([name == "prism"] * 8)}
+        for task in tasks
+        for name in ("prism", "imle")
+        for seed in (0, 1)
+    }
+    assert senses.mean_of(config, cells, "imle")["ahead"]["mean"] == 1.0
+    del cells[CellId(tasks[1], "imle", 1)]
+    assert senses.mean_of(config, cells, "imle") == {"success": None, "ahead": None}
+
+
+def test_a_difference_is_of_the_seeds_that_both_have() -> None:
+    full = {0: episodes([True] * 6), 1: episodes([True] * 6)}
+    found = senses.difference(full, {1: episodes([False] * 6)})
+    assert found is not None
+    assert (found["mean"], found["seeds"]) == (1.0, 1)
+    assert senses.difference(full, {}) is None
+
+
+def test_a_missing_sensor_is_judged_by_its_own_episodes() -> None:
+    kept = {0: {"nothing": episodes([True] * 4), "proprio": episodes([True, True, True, False])}}
+    found = senses.dropped(kept)
+    assert found["proprio"]["change"]["mean"] == -0.25
+    assert "change" not in found["nothing"]
+
+
+def test_unknown_senses_are_refused() -> None:
+    with pytest.raises(PrismError, match="smell"):
+        senses.Config(senses=("smell",))
+
+
+def test_every_other_command_is_another_one() -> None:
+    assert set(language.OTHER) == set(language.OTHER.values()) == set(language.COMMANDS)
+    assert all(scene != other for scene, other in language.OTHER.items())
+    trained = {language.words(command) for command in language.COMMANDS}
+    told = {text for texts in language.PARAPHRASES.values() for text in texts}
+    assert not told & trained
+    assert max(len(text.encode()) for text in told) <= 48
+
+
+def test_swapped_counts_what_was_told() -> None:
+    played = {f"{b} > {a}": [True, True] for a, b in language.OTHER.items()}
+    played |= {f"{a} < {b}": [False, False] for a, b in language.OTHER.items()}
+    figures = language.summary({"told": {}, "swapped": {0: played}, "paraphrase": {}})
+    assert (figures["swapped"], figures["ignored"], figures["mean"], figures["paraphrase"]) == (1.0, 0.0, None, None)
+
+
+@pytest.mark.slow
+def test_the_senses_table_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    words = ["senses", "--senses", "touch", "--minutes", "0.005", "--seeds", "0", "--episodes", "1"]
+    words += ["--methods", "imle", "--dropped-episodes", "1", "--demonstrations", "2", "--work", "work"]
+    assert main([*words, "--json", "senses.json"]) == 0
+    stored = json.loads(Path("senses.json").read_text())
+    assert stored["missing"] == []
+    touch = stored["tasks"]["touch"]
+    assert {"success", "ci"} <= touch["all"].keys() & touch["without"].keys() & touch["methods"]["imle"].keys()
+    assert stored["dropout"]["touch"]["trained"].keys() == stored["dropout"]["touch"]["plain"].keys()
+    assert "tactile" in stored["dropout"]["touch"]["trained"]
+    assert "without tactile" in Path("work/senses.html").read_text()
+    assert main([*words, "--seeds", "0", "1", "--parts", "--json", "more.json"]) == 0
+    assert len(json.loads(Path("more.json").read_text())["missing"]) == 6
+
+
+@pytest.mark.slow
+def test_four_commands_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    words = ["language", "--minutes", "0.005", "--seeds", "0", "--episodes", "1", "--paraphrased", "1"]
+    words += ["--demonstrations", "2", "--work", "work"]
+    assert main([*words, "--json", "language.json"]) == 0
+    stored = json.loads(Path("language.json").read_text())
+    assert stored["success"].keys() == set(language.COMMANDS)
+    assert stored["missing"] == []
+    assert main([*words, "--seeds", "0", "1", "--status", "--json", "more.json"]) == 0
+    assert json.loads(Path("more.json").read_text())["missing"] == [
+        f"seed-1/{part}: not there" for part in ("told", "swapped", "paraphrase")
+    ]
