@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prism.data.history import memory, stacked
 from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
 from prism.health import SensorMonitor
@@ -34,6 +35,7 @@ from prism.selection import (
 from prism.types import Observation
 
 _PAST = 3  # executed actions that a third difference reaches back to
+Reading = tuple[dict[str, NDArray[np.generic]], dict[str, bool]]  # of every sensor, and which can be believed
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ class Controller:
         horizon = self.policy.spec.obs_horizon
         self._window: deque[dict[str, NDArray[np.generic]]] = deque(maxlen=horizon)
         self._present: deque[dict[str, bool]] = deque(maxlen=horizon)
+        self._readings: deque[Reading] = deque(maxlen=memory(self.policy.spec.sensors, 1))
         self._last_action: FloatArray | None = None
         self._executed: deque[FloatArray] = deque(maxlen=_PAST)
         self._doubt = 0.0
@@ -224,8 +227,9 @@ class Controller:
         observation: Mapping[str, NDArray[np.generic] | str],
         ages: Mapping[str, float] | None = None,
         missed: int = 0,
-    ) -> list[tuple[dict[str, NDArray[np.generic]], dict[str, bool]]]:
-        """Slide the window by one time step of each sensor, in sensor units. Returns the time steps that it gained.
+    ) -> list[Reading]:
+        """Slide the window by one time step of each sensor, in sensor units. Returns the time steps that it gained; one
+        of a sensor with a history holds its latest readings (prism.data.history).
 
         `ages`: how many seconds ago each reading was taken, of the sensors for which that is known. `missed`: time
         steps since the observation before that nobody sent. A window is of consecutive steps, and a policy reads
@@ -249,16 +253,33 @@ class Controller:
                 f"step {self._step}: none of the policy's sensors ({', '.join(present)}) can be used: the observation "
                 f"has {', '.join(observation) or 'nothing'}; one has to be there and finite"
             )
-        horizon = self._window.maxlen or 1
-        gained = [(streams, present)]
-        if self._window and missed > 0:
-            before, there = self._window[-1], self._present[-1]
-            steps = range(max(1, missed + 2 - horizon), missed + 1)
-            gained = [self._between(before, there, streams, present, step / (missed + 1)) for step in steps] + gained
-        for own, there_now in gained * (1 if self._window else horizon):  # edge padding: the first one fills it
+        horizon, length = self._window.maxlen or 1, self._readings.maxlen or 1
+        new: list[Reading] = [(streams, present)]
+        if self._readings and missed > 0:
+            before, there = self._readings[-1]
+            steps = range(max(1, missed + 3 - horizon - length), missed + 1)
+            new = [self._between(before, there, streams, present, step / (missed + 1)) for step in steps] + new
+        self._readings.extend(new * (0 if self._readings else length - 1))  # edge padding: the first one fills it
+        gained = []
+        for reading in new:
+            self._readings.append(reading)
+            gained.append(self._stacked())
+        for own, there_now in gained * (1 if self._window else horizon):
             self._window.append(own)
             self._present.append(there_now)
         return gained
+
+    def _stacked(self) -> Reading:
+        """The time step of the newest readings."""
+        newest, believed = self._readings[-1]
+        streams, present = dict(newest), dict(believed)
+        for sensor in self.policy.spec.sensors:
+            if sensor.steps > 1:
+                name, past = sensor.name, list(self._readings)[-sensor.steps :]
+                there = np.array([known[name] for _, known in past])
+                streams[name], any_there = stacked(np.stack([own[name] for own, _ in past]), there)
+                present[name] = bool(any_there)
+        return streams, present
 
     def _between(
         self,
@@ -294,7 +315,8 @@ class Controller:
         if self.last_plan is not None:
             self._rest.executed(self.last_plan.actions[: self._next].astype(np.float64))
         pose_name = self.config.selection.pose_sensor
-        pose = self._window[-1][pose_name] if self._present[-1].get(pose_name, False) else None
+        newest, there = self._readings[-1]
+        pose = newest[pose_name] if there.get(pose_name, False) else None
         state = SelectionState(
             remainder=remainder,
             last_action=self._last_action,

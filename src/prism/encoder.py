@@ -80,9 +80,11 @@ def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Nor
         return NetworkEncoder(spec, features, PooledCNN(1, config.depth_widths, features), prepare_depth)
     if spec.kind == "tactile":
         features = config.tactile_features
-        return NetworkEncoder(spec, features, PooledCNN(spec.shape[2], config.depth_widths, features), prepare_image)
+        channels = spec.steps * spec.shape[2]
+        return NetworkEncoder(spec, features, PooledCNN(channels, config.depth_widths, features), prepare_image)
     if spec.kind == "audio":
-        return NetworkEncoder(spec, config.audio.features, AudioNet(config.audio, spec.shape[0], spec.sample_rate))
+        sound = AudioNet(config.audio, spec.shape[0], spec.sample_rate, spec.steps)
+        return NetworkEncoder(spec, config.audio.features, sound)
     if spec.kind == "text":
         text = ByteText(config.text, spec.shape[0]) if config.text.kind == "learned" else ClipText(config.text)
         return NetworkEncoder(spec, config.text.features, text)

@@ -74,6 +74,7 @@ class SensorSpec:
     max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
     max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
     names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
+    history: int = 0  # vectors, touch, sound: readings in a time step (prism.data.history); 0: as the training decides
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -104,6 +105,10 @@ class SensorSpec:
         for key, value in (("fps", self.fps), ("max_repeats", self.max_repeats), ("max_age", self.max_age)):
             if not 0 <= value < math.inf:
                 raise PrismError(f"sensor '{self.name}': {key} is {value}; it must be 0 or more")
+        if not 0 <= self.history <= 1000 or (self.history > 1 and self.kind not in ("vector", "tactile", "audio")):
+            raise PrismError(
+                f"sensor '{self.name}': history is {self.history}; it is for vectors, touch and sound, up to 1000 steps"
+            )
 
     def _check_picture(self) -> None:
         if not self.is_image and (self.crop or self.resize or self.random_shift):
@@ -124,6 +129,16 @@ class SensorSpec:
     @property
     def is_image(self) -> bool:
         return KINDS[self.kind].is_image
+
+    @property
+    def steps(self) -> int:
+        """Readings in a time step."""
+        return max(self.history, 1)
+
+    @property
+    def step_shape(self) -> tuple[int, ...]:
+        """Of a time step as a policy takes it: `shape`, or that many readings of it."""
+        return (self.history, *self.shape) if self.history > 1 else self.shape
 
     @property
     def picture_size(self) -> tuple[int, int]:
@@ -147,11 +162,13 @@ class SensorSpec:
             parts.append(f"frozen after {self.max_repeats} equal readings")
         if self.max_age:
             parts.append(f"late after {self.max_age:g} s")
+        if self.history > 1:
+            parts.append(f"{self.history} readings in a time step")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
-        return data if self.names else {key: value for key, value in data.items() if key != "names"}
+        new = ("names", "history")  # not in the files of earlier versions
+        return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in new}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> SensorSpec:

@@ -39,7 +39,8 @@ class Observation:
 
     Each is as its SensorSpec says: vectors float32 in sensor units, pixels uint8 (B, To, H, W, C), depth
     float32 metres (B, To, H, W), audio float32 (B, To, S), text uint8 (B, To, L). `present[name]` is (B, To):
-    False where the sensor was missing; the content of the stream there is ignored.
+    False where the sensor was missing; the content of the stream there is ignored. A sensor with a history has one more
+    dimension, its readings, (B, To, history, ...): prism.data.history.
     """
 
     streams: dict[str, Tensor]

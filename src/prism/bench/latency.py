@@ -92,7 +92,7 @@ def observation(sensors: tuple[SensorSpec, ...], obs_horizon: int, rng: np.rando
     """One window of random sensor readings."""
     streams: dict[str, Tensor] = {}
     for sensor in sensors:
-        shape = (1, obs_horizon, *sensor.shape)
+        shape = (1, obs_horizon, *sensor.step_shape)
         if sensor.dtype == np.uint8:
             streams[sensor.name] = torch.from_numpy(rng.integers(32, 127, shape, dtype=np.uint8))
         else:

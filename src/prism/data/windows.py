@@ -11,7 +11,7 @@ There is one window a step, and none crosses from one episode into the next.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from prism.data.episodes import (
     read_together,
     step_bytes,
 )
+from prism.data.history import stacked
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
@@ -137,6 +138,7 @@ class Windows:
     one contiguous slice of its episode is read. Training reads them in `blocks` of neighbouring windows where the
     format decodes many steps to show one (prism.data.windows); None where it does not, or nothing is left to read.
     `weights` of the chosen episodes: how often their windows are drawn (prism.data.mixture); None: all alike.
+    `history`: of sensors with one, how many readings a time step holds (prism.data.history).
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Windows:
         episodes: Sequence[int] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         weights: FloatArray | None = None,
+        history: Mapping[str, int] | None = None,
     ) -> None:
         if obs_horizon < 1 or pred_horizon < 1:
             raise PrismError(f"obs_horizon ({obs_horizon}) and pred_horizon ({pred_horizon}) must be at least 1")
@@ -161,6 +164,7 @@ class Windows:
         self._starts: IntArray = self._ends - source.lengths[self.episodes]
         self.weights = None if weights is None else np.repeat(weights, source.lengths[self.episodes])
         self._obs_offsets = np.arange(1 - obs_horizon, 1)
+        self._history = {name: steps for name, steps in (history or {}).items() if steps > 1}
         self._action_offsets = np.arange(pred_horizon)
         vectors = [s for s in source.sensors if s.kind == "vector"]
         row_bytes = 4 * (source.action_dim + sum(s.shape[0] for s in vectors))
@@ -174,7 +178,8 @@ class Windows:
         self.blocks: Blocks | None = None
         if self.lazy_sensors:
             lengths = source.lengths[self.episodes].tolist()
-            self.blocks = plan_blocks(lengths, step_bytes(self.lazy_sensors), read_together(source), obs_horizon)
+            self._span = obs_horizon + max(self._history.get(s.name, 1) for s in self.lazy_sensors) - 1
+            self.blocks = plan_blocks(lengths, step_bytes(self.lazy_sensors), read_together(source), self._span)
         self._read_blocks = BlockCache(self.blocks.kept if self.blocks else 0)
 
     def __len__(self) -> int:
@@ -202,10 +207,12 @@ class Windows:
         if self._cached:
             actions = self._actions[np.minimum(action_rows, last)]
             for name, values in self._vectors.items():
-                streams[name] = torch.from_numpy(values[obs_rows])
+                rows = self._readings(name, obs_rows, first)
                 mask = self._present.get(name)
-                here = np.ones(obs_rows.shape, np.bool_) if mask is None else mask[obs_rows]
-                present[name] = torch.from_numpy(here)
+                found, here = values[rows], np.ones(rows.shape, np.bool_) if mask is None else mask[rows]
+                if name in self._history:
+                    found, here = stacked(found, here)  # type: ignore[assignment]
+                streams[name], present[name] = torch.from_numpy(found), torch.from_numpy(here)
         else:
             actions = self._read_actions(which, indices - first[:, 0])
         if self.lazy_sensors:
@@ -215,6 +222,14 @@ class Windows:
         order = [sensor.name for sensor in self.source.sensors]
         observation = Observation({n: streams[n] for n in order}, {n: present[n] for n in order})
         return Batch(observation, torch.from_numpy(actions), torch.from_numpy(valid))
+
+    def _readings(self, name: str, steps: IntArray, first: IntArray | int) -> IntArray:
+        """Time steps (B, To) -> the rows of their readings: (B, To), with a history (B, To, H); none before `first`."""
+        if name not in self._history:
+            return steps
+        back = np.arange(1 - self._history[name], 1)
+        rows: IntArray = np.maximum(steps[..., None] + back, np.asarray(first)[..., None])
+        return rows
 
     def _fill_cache(self, vectors: list[SensorSpec]) -> None:
         names = [sensor.name for sensor in vectors]
@@ -245,34 +260,42 @@ class Windows:
         With `ends` (BatchOrder.ends) whole blocks are read and kept for the windows to come; without, each window.
         """
         names = [sensor.name for sensor in self.lazy_sensors]
-        shape = (len(indices), self.obs_horizon)
-        values: dict[str, Array] = {s.name: np.empty((*shape, *s.shape), s.dtype) for s in self.lazy_sensors}
-        masks = {name: np.ones(shape, np.bool_) for name in names}
+        shapes = {s.name: (len(indices), self.obs_horizon, *self._stack(s.name)) for s in self.lazy_sensors}
+        values: dict[str, Array] = {s.name: np.empty((*shapes[s.name], *s.shape), s.dtype) for s in self.lazy_sensors}
+        masks = {name: np.ones(shapes[name], np.bool_) for name in names}
+        groups = [names] if self.blocks is not None and ends is not None else self._spans(names)
         which = np.searchsorted(self._ends, indices, side="right")
         steps = indices - self._starts[which]
         for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
-            start = max(step + 1 - self.obs_horizon, 0)
-            pad = self.obs_horizon - (step + 1 - start)
-            if self.blocks is not None and ends is not None:
-                part, first = self._block(self.blocks, position, int(indices[row]), int(ends[row]), names)
-            else:
-                part, first = self.source.read(int(self.episodes[position]), start, step + 1, streams=names), start
-            rows = slice(start - first, step + 1 - first)
-            for name in names:
-                stream = part.streams[name][rows]
-                values[name][row, pad:] = stream
-                values[name][row, :pad] = stream[0]
-                if name in part.present:
-                    mask = part.present[name][rows]
-                    masks[name][row, pad:] = mask
-                    masks[name][row, :pad] = mask[0]
+            window = np.maximum(step + self._obs_offsets, 0)
+            for group in groups:
+                if self.blocks is not None and ends is not None:
+                    part, first = self._block(self.blocks, position, int(indices[row]), int(ends[row]), names)
+                else:
+                    first = int(self._readings(group[0], window, 0).min())
+                    part = self.source.read(int(self.episodes[position]), first, step + 1, streams=group)
+                for name in group:
+                    rows = self._readings(name, window, 0) - first
+                    np.take(part.streams[name], rows, axis=0, out=values[name][row], mode="clip")  # copies once
+                    if name in part.present:
+                        masks[name][row] = part.present[name][rows]
+        for name in self._history.keys() & values.keys():
+            values[name], masks[name] = stacked(values[name], masks[name])
         return values, masks
+
+    def _stack(self, name: str) -> tuple[int, ...]:
+        return (self._history[name],) if name in self._history else ()
+
+    def _spans(self, names: list[str]) -> list[list[str]]:
+        """Sensors with the same history: those are read together, so that nobody reads pictures for a long sound."""
+        lengths = sorted({self._history.get(name, 1) for name in names})
+        return [[name for name in names if self._history.get(name, 1) == length] for length in lengths]
 
     def _block(self, blocks: Blocks, position: int, index: int, end: int, names: list[str]) -> tuple[Episode, int]:
         """The block of window `index`, with the steps before it that its windows see, and its first step."""
         block = int(np.searchsorted(blocks.starts, index, side="right")) - 1
         offset = int(self._starts[position])
-        first = max(int(blocks.starts[block]) - offset + 1 - self.obs_horizon, 0)
+        first = max(int(blocks.starts[block]) - offset + 1 - self._span, 0)
         stop, episode = int(blocks.starts[block + 1]) - offset, int(self.episodes[position])
         return self._read_blocks.get(block, end, lambda: self.source.read(episode, first, stop, streams=names)), first
 

@@ -74,11 +74,13 @@ class LogMel(nn.Module):
 
 
 class AudioNet(nn.Module):
-    """Log-mel, two convolutions that halve the bands, the mean over time, a linear layer."""
+    """Log-mel, two convolutions that halve the bands, the mean over time, a linear layer. Of several control steps the
+    loudest in each feature counts: a click is as loud in a long history as in a short one."""
 
-    def __init__(self, config: AudioConfig, samples: int, sample_rate: int) -> None:
+    def __init__(self, config: AudioConfig, samples: int, sample_rate: int, steps: int = 1) -> None:
         super().__init__()
-        self.log_mel = LogMel(config, samples, sample_rate)
+        self.log_mel = LogMel(config, steps * samples, sample_rate)
+        self.steps = steps
         self.conv1 = nn.Conv2d(1, config.hidden, 3, (2, 1), 1)
         self.conv2 = nn.Conv2d(config.hidden, 2 * config.hidden, 3, (2, 1), 1)
         self.project = nn.Linear(2 * config.hidden * 4, config.features)
@@ -86,5 +88,6 @@ class AudioNet(nn.Module):
     def forward(self, samples: Float[Tensor, "N S"]) -> Float[Tensor, "N F"]:
         x = self.log_mel(samples).unsqueeze(1)  # (N, 1, M, T)
         x = F.relu(self.conv2(F.relu(self.conv1(x))))
-        y: Tensor = self.project(F.adaptive_avg_pool2d(x, (4, 1)).flatten(1))  # four parts of the spectrum
+        parts = F.adaptive_avg_pool2d(x, (4, self.steps))  # four parts of the spectrum
+        y: Tensor = self.project((parts.amax(-1) if self.steps > 1 else parts).flatten(1))
         return y

@@ -56,10 +56,10 @@ class VectorEncoder(SensorEncoder):
     def __init__(self, spec: SensorSpec, hidden: int, features: int, normalizer: Normalizer) -> None:
         super().__init__(spec, features)
         self.normalizer = [normalizer]  # in a list: shared, not a submodule twice
-        self.mlp = mlp(spec.shape[0], hidden, features)
+        self.mlp = mlp(spec.steps * spec.shape[0], hidden, features)
 
     def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()))
+        x: Tensor = self.mlp(self.normalizer[0].normalize_vector(self.spec.name, stream.float()).flatten(1))
         return x
 
 
@@ -71,7 +71,14 @@ class NetworkEncoder(SensorEncoder):
         self.backbone, self.prepare = network, prepare
 
     def encode(self, stream: Tensor, shift: Shift) -> Tensor:
-        x: Tensor = self.backbone(stream if self.prepare is None else self.prepare(stream, self.spec, shift))
+        steps = self.spec.steps
+        if steps > 1:  # readings of a history: one after the other, pictures as channels
+            stream = stream.flatten(0, 1) if self.prepare is not None else stream.flatten(1)
+            shift = None if shift is None else shift.repeat_interleave(steps, dim=1)
+        if self.prepare is not None:
+            stream = self.prepare(stream, self.spec, shift)
+            stream = stream.reshape(-1, steps * stream.shape[1], *stream.shape[2:]) if steps > 1 else stream
+        x: Tensor = self.backbone(stream)
         return x
 
 

@@ -106,6 +106,8 @@ class ContextPolicy(Policy):
                     f"anchor '{config.anchor}' must be a vector sensor of at least {spec.action_dim} values; "
                     f"the vectors are {shapes}"
                 )
+            if next(s for s in spec.sensors if s.name == config.anchor).steps > 1:
+                raise PrismError(f"anchor '{config.anchor}' is one reading: leave its history at 0")
 
     @abstractmethod
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:

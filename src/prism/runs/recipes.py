@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from prism.controller import ControllerConfig
+from prism.data.history import with_history
 from prism.errors import PrismError
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, to_json, with_settings
@@ -21,6 +22,7 @@ from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
 from prism.selection import SelectionConfig
+from prism.sensors import SensorSpec
 from prism.sims.tasks import TASKS
 from prism.training.config import TrainConfig
 
@@ -39,6 +41,8 @@ class Experiment:
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
     controller: ControllerConfig = field(default_factory=ControllerConfig)
     teacher: str | None = None  # the run that a distilled method learns from
+    # readings of touch and sound that a time step holds (prism.data.history); 0: all since the last plan
+    history: int = 0
 
     @property
     def method(self) -> str:
@@ -49,6 +53,10 @@ class Experiment:
         """All tasks that it is rolled out in: of a mixture several, of a dataset alone none."""
         named = (self.task, *(part.task for part in self.demonstrations.parts))
         return tuple(task for task in named if task is not None)
+
+    def sensors(self, recorded: tuple[SensorSpec, ...]) -> tuple[SensorSpec, ...]:
+        """Of the policy: as recorded, and of touch and sound what happens between two plans."""
+        return with_history(recorded, self.policy.obs_horizon, self.controller.exec_horizon, self.history)
 
     def save(self, run: Path) -> None:
         files.replace_file(run / FILE, self.encoded())

@@ -59,6 +59,8 @@ def lerobot_config(spec: PolicySpec, controller: ControllerConfig) -> dict[str, 
     """config.json of lerobot_policy_prism (its PrismConfig); what is not named has the default there."""
     if controller.ensemble is not None or controller.warm_start:
         raise PrismError("controller.ensemble and warm_start have no place in LeRobot: export a run without them")
+    if long := [sensor.name for sensor in spec.sensors if sensor.steps > 1]:
+        raise PrismError(f"the history of '{long[0]}' has no place in LeRobot: train with --set history=1 to export")
     return {
         "type": "prism",
         "n_obs_steps": spec.obs_horizon,

@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack
 import torch
 from rich.console import Console
 
+from prism.data.history import unseen
 from prism.data.pictures import as_recorded
 from prism.data.views import portion
 from prism.data.windows import Windows
@@ -241,7 +242,8 @@ def train_experiment(
         reading = f"reading the actions and vectors of {len(training)} episodes"
         with console.status(reading):
             normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
-        spec = experiment.policy.spec(as_recorded(source), source.action_dim, source.fps, action_spec_of(source))
+        sensors = experiment.sensors(as_recorded(source))
+        spec = experiment.policy.spec(sensors, source.action_dim, source.fps, action_spec_of(source))
         policy = build_policy(spec, config.seed, normalizer)
         if not begun:
             load_pretrained(policy)
@@ -249,9 +251,10 @@ def train_experiment(
         _teach(policy, experiment.teacher, on_device)
         policy.to(on_device)
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
+        history = {sensor.name: sensor.steps for sensor in sensors}
         with console.status(reading):
-            windows = Windows(trained_on, *horizons, training, weights=weights)
-            windows_val = Windows(source, *horizons, held_out.tolist()) if len(held_out) else None
+            windows = Windows(trained_on, *horizons, training, weights=weights, history=history)
+            windows_val = Windows(source, *horizons, held_out.tolist(), history=history) if len(held_out) else None
     on = ("" if on_device.type == "cpu" else f", on {on_device}") + (
         f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
     )
@@ -289,7 +292,14 @@ def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:
     kind = "absolute (each names a pose)" if absolute else "delta (each is a change of pose)"
     other = "delta" if absolute else "absolute"
     wrong = "" if experiment.tasks else f"; if not: --set controller.selection.action_kind={other}"
-    return f"  sensors: {', '.join(s.name for s in spec.sensors)}; {spec.action_dim} actions, {kind}{wrong}"
+    names = ", ".join(s.name + (f" ({s.steps} readings in a time step)" if s.steps > 1 else "") for s in spec.sensors)
+    steps = experiment.controller.exec_horizon
+    lost = "".join(
+        f"\n  warning: steps of '{name}' between two plans are never seen: --sensor {name}.history={steps}, or plan "
+        "at every step: --set controller.exec_horizon=1"
+        for name in unseen(spec.sensors, spec.obs_horizon, steps)
+    )
+    return f"  sensors: {names}; {spec.action_dim} actions, {kind}{wrong}{lost}"
 
 
 def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:

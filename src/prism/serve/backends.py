@@ -233,7 +233,8 @@ def _windows(policy: ContextPolicy, frames: Sequence[Frame], most: int = 4) -> O
         readings = [np.asarray(frame[name]) for frame in frames[: rows * horizon] if name in frame]
         if readings:
             readings += [readings[-1]] * (rows * horizon - len(readings))
-            streams[name] = torch.from_numpy(np.stack(readings)).unflatten(0, (rows, horizon))
+            steps = [np.broadcast_to(reading, encoder.spec.step_shape) for reading in readings]  # a history of one
+            streams[name] = torch.from_numpy(np.stack(steps)).unflatten(0, (rows, horizon))
         else:
             streams[name] = example_stream(encoder, rows * horizon).unflatten(0, (rows, horizon))
         present[name] = torch.full((rows, horizon), bool(readings) or not frames)

@@ -27,6 +27,7 @@ from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
+from prism.sensors import SensorSpec
 from prism.serve.backends import Backend, Frame
 from prism.serve.export_onnx import export_graphs, quiet, require
 
@@ -51,7 +52,8 @@ class OnnxBackend(Backend):
             for index, encoder in enumerate(self.encoders):
                 if encoder.spec.is_image:
                     name = f"sensor-{index}.onnx"
-                    self._graphs[name] = quantise_encoder(self._graphs[name], calibration(encoder.spec.name, frames))
+                    shown = calibration(encoder.spec, frames)
+                    self._graphs[name] = quantise_encoder(self._graphs[name], shown)
             if "plan.onnx" in self._graphs:
                 self._graphs["plan.onnx"] = quantise_plan(self._graphs["plan.onnx"])
         self.threads(1)
@@ -78,15 +80,15 @@ class OnnxBackend(Backend):
         return _run(own, {"steps": steps, "latents": self.policy.latents(len(steps), candidates, rng)})
 
 
-def calibration(sensor: str, frames: Sequence[Frame]) -> list[NDArray[np.generic]]:
-    """Readings of one sensor, evenly over the frames that have it."""
-    readings = [np.asarray(frame[sensor]) for frame in frames if sensor in frame]
+def calibration(sensor: SensorSpec, frames: Sequence[Frame]) -> list[NDArray[np.generic]]:
+    """Time steps of one sensor, evenly over the frames that have it; a history is of one reading."""
+    readings = [np.asarray(frame[sensor.name]) for frame in frames if sensor.name in frame]
     if not readings:
         raise PrismError(
-            f"int8 needs frames of sensor '{sensor}' to calibrate with: give a dataset or observations that have it"
+            f"int8 needs frames of sensor '{sensor.name}' to calibrate with: give data or observations that have it"
         )
     chosen = np.linspace(0, len(readings) - 1, min(len(readings), _CALIBRATION_FRAMES)).astype(int)
-    return [readings[i] for i in chosen]
+    return [np.ascontiguousarray(np.broadcast_to(readings[i], sensor.step_shape)) for i in chosen]
 
 
 def session(graph: bytes, threads: int) -> Any:

@@ -1,6 +1,7 @@
 """A policy as ONNX graphs: one a sensor, one that fuses a time step, one that turns a window into plans.
 
     sensor-I.onnx   stream (N, ...) as the SensorSpec says            -> features (N, d)       preprocessing included
+                    (N, history, ...) of a sensor with a history: its latest readings, the newest last
     fusion.onnx     features of all sensors, in order (N, sum of d)   -> step (N, F)           Eq. 2
     plan.onnx       steps (B, To, F), latents (B, K, Z)               -> plans (B, K, Tp, Da)  normalised, Sec. 4.2
     absent.safetensors   by sensor: what takes the place of its features where it is absent
@@ -65,8 +66,8 @@ def example_stream(encoder: SensorEncoder, rows: int) -> Tensor:
     spec = encoder.spec
     rng = torch.Generator().manual_seed(0)
     if spec.kind in ("rgb", "tactile", "text"):
-        return torch.randint(0, 256, (rows, *spec.shape), generator=rng, dtype=torch.uint8)
-    return torch.rand((rows, *spec.shape), generator=rng)
+        return torch.randint(0, 256, (rows, *spec.step_shape), generator=rng, dtype=torch.uint8)
+    return torch.rand((rows, *spec.step_shape), generator=rng)
 
 
 def export_sensor(encoder: SensorEncoder) -> bytes:

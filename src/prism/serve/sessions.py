@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.controller import Controller, ControllerConfig, Plan, Replan
+from prism.data.history import memory
 from prism.errors import PrismError
 from prism.health import as_spec
 from prism.methods.context import ContextPolicy
@@ -54,7 +55,8 @@ def about_policy(controller: Controller) -> dict[str, Any]:
     return {
         "method": spec.method,
         "sensors": [
-            {"name": s.name, "kind": s.kind, "shape": list(s.shape), "dtype": s.dtype.name} for s in spec.sensors
+            {"name": s.name, "kind": s.kind, "shape": list(s.shape), "dtype": s.dtype.name, "history": s.steps}
+            for s in spec.sensors
         ],
         "needs": needed_sensors(controller.policy),
         "action_dim": spec.action_dim,
@@ -65,6 +67,7 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
         "fps": spec.fps,
         "obs_horizon": spec.obs_horizon,
+        "memory": memory(spec.sensors, spec.obs_horizon),
         "pred_horizon": spec.pred_horizon,
         "exec_horizon": controller.config.exec_horizon,
         "candidates": controller.config.candidates,
@@ -246,6 +249,7 @@ class Session:
         self.tokens = tokens  # None: the policy has no encoder to keep them of, whole windows are sampled
         self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
         self._needs = frozenset(needed_sensors(policy))
+        self._events = [spec.name for spec in policy.spec.sensors if spec.steps > 1]
         self._warned: set[str] = set()  # of them, this episode
         self._seed = seed
         self._observed = 0  # since the last plan
@@ -276,6 +280,13 @@ class Session:
             executed = controller.config.exec_horizon if request.executed is None else request.executed
             self._execute(executed - controller.executed)  # the rest was counted by a request that then failed
             missed = max(0, executed - 1 - self._observed)
+            if missed and self._events and "events" not in self._warned:
+                self._warned.add("events")
+                logger.warning(
+                    "%d steps since the last plan were not sent: what '%s' felt there is lost; send every observation",
+                    missed,
+                    "', '".join(self._events),
+                )
             if request.executed is None:
                 self._check_pace()
         self.gained = controller.observe(request.observation, request.ages, missed)

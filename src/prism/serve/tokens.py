@@ -156,6 +156,6 @@ def warm_up(backend: Backend, candidates: int) -> None:
     specs = [encoder.spec for encoder in backend.encoders]
     for _ in range(2):
         tokens = Tokens(backend)
-        zeros: dict[str, Array] = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
+        zeros: dict[str, Array] = {spec.name: np.zeros(spec.step_shape, spec.dtype) for spec in specs}
         tokens.observe(zeros, {spec.name: True for spec in specs})
         tokens.plan(candidates, Random(0))

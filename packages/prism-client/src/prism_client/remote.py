@@ -42,7 +42,8 @@ class RemotePlanner:
 
     def _clear(self) -> None:
         self._info = dict(self.client.metadata)
-        self._recent = deque(maxlen=max(1, int(self._info.get("obs_horizon") or 1)))
+        steps = self._info.get("memory") or self._info.get("obs_horizon") or 1  # that the server plans from
+        self._recent = deque(maxlen=max(1, int(steps)))
         self._sent = -1  # the latest step that the server has
         self._wanted: int | None = None  # a plan is wanted for the first observation from this step on
         self._planned: int | None = None  # actions executed before the server's last plan
