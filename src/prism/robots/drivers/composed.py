@@ -217,6 +217,10 @@ def robot_from_file(file: Path) -> Robot:
     except (OSError, ValueError) as error:
         raise PrismError(f"{file}: cannot be read as {file.suffix[1:]} ({reason(error)}); mend the file") from None
     try:
+        if isinstance(data, dict) and "lerobot" in data:
+            from prism.robots.drivers.lerobot import robot_from_table
+
+            return robot_from_table(data)
         return _robot(data)
     except PrismError as error:
         raise PrismError(f"{file}: {error}") from None
