@@ -50,7 +50,7 @@ clean:
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,dev]' -e packages/prism-client -e packages/prism-sims
+	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,dev]' -e packages/prism-client -e packages/prism-sims
 	@$(PIP) install --no-deps robosuite==1.5.2  # its own pins exclude numpy 2
 	@touch $(VENV)/.installed-sims $@
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from prism.errors import PrismError
 from prism.robots.base import Robot, make_robot
 from prism.robots.drivers.rotation import from_reference, to_reference
-from prism.robots.drivers.ur_servo import Interpolator
+from prism.robots.drivers.waypoints import Interpolator
 from prism.robots.safety import Guard
 from tests.fakes.driven import UR, loopback, written
 from tests.fakes.ur_controller import Controller
@@ -78,6 +79,15 @@ def test_a_file_that_is_not_there_and_options_are_refused(tmp_path: Path) -> Non
         make_robot(str(tmp_path / "nowhere.toml"))
     with pytest.raises(PrismError, match="--option host=1: a robot of a file has none"):
         make_robot("my.toml", ["host=1"])
+
+
+def test_the_files_of_the_documentation_are_files(tmp_path: Path) -> None:
+    page = Path(__file__).resolve().parent.parent / "docs" / "howto" / "robots.md"
+    files = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.S)
+    robots = [make_robot(str(written(tmp_path, text))) for text in files]
+    assert [robot.name for robot in robots] == ["ur5e", "go2-d1", "my-arm"]
+    with pytest.raises(PrismError, match=r"unknown robot 'ur5e': .* A real robot is a file, as my_robot.toml"):
+        make_robot("ur5e")
 
 
 def test_a_missing_package_and_a_wrong_address_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
     name = "ur5e"                 # of the robot's kind: recordings and policies carry it
     rate = 20.0                   # commands a second
+    fps = 10.0                    # steps a second of demonstrations and policies; default: rate
     kind = "delta"                # of the arm's commands: absolute, delta or velocity
     episode_seconds = 60.0
 
@@ -42,23 +43,34 @@ from prism.robots.drivers.parts import Part, Vector
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
-DRIVERS: dict[str, dict[str, str]] = {  # place -> driver -> where it is; the file is imported when a robot needs it
-    "arm": {"ur": "ur:UR"},
-    "gripper": {},
-    "base": {},
-    "sensors": {},
+DRIVERS = {  # place -> driver -> where it is; the file is imported when a robot needs it
+    "arm": {"ur": "ur:UR", "d1": "d1:D1", "ros": "ros:RosArm"},
+    "gripper": {"robotiq": "robotiq:Robotiq"},
+    "base": {"go2": "go2:Go2"},
+    "sensors": {
+        "uvc": "cameras:Camera",
+        "digit": "cameras:Digit",
+        "realsense": "realsense:RealSense",
+        "microphone": "microphone:Microphone",
+        "ros": "ros:RosTopic",
+    },
 }
 LEASH = 0.25  # seconds at full speed that a target made of changes may be ahead of the measured pose: what is blocked
 #               is not pressed harder and harder
-_KEYS = {"name": str, "rate": float, "kind": str, "episode_seconds": float, "limits": dict} | dict.fromkeys(
-    DRIVERS, dict
-)
+_KEYS = {
+    "name": str,
+    "rate": float,
+    "fps": float,
+    "kind": str,
+    "episode_seconds": float,
+    "limits": dict,
+} | dict.fromkeys(DRIVERS, dict)
 
 
 class DrivenRobot(Robot):
     def __init__(
         self, name: str, rate: float, kind: str, parts: dict[str, Part], sensors: tuple[Part, ...], limits: Limits,
-        episode_seconds: float = 60.0,
+        episode_seconds: float = 60.0, fps: float = 0.0,
     ) -> None:  # fmt: skip
         self._movers, self._parts = parts, (*parts.values(), *sensors)
         axes = {place: part.axes() for place, part in parts.items()}
@@ -81,10 +93,10 @@ class DrivenRobot(Robot):
         self._state_names = tuple(n for part in parts.values() for n in part.state_names())
         specs = [spec for part in self._parts for spec in part.sensors()]
         if self._state_names:
-            hz = min(part.state_hz for part in parts.values() if part.state_names())
+            hz = next(part.state_hz for part in parts.values() if part.state_names())
             shape = (len(self._state_names),)
             specs.insert(0, SensorSpec("proprio", "vector", shape, fps=hz, names=self._state_names))
-        super().__init__(name, rate, tuple(specs), space, limits, episode_seconds=episode_seconds)
+        super().__init__(name, rate, tuple(specs), space, limits, episode_seconds=episode_seconds, fps=fps)
         self._check()
         self._lock = threading.RLock()
         self._connected = self._ready = False
@@ -113,7 +125,6 @@ class DrivenRobot(Robot):
         self.close()
         try:
             for part in self._parts:
-                part.rate = self.rate
                 part.connect()
         except BaseException:
             self._let_go()
@@ -238,17 +249,28 @@ def _robot(data: Any) -> Robot:
     parts = {place: make_part(place, place, data[place]) for place in ("arm", "gripper", "base") if data[place]}
     if not parts:
         raise PrismError("nothing can move: add [arm] or [base] with a driver")
-    if "gripper" in parts and hasattr(parts["gripper"], "host"):
-        parts["gripper"].host = parts["gripper"].host or getattr(parts.get("arm"), "host", "")  # of the arm: an URCap
+    if "gripper" in parts and getattr(parts["gripper"], "host", None) == "":
+        vars(parts["gripper"])["host"] = getattr(parts.get("arm"), "host", "")  # a URCap is at the arm's address
     sensors = tuple(make_part("sensors", f"sensors.{name}", table) for name, table in data["sensors"].items())
+    _check_devices(sensors)
     for part in (*parts.values(), *sensors):
-        part.rate = data["rate"]
+        part.rate, part.step_rate = data["rate"], data["fps"] or data["rate"]
     dim = sum(len(part.axes()) for part in parts.values())
     limits = Limits().narrowed(data["limits"], dim)
     kind = data["kind"] or ("velocity" if "arm" not in parts else "")
     if kind not in ("absolute", "delta", "velocity"):
         raise PrismError(f"kind = '{kind}': what are the arm's commands? absolute, delta or velocity")
-    return DrivenRobot(data["name"], data["rate"], kind, parts, sensors, limits, data["episode_seconds"] or 60.0)
+    seconds = data["episode_seconds"] or 60.0
+    return DrivenRobot(data["name"], data["rate"], kind, parts, sensors, limits, seconds, data["fps"])
+
+
+def _check_devices(sensors: tuple[Part, ...]) -> None:
+    """Two sensors cannot read one device."""
+    seen: dict[object, str] = {}
+    for part in sensors:
+        key = (getattr(part, "device", None), getattr(part, "serial", None), type(part).__name__ == "Microphone")
+        if key[:2] != (None, None) and (other := seen.setdefault(key, part.name)) != part.name:
+            raise PrismError(f"{other} and {part.name} read one device ({key[0] or key[1]!r}): give each its own")
 
 
 def make_part(place: str, name: str, table: Any) -> Part:

@@ -33,9 +33,10 @@ class Axis:
 
 
 class Part:
-    """`name` is its place in the file ("arm", "sensors.rgb_wrist"), for messages; `rate` the robot's."""
+    """`name` is its place in the file ("arm", "sensors.rgb_wrist"), for messages; `rate` and `step_rate`: the robot's
+    commands and steps a second."""
 
-    name, rate = "", 0.0
+    name, rate, step_rate = "", 0.0, 0.0
 
     def axes(self) -> tuple[Axis, ...]:
         """What it is commanded by; none for a sensor."""
@@ -116,13 +117,10 @@ class Stream(Part):
         self.close()
         try:
             self.open()
-            first = self.grab()
-        except PrismError:
-            raise
+            self._keep(self.grab())
         except Exception as error:  # each vendor raises its own kinds
             self._shut()
-            raise self.error(error, self.remedy) from None
-        self._keep(first)
+            raise error if isinstance(error, PrismError) else self.error(error, self.remedy) from None
         self._alive.set()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
@@ -143,8 +141,9 @@ class Stream(Part):
     def _keep(self, found: Mapping[str, tuple[Array, float]]) -> None:
         specs = {spec.name: spec for spec in self.sensors()}
         for name, (value, _) in found.items():
-            if value.shape != specs[name].shape:
-                raise self.error(f"it shows {value.shape}, the file says {specs[name].shape}", "mend the file")
+            if value.shape != (spec := specs[name]).shape or value.dtype != spec.dtype:
+                remedy = f"the file says {spec.shape} {spec.dtype}: mend it"
+                raise self.error(f"it shows {value.shape} {value.dtype}", remedy)
         with self._lock:
             for name, (value, stamp) in found.items():
                 before = self._latest.get(name)

@@ -9,7 +9,6 @@ the arm by its watchdog.
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import signal
 import time
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.robots.drivers.rotation import from_reference, to_reference
+from prism.robots.drivers.waypoints import Interpolator
 
 Vector = NDArray[np.float64]
 OK, PROTECTIVE, EMERGENCY, NO_PROGRAM = 0.0, 1.0, 2.0, 3.0  # Board's `status`
@@ -67,24 +67,6 @@ class ServoConfig:
     gain: float
     zero_force: bool
     watchdog: float  # Hz: the controller stops the arm where commands come more slowly
-
-
-class Interpolator:
-    """Where the arm is told to be, from cycle to cycle."""
-
-    def __init__(self, start: Vector, speed: Vector) -> None:
-        self.at, self._goal, self._due, self._speed = start.copy(), start.copy(), -math.inf, speed
-
-    def aim(self, goal: Vector, due: float) -> None:
-        self._goal, self._due = goal, due
-
-    def step(self, now: float, dt: float) -> Vector:
-        """After `dt` seconds more: on the line to the goal, there at `due`, no axis above its speed."""
-        move = (self._goal - self.at) * min(1.0, dt / max(self._due - now, dt))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.nanmin(np.where(move != 0, self._speed * dt / np.abs(move), np.inf))
-        self.at = self.at + move * min(1.0, float(share))
-        return self.at
 
 
 class Servo:
