@@ -27,7 +27,7 @@ from prism.robots.drivers.waypoints import Follower
 COMMAND, ANGLES = "rt/arm_Command", "current_servo_angle"  # topics
 _MOVE, _FAST = 2, 0  # funcode: all angles; mode: of a stream of them, with little smoothing
 _REACHED = (0.005, 0.05)  # metres, radians
-_SILENT = 0.5  # seconds
+_SILENT = 1.0  # seconds
 
 # Lengths of the arm in metres; the gripper points forward where all angles are 0.
 MODEL = """

@@ -20,7 +20,7 @@ from prism.errors import need
 from prism.robots.base import Health
 from prism.robots.drivers.parts import FIRST_READING, Axis, Part, Vector
 
-_ACKNOWLEDGES, _SILENT = 0.06, 0.5  # seconds: of a stop; without news of the robot
+_ACKNOWLEDGES, _SILENT = 0.06, 1.0  # seconds: of a stop; without news of the robot
 
 
 def join(part: Part, interface: str, domain: int) -> Any:

@@ -181,6 +181,6 @@ class RosArm(Stream):
         self._follower.stop()
 
     def health(self) -> Health:
-        if self._state is None or time.monotonic() - self._state[1] > 0.5:
+        if self._state is None or time.monotonic() - self._state[1] > 1.0:
             return Health(False, f"no news on {self.state_topic}: {self.remedy}")
         return Health(not self._follower.fault, self._follower.fault)

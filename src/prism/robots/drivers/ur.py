@@ -26,7 +26,7 @@ from prism.sensors import SensorSpec
 DASHBOARD, RTDE = 29999, 30004  # ports
 _CONNECTS, _PREPARES = 30.0, 6.0  # seconds
 _ACKNOWLEDGES = 0.06  # seconds that the servo has to stop, before the controller is asked to
-_SILENT = 0.5  # seconds without news of the controller
+_SILENT = 1.0  # seconds without news of the controller
 _REASONS = {
     PROTECTIVE: "protective stop: clear it on the pendant",
     EMERGENCY: "emergency stop: release it, and start the robot on the pendant",
