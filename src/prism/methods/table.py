@@ -129,5 +129,5 @@ def student_config(method: str, teacher: ContextConfig) -> ContextConfig:
 
 def build_policy(spec: PolicySpec, seed: int = 0, normalizer: Normalizer | None = None) -> Policy:
     """A policy with fresh weights; without `normalizer` the identity, for loading a state dict into it."""
-    normalizer = normalizer or Normalizer.empty(spec.sensors, spec.action_dim)
+    normalizer = normalizer or Normalizer.empty(spec.sensors, spec.action_dim, spec.action.quaternions)
     return METHODS[spec.method].policy(spec, normalizer, seed)
