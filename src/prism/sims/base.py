@@ -48,7 +48,7 @@ class Env(Protocol):
 
     Optional: `recorded_sensors` and `record(observation)`, where a recording holds something else than what is shown
     (Push-T: the state, from which every variant's sensors follow; Task.as_shown turns it back); `rendering_hint()`, the
-    line that says why there are no pictures.
+    line that says why there are no pictures; `action_spec`, the names of an action's entries and its quaternions.
     """
 
     name: str

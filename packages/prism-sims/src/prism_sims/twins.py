@@ -2,13 +2,14 @@
 
 ur5e-twin   the UR5e of the tabletop (tabletop.py), with all its senses. A command is as there: a displacement of the
             hand, 1 is 3 cm, and the gripper. Steps of a policy are those of the tabletop, 10 a second.
+go2-twin    the Go2 with an arm (go2.py): the paper's 14 numbers, 30 commands a second; proprio 60 times a second.
 
-    option task=tabletop-insert-left     which table; every name of tabletop.NAMES
+    option task=tabletop-insert-left     which scene; every name of tabletop.NAMES, or of go2_tasks.NAMES
     option realtime=true                 false: its clock stands still until somebody waits, and runs as fast as the
                                          physics can be computed: the same commands give the same readings, bit for bit
-    option rate=50                       commands a second. 50: the loop sends a fifth of a step each 20 ms; joints'
-                                         encoders (proprio) and forces (tactile, the mean of the last 0.1 s) come with
-                                         each. 10: the tabletop itself, bit for bit; encoders 40 times a second
+    option rate=50                       ur5e-twin's commands a second. 50: the loop sends a fifth of a step each 20 ms;
+                                         joints' encoders (proprio) and forces (tactile, the mean of the last 0.1 s)
+                                         come with each. 10: the tabletop itself, bit for bit; encoders 40 a second
 
 A command that comes within GRACE of its slot is executed from the slot's beginning, as a controller with a buffer does;
 where none comes the robot stands still. At 10 commands a second the next one begins a slot; at 50 its slots go on, and
@@ -21,8 +22,10 @@ import dataclasses
 import math
 import threading
 import time
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,10 @@ from prism.errors import PrismError
 from prism.robots.base import ActionSpace, Health, Reading, Robot
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
+from prism.sims.base import Expert
 
+from prism_sims import go2, go2_tasks
+from prism_sims.go2_expert import make_go2_expert
 from prism_sims.tabletop import NAMES, Insert, make_tabletop
 from prism_sims.tabletop_arm import BLOCKS, FINE_BLOCKS, FPS, STEP, _rounded
 from prism_sims.tabletop_expert import make_tabletop_expert
@@ -55,41 +61,68 @@ _LIMITS = Limits(
 )
 
 
-class UR5eTwin(Robot):
-    def __init__(self, task: str = "tabletop-insert-left", realtime: str = "true", rate: str = "50") -> None:
-        if task not in NAMES:
-            raise PrismError(f"ur5e-twin: there is no table '{task}'; use one of {', '.join(NAMES)}")
+_GO2_SPACE = ActionSpace(
+    go2.ACTION,
+    units=("", "m", "m", "m", "", "", "", "", "m/s", "m/s", "m/s", "rad/s", "rad/s", "rad/s"),
+    base=tuple(range(8, 14)),
+    pose="proprio",
+    pose_dims=8,
+)
+_REACH = tuple(zip(go2.HAND_LOW.tolist(), go2.HAND_HIGH.tolist(), strict=True))
+_BASE = tuple(zip(go2.LOW[8:].tolist(), go2.HIGH[8:].tolist(), strict=True))
+# A command is ahead of the hand, and may jump: the arm itself goes no faster than go2.py lets it.
+_GO2_LIMITS = Limits(
+    position=((-1.0, 1.0), *_REACH, *((-1.0, 1.0),) * 4, *_BASE),
+    speed=(math.inf, *(4.0,) * 3, *(6.0,) * 4, *go2.HIGH[8:].tolist()),
+    acceleration=(math.inf,) * 8 + (25.0,) * 6,
+    workspace=((-1.3, 1.3), *((low - 0.1, high + 0.1) for low, high in _REACH)),
+    force=80.0,
+    force_sensor="tactile",
+)
+
+
+class Twin(Robot):
+    """A simulated task as a robot. Its environment runs a control step in blocks: aim(command), advance(block)."""
+
+    _fast: tuple[str, ...] = ("proprio",)  # sensors that come with each block
+
+    def __init__(
+        self, name: str, env: Any, expert: Expert, space: ActionSpace, limits: Limits, realtime: str, rate: float,
+        blocks: int,
+    ) -> None:  # fmt: skip
         if realtime not in ("true", "false"):
-            raise PrismError(f"ur5e-twin: realtime={realtime} is neither true nor false")
-        if rate not in RATES:
-            raise PrismError(f"ur5e-twin: rate={rate} is neither {' nor '.join(RATES)}")
-        self._env = make_tabletop(*NAMES[task])
-        self._expert = make_tabletop_expert(self._env)
-        self._blocks, self._block_seconds = RATES[rate], 1.0 / (FPS * RATES[rate])
-        self._fast = ("proprio",)  # sensors that come with each block
-        self._most = np.array([FPS / float(rate)] * 3 + [1.0], np.float32)  # of a command: 0.3 m/s
-        if rate == "50":
-            self._env.refine()
-            self._fast = ("proprio", "tactile")
-        sensors = tuple(self._paced(spec) for spec in self._env.sensors)
-        limits = dataclasses.replace(_LIMITS, watchdog=0.06) if rate == "50" else _LIMITS
-        if any(spec.name == "tactile" for spec in sensors):
-            limits = dataclasses.replace(limits, force=Insert.LIMIT, force_sensor="tactile")
+            raise PrismError(f"{name}: realtime={realtime} is neither true nor false")
+        self._env, self._expert = env, expert
+        self._blocks, self._block_seconds = blocks, 1.0 / (env.fps * blocks)
+        self._low, self._high = env.action_low, env.action_high  # of a command
+        sensors = tuple(self._paced(spec) for spec in env.sensors)
         super().__init__(
-            "ur5e-twin", float(rate), sensors, _SPACE, limits, is_twin=True, realtime=realtime == "true",
-            episode_seconds=self._env.max_steps / FPS, fps=FPS,
+            name, rate, sensors, space, limits, is_twin=True, realtime=realtime == "true",
+            episode_seconds=env.max_steps / env.fps, fps=env.fps,
         )  # fmt: skip
-        self.task = task
-        self._view = self._env._mj.MjData(self._env.model)  # for the joints' encoders between two observations
+        self.task = str(env.name)
+        self._view = env._mj.MjData(env.model)  # for the joints' encoders between two observations
         self._lock = threading.RLock()
         self._connected = self._ready = False
         self._begin, self._done, self._phase = 0.0, 0, 0  # when the episode began; blocks since then, of the slot
         self._readings: dict[str, Reading] = {}
 
+    @abstractmethod
+    def _idle(self, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """The command of a slot for which none came: it stands still. `last`: the one before."""
+
+    @abstractmethod
+    def _between(self) -> dict[str, NDArray[np.float32]]:
+        """The fast sensors within a step: the state of the simulation stays as it is, to the last bit."""
+
+    @abstractmethod
+    def _trouble(self) -> str:
+        """Why it cannot move; empty: it can."""
+
     def _paced(self, spec: SensorSpec) -> SensorSpec:
         """With the rate of its readings, and how old one may be: what safety needs comes with every command."""
         if spec.name not in self._fast:
-            return dataclasses.replace(spec, fps=FPS)
+            return dataclasses.replace(spec, fps=self._env.fps)
         late = 1.75 * self._block_seconds if self._env.fine else 0.0
         return dataclasses.replace(spec, fps=1.0 / self._block_seconds, max_age=late)
 
@@ -103,7 +136,7 @@ class UR5eTwin(Robot):
     def prepare(self, seed: int) -> None:
         with self._lock:
             if not self._connected:
-                raise PrismError("ur5e-twin: connect() first")
+                raise PrismError(f"{self.name}: connect() first")
             before = self.now()
             observation = self._env.reset(seed)
             self._begin, self._done = (time.monotonic() if self.realtime else before), 0
@@ -111,7 +144,8 @@ class UR5eTwin(Robot):
             self._next: NDArray[np.float32] | None = None
             self._queue: deque[tuple[float, NDArray[np.float32]]] = deque(maxlen=QUEUE)  # when each came, in blocks
             self._first = True
-            self._gripper, self._moves, self._succeeded = -1.0, True, False
+            self._last: NDArray[np.float32] | None = None
+            self._moves, self._succeeded = True, False
             self._ready = True
             self.held = 0  # slots without a command
             self._readings = {name: Reading(value, self._begin) for name, value in observation.items()}
@@ -129,7 +163,7 @@ class UR5eTwin(Robot):
     def read(self) -> dict[str, Reading]:
         with self._lock:
             if not self._connected:
-                raise PrismError("ur5e-twin: connect() before read()")
+                raise PrismError(f"{self.name}: connect() before read()")
             self._catch_up()
             return {name: Reading(reading.value.copy(), reading.stamp) for name, reading in self._readings.items()}
 
@@ -137,10 +171,10 @@ class UR5eTwin(Robot):
         command = np.asarray(action, np.float32)
         with self._lock:
             if not self._connected or not self._ready:
-                raise PrismError("ur5e-twin: it takes no commands: connect(), then prepare(seed)")
-            if command.shape != (4,) or not np.isfinite(command).all():
-                raise PrismError(f"ur5e-twin: a command is 4 finite numbers, not {command!r}")
-            command = np.clip(command, -self._most, self._most)
+                raise PrismError(f"{self.name}: it takes no commands: connect(), then prepare(seed)")
+            if command.shape != (self.actions.dim,) or not np.isfinite(command).all():
+                raise PrismError(f"{self.name}: a command is {self.actions.dim} finite numbers, not {command!r}")
+            command = np.clip(command, self._low, self._high)
             if self._env.fine:
                 self._enqueue(command)
                 return
@@ -163,17 +197,16 @@ class UR5eTwin(Robot):
     def health(self) -> Health:
         if not self._connected:
             return Health(False, "not connected")
-        if getattr(self._env, "stopped", False):
-            return Health(False, f"protective stop: more than {Insert.LIMIT:g} N")
-        return Health()
+        trouble = self._trouble()
+        return Health(not trouble, trouble)
 
     def success(self) -> bool | None:
         return self._succeeded
 
     def script(self, seed: int) -> Callable[[], NDArray[np.float32]]:
-        """The scripted expert of the table: it looks at the last observation."""
+        """The scripted expert of the task: it looks at the last observation."""
         self._expert.reset(seed)
-        return lambda: np.clip(self._expert.act(), -1.0, 1.0).astype(np.float32)
+        return lambda: np.clip(self._expert.act(), self._env.action_low, self._env.action_high).astype(np.float32)
 
     # -- time
 
@@ -213,8 +246,8 @@ class UR5eTwin(Robot):
         self._phase = self._phase if self._env.fine else 0
         if command is None:
             self.held += 1
-            command = np.array([0.0, 0.0, 0.0, self._gripper], np.float32)
-        self._next, self._gripper = None, float(command[3])
+            command = self._idle(self._last)
+        self._next, self._last = None, command
         if self._ready:  # stopped: where it is
             self._moves = self._env.aim(command)
 
@@ -235,8 +268,37 @@ class UR5eTwin(Robot):
         self._succeeded |= self._moves and env.succeeded()
         self._readings = {name: Reading(value, stamp) for name, value in env._observe().items()}
 
+
+def _known(name: str, task: str, tasks: Collection[str]) -> str:
+    if task not in tasks:
+        raise PrismError(f"{name}: there is no scene '{task}'; use one of {', '.join(tasks)}")
+    return task
+
+
+class UR5eTwin(Twin):
+    def __init__(self, task: str = "tabletop-insert-left", realtime: str = "true", rate: str = "50") -> None:
+        if rate not in RATES:
+            raise PrismError(f"ur5e-twin: rate={rate} is neither {' nor '.join(RATES)}")
+        env = make_tabletop(*NAMES[_known("ur5e-twin", task, NAMES)])
+        if rate == "50":
+            env.refine()
+            self._fast = ("proprio", "tactile")
+        limits = dataclasses.replace(_LIMITS, watchdog=0.06) if rate == "50" else _LIMITS
+        if any(spec.name == "tactile" for spec in env.sensors):
+            limits = dataclasses.replace(limits, force=Insert.LIMIT, force_sensor="tactile")
+        expert = make_tabletop_expert(env)
+        super().__init__("ur5e-twin", env, expert, _SPACE, limits, realtime, float(rate), RATES[rate])
+        self._high = np.array([FPS / float(rate)] * 3 + [1.0], np.float32)  # 0.3 m/s
+        self._low = -self._high
+
+    def _idle(self, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        return np.array([0.0, 0.0, 0.0, -1.0 if last is None else last[3]], np.float32)
+
+    def _trouble(self) -> str:
+        stopped = getattr(self._env, "stopped", False)
+        return f"protective stop: more than {Insert.LIMIT:g} N" if stopped else ""
+
     def _between(self) -> dict[str, NDArray[np.float32]]:
-        """The fast sensors within a step: the state of the tabletop stays as it is, to the last bit."""
         env = self._env
         if env.fine:
             hand, wrench = env.hand(), np.round(env._wrench, 3).astype(np.float32)
@@ -246,3 +308,24 @@ class UR5eTwin(Robot):
         self._view.qpos[:] = env.data.qpos
         env._mj.mj_kinematics(env.model, self._view)
         return {"proprio": _rounded([*self._view.site_xpos[env._site], env.data.qpos[6]])}
+
+
+class Go2Twin(Twin):
+    def __init__(self, task: str = "go2-insert", realtime: str = "true") -> None:
+        env = go2_tasks.make_go2(*go2_tasks.NAMES[_known("go2-twin", task, go2_tasks.NAMES)])
+        super().__init__("go2-twin", env, make_go2_expert(env), _GO2_SPACE, _GO2_LIMITS, realtime, go2.FPS, go2.BLOCKS)
+
+    def _idle(self, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """The hand stays where it was last sent to on the trunk, the base stops."""
+        command = self._env.proprio()[: self.actions.dim] if last is None else last.copy()
+        command[8:] = 0.0
+        return command
+
+    def _between(self) -> dict[str, NDArray[np.float32]]:
+        env = self._env
+        self._view.qpos[:] = env.data.qpos
+        env._mj.mj_kinematics(env.model, self._view)
+        return {"proprio": env.proprio(self._view)}
+
+    def _trouble(self) -> str:
+        return "it has fallen" if self._env.fallen else ""

@@ -1,0 +1,132 @@
+"""The experts of the Go2 twin: as a person would teleoperate it. Each looks at the last observation only (env.seen) and
+remembers nothing, so that an imitator sees what it acts on: what has been done shows in where things are.
+
+The base walks to the parking place, and stops there; only then the arm leaves its stowed pose. At a walk it must come
+nearer than `_NEAR` to stop; the slower it is, the more is good enough, up to `_FAR`: so it does not dither.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism_sims.go2 import Vector
+from prism_sims.go2_tasks import Insert, Park, Pick, Station
+
+_NEAR, _FAR = np.array([0.03, 0.06]), np.array([0.065, 0.14])  # metres, radians
+_WALKING = 0.12  # m/s, at which _NEAR counts
+_GAIN, _LEAST = np.array([1.6, 1.6, 1.6]), np.array([0.08, 0.07, 0.15])
+_MOST = np.array([0.4, 0.2, 0.6])
+_STOWED_AT, _STOWED_DOWN = np.array([0.25, 0.0, 0.15]), 0.9  # the hand of go2_model.STOWED; radians it points down
+_LEAD = 0.06  # metres by which a command is ahead of the hand
+_OPEN, _CLOSED = -1.0, 1.0
+
+
+class Go2Expert:
+    def __init__(self, env: Station) -> None:
+        self.env = env
+
+    def reset(self, seed: int) -> None:
+        self.pace = float(np.random.default_rng([seed, 15]).uniform(0.85, 1.0))
+
+    def see(self, start: int, count: int = 3) -> Vector:
+        return self.env.seen["object_state"][start : start + count].astype(np.float64)
+
+    def proprio(self) -> Vector:
+        return self.env.seen["proprio"].astype(np.float64)
+
+    def walk(self, off: Vector, turn: float) -> Vector | None:
+        """Base velocity (vx, vy, yaw rate) to a place `off` and `turn` away; None: it is there."""
+        vx, vy, wz = self.proprio()[[8, 9, 13]]
+        walks = min(1.0, (float(np.hypot(vx, vy)) + 0.2 * abs(wz)) / _WALKING)
+        near, straight = _FAR + walks * (_NEAR - _FAR)
+        if np.hypot(*off) < near and abs(turn) < straight:
+            return None
+        error = np.array([*off, turn])
+        speed = np.clip(_GAIN * error, -_MOST * self.pace, _MOST * self.pace)
+        small = np.abs(error) < [_NEAR[0] / 2, _NEAR[0] / 2, _NEAR[1] / 2]
+        return np.where(small, 0.0, np.sign(error) * np.maximum(np.abs(speed), _LEAST))
+
+    def command(
+        self, gripper: float, hand: Vector, yaw: float = 0.0, down: float = np.pi / 2, base: Vector | None = None
+    ) -> NDArray[np.float32]:
+        """`hand`: its place in the arm's frame; it is led there, a little ahead of where it is. It points `down`."""
+        at = self.proprio()[1:4]
+        way = hand - at
+        way *= min(1.0, _LEAD / max(float(np.linalg.norm(way)), 1e-9))
+        (c, d), (s, t) = np.cos([yaw / 2, down / 2]), np.sin([yaw / 2, down / 2])
+        turn = [c * d, -s * t, c * t, s * d]
+        vx, vy, wz = np.zeros(3) if base is None else base
+        return np.array([gripper, *(at + way), *turn, vx, vy, 0.0, 0.0, 0.0, wz], np.float32)
+
+    def stowed(self, gripper: float, base: Vector | None) -> NDArray[np.float32]:
+        return self.command(gripper, _STOWED_AT, down=_STOWED_DOWN, base=base)
+
+
+class ParkExpert(Go2Expert):
+    def act(self) -> NDArray[np.float32]:
+        x, y, sine, cosine = self.see(0, 4)
+        turn = float(np.arctan2(sine, cosine))
+        base = self.walk(np.array([x, y]), turn)
+        if base is not None:
+            return self.stowed(_OPEN, base)
+        return self.command(_OPEN, self.proprio()[1:4] + self.see(4), turn)
+
+
+class InsertExpert(Go2Expert):
+    """Over the hole, then down, slowly; where the peg stands on the rim, which touch tells, up again and over it."""
+
+    def act(self) -> NDArray[np.float32]:
+        x, y, sine, cosine = self.see(0, 4)
+        turn = float(np.arctan2(sine, cosine))
+        base = self.walk(np.array([x, y]), turn)
+        hole, at, push = self.see(4), self.proprio()[1:4], -float(self.env.seen["tactile"][0])
+        above, beside = -hole[2], float(np.hypot(*hole[:2]))
+        if base is not None and above > 0.03:
+            return self.stowed(_CLOSED, base)
+        if above > -0.015 and (beside > 0.007 or push > 4.0):
+            return self.command(
+                _CLOSED, at + np.array([*(hole[:2] if above > 0.01 else np.zeros(2)), 0.03 - above]), turn
+            )
+        if above > 0.0 and beside > max(0.0025, 0.12 * above):
+            return self.command(_CLOSED, at + np.array([*hole[:2], 0.02 - above]), turn)
+        return self.command(_CLOSED, at + np.array([*hole[:2], -0.02 if above < 0.03 else 0.01 - above]), turn)
+
+
+class PickExpert(Go2Expert):
+    """What it does next shows in the scene: is the cube between the fingers, is it lifted, is the base at the bin."""
+
+    CARRY = np.array([0.28, 0.0, 0.06])
+
+    def act(self) -> NDArray[np.float32]:
+        x, y, sine, cosine = self.see(0, 4)
+        turn, second, cube, bin = float(np.arctan2(sine, cosine)), self.see(4, 2), self.see(6), self.see(9)
+        sine, cosine = self.see(12, 2)
+        twist = float(np.arctan2(sine, cosine))
+        at, gripper = self.proprio()[1:4], float(self.proprio()[0])
+        if np.linalg.norm(cube) < 0.022 and gripper > -0.4:
+            return self.carry(second, turn, bin, at)
+        base = self.walk(np.array([x, y]), turn)
+        if base is not None and np.linalg.norm(cube) > 0.05:
+            return self.stowed(_OPEN, base)
+        beside = float(np.hypot(*cube[:2]))
+        if np.linalg.norm(cube) < 0.010:
+            return self.command(_CLOSED, at + cube, twist)
+        over = 0.06 if beside > 0.012 + 0.15 * max(0.0, -cube[2] - 0.01) else 0.0
+        return self.command(_OPEN, at + cube + [0.0, 0.0, over], twist)
+
+    def carry(self, off: Vector, turn: float, bin: Vector, at: Vector) -> NDArray[np.float32]:
+        """The cube is in the hand: up, to the bin, over it, let go."""
+        base = self.walk(off, turn)
+        if base is not None:
+            low = at[2] < self.CARRY[2] - 0.03
+            return self.command(_CLOSED, self.CARRY, 0.0, base=None if low else base)
+        over = np.array([bin[0], bin[1], bin[2] + 0.10])
+        if np.hypot(*bin[:2]) < 0.02:
+            return self.command(_OPEN, at + over, 0.0)
+        return self.command(_CLOSED, at + over, 0.0)
+
+
+def make_go2_expert(env: Station) -> Go2Expert:
+    kinds = {Park: ParkExpert, Insert: InsertExpert, Pick: PickExpert}
+    return kinds[type(env)](env)
