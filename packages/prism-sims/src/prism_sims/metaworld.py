@@ -69,19 +69,20 @@ _PICTURE = (240, 320)
 _VIEW = offscreen.View(lookat=(0.0, 0.68, 0.1), distance=1.1, azimuth=145.0, elevation=-38.0)
 
 
-def object_state(observation: NDArray[np.float64], goal: NDArray[np.float64], objects: int) -> NDArray[np.float32]:
-    """Object(s), goal, and the differences a policy needs, (39,), (3,) -> (15,) or (27,), metres.
+def object_states(observation: NDArray[np.float64], goal: NDArray[np.float64], objects: int) -> dict[str, Array]:
+    """object_state (15,): object, goal, and the differences a policy needs; where there are two objects, second_object
+    (12,). Metres.
 
     Left out of MetaWorld's 14 object numbers: its padding zeros, and orientations, which no scripted expert reads
     and which carry solver noise of 1e-5 that normalisation would blow up. Rounded to 0.1 mm for the same reason:
     what stands still is then exactly constant.
     """
-    hand, first = observation[_HAND], observation[_FIRST]
-    parts = [first, goal, first - hand, goal - first, goal - hand]
+    hand, first, second = observation[_HAND], observation[_FIRST], observation[_SECOND]
+    shown = {"object_state": [first, goal, first - hand, goal - first, goal - hand]}
     if objects == 2:
-        second = observation[_SECOND]
-        parts += [second, second - hand, second - first, goal - second]
-    return np.round(np.concatenate(parts), 4).astype(np.float32) + np.float32(0)  # -0.0 -> 0.0
+        shown["second_object"] = [second, second - hand, second - first, goal - second]
+    zero = np.float32(0)  # -0.0 -> 0.0
+    return {name: np.round(np.concatenate(parts), 4).astype(np.float32) + zero for name, parts in shown.items()}
 
 
 def _load(task: str) -> Any:
@@ -113,7 +114,7 @@ def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
 class MetaWorldEnv(Simulation):
     """One MetaWorld task; sensor `proprio` (hand xyz, gripper opening), and
 
-    state    object_state: where things are; privileged
+    state    object_state (second_object): where things are; privileged
     pixels   rgb_wrist and rgb_static, size x size
     rgbd     these and depth_wrist, depth_static in metres
     """
@@ -134,7 +135,8 @@ class MetaWorldEnv(Simulation):
         self._pristine = {name: getattr(self._env.model, name).copy() for name in _MODEL_ARRAYS}
         self._cameras: offscreen.Cameras | None = None
         if variant == "state":
-            shown: tuple[SensorSpec, ...] = (SensorSpec("object_state", "vector", (3 + 12 * self._objects,)),)
+            second = SensorSpec("second_object", "vector", (12,))  # its own: one policy may learn several tasks
+            shown = (SensorSpec("object_state", "vector", (15,)), *[second][: self._objects - 1])
         else:
             shown, depth = camera_specs(variant == "rgbd", size), variant == "rgbd"
             self._env.model.camera(CAMERAS["static"]).pos[:] = _STATIC_AT
@@ -173,7 +175,7 @@ class MetaWorldEnv(Simulation):
     def _observe(self) -> dict[str, Array]:
         proprio = self._raw[:4].astype(np.float32)
         if self._cameras is None:
-            return {"proprio": proprio, "object_state": object_state(self._raw, self._raw[36:39], self._objects)}
+            return {"proprio": proprio, **object_states(self._raw, self._raw[36:39], self._objects)}
         return {"proprio": proprio, **self._cameras.observe(self._env.data)}
 
     def state(self) -> NDArray[np.float64]:
