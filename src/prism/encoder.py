@@ -22,7 +22,7 @@ from prism.distributed.rows import Random
 from prism.encoders.audio import AudioConfig, AudioNet
 from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
 from prism.encoders.text import ByteText, ClipText, TextConfig
-from prism.encoders.vision import NormKind, PooledCNN, prepare_depth, prepare_image
+from prism.encoders.vision import Drawn, NormKind, PooledCNN, prepare_depth, prepare_image
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import Normalizer
 from prism.sensors import KINDS, SensorSpec
@@ -184,14 +184,14 @@ class Encoder(nn.Module):
 
     def steps(self, observation: Observation, rng: Random | None = None) -> Float[Tensor, "B To F"]:
         """Eq. 2: fuse each time step by itself."""
-        parts = []
+        parts, drawn = [], dict[str, Drawn]()  # shifts by camera: its colours and its depth move together
         shape: tuple[int, int] | None = None
         for spec, encoder in zip(self.sensors, self.encoders, strict=True):
             if spec.name not in observation.streams:
                 raise PrismError(f"the observation has no sensor '{spec.name}'; it has {sorted(observation.streams)}")
             stream, present = observation.streams[spec.name], observation.present[spec.name]
             shape = (stream.shape[0], stream.shape[1])
-            parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng))
+            parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng, drawn))
         assert shape is not None
         fused: Tensor = self.fusion(torch.cat(parts, dim=-1)).unflatten(0, shape)
         return fused

@@ -77,6 +77,8 @@ class Train(DatasetOptions):
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     skip_damaged: bool = False
     """Leave out episodes of the dataset whose files are missing or cannot be decoded."""
+    robust: bool = False
+    """Train for sensors that fail: absent, frozen, covered, noisy (docs/reference/sensors.md)."""
     seed: Annotated[int | None, option("N")] = None
     """Same seed, same machine, same numbers. Default: 0."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()

@@ -26,6 +26,7 @@ from prism.data.episodes import (
     read_together,
     wanted_sensors,
 )
+from prism.data.pictures import as_recorded
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of, encode_text
 
@@ -64,7 +65,8 @@ class Mixture:
         self.first: IntArray = np.cumsum([0, *(len(member.source.lengths) for member in members)], dtype=np.int64)
         self.remarks: list[str] = []
         self._own = _own_names(self.members)  # of each member: the mixture's name of a sensor -> its own
-        self.sensors = self._union()
+        self.recorded = self._union()  # as the robot has them; pictures in memory may be smaller (data/pictures.py)
+        self.sensors = self._small()
         self.task = members[0].text if len({member.text for member in members}) == 1 else ""
         self.read_together = max(read_together(member.source) for member in members)
 
@@ -123,7 +125,7 @@ class Mixture:
     def _union(self) -> tuple[SensorSpec, ...]:
         found: dict[str, tuple[SensorSpec, str]] = {}
         for own, member in zip(self._own, self.members, strict=True):
-            specs = {spec.name: spec for spec in member.source.sensors}
+            specs = {spec.name: spec for spec in as_recorded(member.source)}
             for name, theirs in ((name, replace(specs[key], name=name)) for name, key in own.items()):
                 if name not in found:
                     found[name] = theirs, member.where
@@ -148,6 +150,16 @@ class Mixture:
             found[TEXT] = SensorSpec(TEXT, "text", (size,)), ""
         self._check_sentences(found)
         return tuple(spec for spec, _ in found.values())
+
+    def _small(self) -> tuple[SensorSpec, ...]:
+        """The sensors with the sizes that the members show; PrismError where one is shrunk otherwise than another."""
+        found: dict[str, tuple[SensorSpec, str]] = {}
+        for own, member in zip(self._own, self.members, strict=True):
+            specs = {spec.name: spec for spec in member.source.sensors}
+            for name, spec in ((name, replace(specs[key], name=name)) for name, key in own.items()):
+                _check_same(*found.setdefault(name, (spec, member.where)), spec, member.where)
+        shapes = {name: spec for name, (spec, _) in found.items() if spec.kind != "text"}
+        return tuple(shapes.get(spec.name, spec) for spec in self.recorded)
 
     def _check_sentences(self, found: dict[str, tuple[SensorSpec, str]]) -> None:
         if self._text not in found:

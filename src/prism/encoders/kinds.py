@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prism.distributed.rows import Random
-from prism.encoders.vision import NormKind, ResNet18, Shift, SmallCNN, draw_shift, prepare_image
+from prism.encoders.vision import Drawn, NormKind, ResNet18, Shift, SmallCNN, draw_shift, prepare_image
 from prism.normalize import Normalizer
 from prism.sensors import SensorSpec
 
@@ -31,8 +31,15 @@ class SensorEncoder(nn.Module, ABC):
     def encode(self, stream: Tensor, shift: Shift) -> Float[Tensor, "N F"]:
         """`shift` is given in training only, to sensors with a random_shift."""
 
-    def forward(self, stream: Tensor, present: Bool[Tensor, " N"], rng: Random | None) -> Float[Tensor, "N F"]:
-        shift = draw_shift(len(stream), self.spec, rng)  # for all: what one image gets does not depend on the others
+    def forward(
+        self,
+        stream: Tensor,
+        present: Bool[Tensor, " N"],
+        rng: Random | None,
+        drawn: dict[str, Drawn] | None = None,
+    ) -> Float[Tensor, "N F"]:
+        """`drawn`: the shifts of each camera in this batch, shared by its pictures."""
+        shift = draw_shift(len(stream), self.spec, rng, drawn)  # for all: one's does not depend on the others
         if bool(present.all()):
             return self.encode(stream, shift)
         features = self.absent.expand(present.shape[0], -1)

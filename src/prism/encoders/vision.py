@@ -18,6 +18,7 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 
 Shift = Int[Tensor, "2 N"] | None  # pixels down and to the right, an image
+Drawn = tuple[Tensor, tuple[int, ...]]  # shifts, and height and width of the picture that they were drawn for
 NormKind = Literal["group", "frozen_batch"]
 # What torchvision's weights were trained with: mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -45,11 +46,28 @@ def prepare_depth(metres: Tensor, spec: SensorSpec, shift: Shift = None) -> Floa
     return torch.where(measured, depth, torch.zeros_like(depth))
 
 
-def draw_shift(count: int, spec: SensorSpec, rng: Random | None) -> Shift:
-    """Up to `spec.random_shift` pixels each way, one shift an image; None: no `rng`, or a sensor that is not moved."""
+def camera_of(spec: SensorSpec) -> str:
+    """The camera that a sensor is a picture of: rgb_wrist and depth_wrist are one."""
+    name = spec.name
+    return next((name.removeprefix(kind) for kind in ("rgb_", "depth_") if name.startswith(kind)), name)
+
+
+def draw_shift(count: int, spec: SensorSpec, rng: Random | None, drawn: dict[str, Drawn] | None = None) -> Shift:
+    """Up to `spec.random_shift` pixels each way, one shift an image; None: no `rng`, or a sensor that is not moved.
+
+    `drawn`: the shifts of this batch by camera. A second picture of it, its depth, moves with the first.
+    """
     if rng is None or not spec.random_shift:
         return None
-    return rng.randint(2 * spec.random_shift + 1, (2, count), dim=1) - spec.random_shift
+    camera, known = camera_of(spec), {} if drawn is None else drawn
+    if camera not in known:
+        shift = rng.randint(2 * spec.random_shift + 1, (2, count), dim=1) - spec.random_shift
+        known[camera] = shift, spec.shape[:2]
+    shift, sides = known[camera]
+    if sides == spec.shape[:2]:
+        return shift
+    scale = torch.tensor([own / side for own, side in zip(spec.shape, sides, strict=False)])
+    return (shift * scale[:, None]).round().to(shift.dtype)
 
 
 def cut(image: Tensor, spec: SensorSpec, shift: Shift = None) -> Tensor:

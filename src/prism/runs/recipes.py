@@ -21,6 +21,7 @@ from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
+from prism.runs.robust import ROBUST
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
 from prism.sims.tasks import TASKS
@@ -388,6 +389,7 @@ class TrainOptions(TypedDict, total=False):
     weights: Sequence[float] | None
     text: Sequence[str]
     skip_damaged: bool
+    robust: bool
     seed: int | None
     set: Sequence[str]
 
@@ -423,4 +425,5 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
     if "fraction" in given or "demonstrations" in given:
         changes |= {"fraction": given.get("fraction"), "count": given.get("demonstrations")}
     source = replace(source, **changes)
-    return with_settings(replace(experiment, demonstrations=source), given.get("set", ()))
+    settings = (*(ROBUST if "robust" in given else ()), *given.get("set", ()))
+    return with_settings(replace(experiment, demonstrations=source), settings)

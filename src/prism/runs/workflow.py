@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack
 import torch
 from rich.console import Console
 
+from prism.data import EpisodeSource
 from prism.data.history import unseen
 from prism.data.pictures import as_recorded
 from prism.data.views import portion
@@ -25,15 +26,16 @@ from prism.io.jsonconfig import from_json, to_json
 from prism.methods import METHODS
 from prism.methods.table import build_policy
 from prism.methods.unet import Student
-from prism.normalize import Normalizer, compute_statistics
+from prism.normalize import Normalizer, Statistics, compute_statistics
 from prism.policy import Policy, PolicySpec
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EvaluationResult, pooled, write_json
 from prism.runs.demonstrations import open_demonstrations, split_demonstrations
 from prism.runs.mixture import mixed
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
+from prism.runs.robust import health_limits
 from prism.runs.run import EvalOptions, Run, is_run
-from prism.sensors import ActionSpec, action_spec_of
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
 from prism.training.loop import TrainResult
@@ -241,8 +243,9 @@ def train_experiment(
 
         reading = f"reading the actions and vectors of {len(training)} episodes"
         with console.status(reading):
-            normalizer = Normalizer.from_statistics(compute_statistics(trained_on, training))
-        sensors = experiment.sensors(as_recorded(source))
+            statistics = compute_statistics(trained_on, training)
+            sensors = _sensors(experiment, as_recorded(source), trained_on, training, statistics)
+        normalizer = Normalizer.from_statistics(statistics)
         spec = experiment.policy.spec(sensors, source.action_dim, source.fps, action_spec_of(source))
         policy = build_policy(spec, config.seed, normalizer)
         if not begun:
@@ -284,6 +287,18 @@ def _check_folder(run: Path, resume: bool | Literal["auto"]) -> bool:
     if resume is False and is_run(run) and not (run / "log.jsonl").exists():
         raise PrismError(f"{run / FILE} is there without its training: move it, or choose another --out")
     return check_resume(run, resume)
+
+
+def _sensors(
+    experiment: Experiment,
+    recorded: tuple[SensorSpec, ...],
+    source: EpisodeSource,
+    episodes: Sequence[int],
+    statistics: Statistics,
+) -> tuple[SensorSpec, ...]:
+    """The policy's sensors, with limits of their health where the experiment asks for them."""
+    sensors = experiment.sensors(recorded)
+    return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
 def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io import jsonconfig
+from prism.training.robust import RobustConfig
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]
@@ -61,6 +62,7 @@ class TrainConfig:
     threads: int = 0  # of PyTorch's arithmetic; 0: leave as it is
     accumulate: int = 1  # parts that a batch is computed in, one by one
     clock: Clock = "wall"  # what `minutes` counts
+    robust: RobustConfig = field(default_factory=RobustConfig)  # faults of sensors, shown in training
     # project at Weights & Biases (extra `wandb`); offline unless WANDB_MODE is set
     wandb: str = ""
 

@@ -36,10 +36,11 @@ from prism.training import checkpoint, start
 from prism.training.checkpoint import TrainingState
 from prism.training.config import TrainConfig
 from prism.training.monitor import Monitor, Silent
-from prism.training.step import Learner, StepOutput, derive_seed, ema_decay, learning_rate
+from prism.training.robust import disturbed
+from prism.training.step import Learner, StepOutput, derive_seed, ema_decay, learning_rate, row_random
 from prism.types import Batch
 
-_TRAINING, _VALIDATION = 1, 2  # streams of random numbers
+_TRAINING, _VALIDATION, _FAULTS = 1, 2, 3  # streams of random numbers
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _FEW_STEPS = 500  # a budget of less is worth a warning
 _TRIAL_STEPS = 20  # after which a time budget is converted into steps
@@ -92,6 +93,8 @@ def train(
         while not keeper.over:
             step = keeper.step
             batch = dataclasses.replace(next(loader), share=order.share()).to(learner.device)
+            faults = row_random(derive_seed(config.seed, _FAULTS, step), batch)
+            batch = disturbed(batch, policy.spec.sensors, policy.normalizer, config.robust, faults)
             output = learner.gradient(batch, derive_seed(config.seed, _TRAINING, step))
             rate = learning_rate(config, step, keeper.fraction)
             if output.finite:

@@ -144,7 +144,7 @@ def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str
     if _plain(checkpoint.read_spec(folder)) != _plain(policy.spec):
         remedy = "resume with the options the run was started with, or start a new run"
         raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")
-    stored, asked = state.train_config, config.to_json()
+    stored, asked = {**TrainConfig(steps=1).to_json(), **state.train_config}, config.to_json()  # older: with defaults
     different = sorted(
         key for key in stored.keys() | asked.keys() if key not in FREE_ON_RESUME and stored.get(key) != asked.get(key)
     )
