@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
@@ -22,6 +24,7 @@ pytest.importorskip("prism_client")
 from prism.cli import main
 from prism.data import open_dataset
 from prism.data.formats.recording import COMMANDS, RecordingSource
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.robots.base import ROBOTS, Robot, make_robot
 from prism.robots.loop import Keys, check_fit, drive
@@ -277,7 +280,9 @@ def robot_with_eye(size: tuple[int, int]) -> Robot:
     ("change", "words"),
     [
         ({"action_dim": 7}, "7 numbers an action, robot 'ur5e-twin' takes 4"),
-        ({"action_kind": "absolute"}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
+        ({"action_kind": "absolute"}, "nobody said what the policy's actions are"),
+        ({"action_kind": "absolute", "action": {"kind": "absolute"}}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
+        ({"action_kind": "absolute", "action": {"kind": "delta"}}, "a hold would move the robot"),
         ({"action": {"kind": "velocity"}}, "'velocity', robot"),
         ({"action": {"names": ["a", "b", "c", "d"]}}, "another robot"),
         ({"fps": 30.0}, "trained at 30 steps a second"),
@@ -340,3 +345,71 @@ def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:
     )
     with pytest.raises(PrismError, match="actions are absolute"):
         _with_actions(asked, ActionSpec(kind="absolute"))
+
+
+def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dataset that does not say what its actions are: delta and absolute ones are told apart, and what cannot be
+    seen is not driven with."""
+    sensors = (SensorSpec("joints", "vector", (3,)),)
+    rng = np.random.default_rng(0)
+    moves = np.cumsum(rng.normal(0, 0.02, (6, 40, 3)), axis=1).astype(np.float32) * np.float32(0.1)
+    poses = np.cumsum(moves, axis=1)
+    before = np.concatenate([np.zeros((6, 1, 3), np.float32), poses[:, :-1]], axis=1)
+    for name, actions, said in (
+        ("delta", 30 * moves, "delta (each is a change of pose); seen in the data"),
+        ("absolute", poses, "absolute (each names a pose); seen in the data"),
+        ("hidden", rng.normal(size=(6, 40, 3)).astype(np.float32), "ASSUMED"),
+    ):
+        with DatasetWriter(tmp_path / name, sensors, 3, 10.0, "t") as writer:
+            for shown, done in zip(before, actions, strict=True):
+                writer.add({"joints": shown}, done)
+        assert main(["train", str(tmp_path / name), "--steps", "2", "--out", str(tmp_path / "runs" / name)]) == 0
+        assert said in " ".join(capsys.readouterr().err.split())
+    run = Run(tmp_path / "runs" / "delta")
+    assert run.spec.action.kind == run.experiment.controller.selection.action_kind == "delta"
+    words = ["train", str(tmp_path / "hidden"), "--steps", "2", "--out", str(tmp_path / "runs" / "stated")]
+    assert main([*words, "--action-kind", "delta"]) == 0
+    assert Run(tmp_path / "runs" / "stated").experiment.controller.selection.action_kind == "delta"
+    assert (
+        main(["train", str(recorded), "--steps", "2", "--action-kind", "absolute", "--out", str(tmp_path / "x")]) == 2
+    )
+    assert "says that its actions are delta" in capsys.readouterr().err
+
+
+def test_a_run_begins_with_the_weights_of_another(trained: Path, recorded: Path, tmp_path: Path) -> None:
+    out = tmp_path / "more"
+    words = ["--init", str(trained), "--steps", "1", "--set", "train.learning_rate=1e-12"]
+    assert main(["train", str(recorded), *words, "--out", str(out)]) == 0
+    ours, theirs = (dict(Run(path).policy().named_parameters()) for path in (out, trained))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+    assert torch.equal(Run(out).policy().normalizer.action_center, Run(trained).policy().normalizer.action_center)
+    assert Run(out).experiment.init == str(trained)
+    other = tmp_path / "other"
+    with DatasetWriter(other, (SensorSpec("joints", "vector", (3,)),), 3, 10.0, "t") as writer:
+        writer.add({"joints": np.zeros((9, 3), np.float32)}, np.ones((9, 3), np.float32))
+    assert main(["train", str(other), "--init", str(trained), "--steps", "1", "--out", str(tmp_path / "no")]) == 2
+
+
+def test_a_run_that_is_over_goes_on_with_a_larger_budget(trained: Path, recorded: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    assert main(["train", str(recorded), "--steps", "6", "--resume", "--out", str(run)]) == 0
+    assert Run(run).experiment.train.steps == 6
+    assert sorted(path.name for path in (run / "checkpoints").iterdir())[-1].endswith("6")
+    assert main(["train", str(recorded), "--steps", "3", "--resume", "--out", str(run)]) == 2
+
+
+def test_somebody_takes_over_and_what_they_did_is_kept(trained: Path, tmp_path: Path) -> None:
+    """An untrained policy: the script soon does the task, and its steps are a dataset of their own."""
+    words = ["--teleop", "scripted", "--episodes", "2", "--out", str(tmp_path / "o")]
+    assert main(["run", str(trained), *TWIN, *words]) == 0
+    whole, parts = RecordingSource(tmp_path / "o"), RecordingSource(tmp_path / "o-corrections")
+    assert whole.provenances[0]["success"] is True
+    commanded = [who for who, count in whole.provenances[0]["commanded_by"] for _ in range(count)]
+    assert set(commanded) == {"policy", "script"}
+    corrected = np.concatenate([parts.read(i).actions for i in range(len(parts.lengths))])
+    mine = [whole.read(0).actions[i] for i, who in enumerate(commanded) if who == "script"]
+    assert all(any(np.array_equal(row, other) for other in corrected) for row in mine[2:4])
+    assert (parts.sensors, parts.fps, parts.action_spec) == (whole.sensors, whole.fps, whole.action_spec)

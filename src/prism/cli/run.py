@@ -63,8 +63,14 @@ class Run:
     """Read the sensors, plan and limit, and send nothing."""
     resize: bool = False
     """Bring the robot's pictures to the size that the policy was trained with."""
+    action_kind: Annotated[str | None, option("KIND")] = None
+    """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
+    set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
+    """Change any setting of the controller: --set exec_horizon=2 plans more often."""
     backend: Annotated[str, arg(metavar="NAME")] = "eager"
     """What computes the policy here: eager, compile, onnx, onnx-int8."""
+    device: Annotated[str, option("NAME")] = "auto"
+    """Where it is computed: cpu, cuda, mps, or auto (cuda where there is one)."""
     first_seed: int = 100_000
     """Of the first episode: of the policy's random numbers, and of a twin's scene."""
     out: Annotated[Path | None, option("FOLDER")] = None
@@ -79,6 +85,8 @@ class Run:
             raise PrismError("give a run folder or --server URL, one of them")
         if not 0.01 <= self.silence <= 10:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
+        if self.server is not None and (self.set or self.device != "auto"):
+            raise PrismError("--set and --device are of a policy that is computed here: give them to prism serve")
         if self.episodes < 1 or not 0 < self.slow <= 1 or (self.seconds is not None and self.seconds <= 0):
             raise PrismError(
                 f"--episodes {self.episodes}, --slow {self.slow:g}, --seconds {self.seconds}: use at least 1, a value "
@@ -102,7 +110,7 @@ class Run:
         own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         limits = own.slowed(self.slow)
         with self._planner(robot) as planner:
-            sizes = check_fit(robot, planner.info, self.resize)
+            sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
             needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
@@ -147,14 +155,15 @@ class Run:
                 remote.close()
             return
         from prism.runs.run import Run as Trained
-        from prism.serve.backends import check_backend, load_backend
+        from prism.serve.backends import backend_device, check_backend, load_backend
         from prism.serve.lanes import LocalPlanner
         from prism.serve.tokens import warm_up
 
         check_backend(self.backend)
         assert self.run_folder is not None
         trained = Trained(self.run_folder)
-        controller = trained.controller(seed=self.first_seed)
+        device = backend_device(self.device, self.backend)
+        controller = trained.controller(device, seed=self.first_seed, settings=self.set)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
         backend, _ = load_backend(self.backend, controller.policy, frames)
         warm_up(backend, controller.config.candidates)

@@ -35,6 +35,7 @@ class Train(DatasetOptions):
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --method diffusion  another method on the same encoder and data
         prism train pusht-human --eval-every 3      looks at success on the way, every 3 minutes of training
+        prism train data/insert runs/insert/robot-corrections --init runs/insert --out runs/better
         prism train pusht-human --resume            goes on where runs/pusht-human stopped
         torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs
 
@@ -69,6 +70,10 @@ class Train(DatasetOptions):
     rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
     teacher: Annotated[Path | None, option("RUN")] = None
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
+    init: Annotated[Path | None, option("RUN")] = None
+    """Begin with the network of this run, to learn from more data: what people corrected (prism run --teleop)."""
+    action_kind: Annotated[str | None, option("KIND")] = None
+    """What the actions of a dataset are: absolute, delta or velocity. Default: as it says, or as can be seen in it."""
     preset: Annotated[Preset | None, option("NAME")] = None
     """Size of the network: tiny learns in minutes on CPU, base, paper (the publication's), or fast (paper with a query
     for four actions: a third of the time). paper-literal: the publication to the letter, its optimiser, targets and

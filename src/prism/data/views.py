@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from prism.data.action_kind import KINDS as ACTION_KINDS
 from prism.data.episodes import Episode, EpisodeSource, IntArray, Names, check_slice, wanted_sensors
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
@@ -107,6 +108,9 @@ def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> Episode
             action = dataclasses.replace(action, quaternions=_quaternions(value, text))
             action.check(source.action_dim, f"--sensor {text}: {source.path}")
             continue
+        if target.strip() == "action.kind" and equals:
+            action = _stated(action, value.strip(), f"--action-kind {value.strip()}: {source.path}")
+            continue
         if not equals or not pattern or key not in KEYS:
             raise PrismError(f"--sensor {text}: write SENSOR.KEY=VALUE, where KEY is one of {', '.join(KEYS)}")
         chosen = [name for name in specs if fnmatchcase(name, pattern)]
@@ -121,6 +125,14 @@ def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> Episode
             except PrismError as error:
                 raise PrismError(f"--sensor {text}: {str(error).removeprefix('--set.')}") from None
     return Respecified(source, tuple(specs.values()), action) if texts else source
+
+
+def _stated(action: ActionSpec, kind: str, where: str) -> ActionSpec:
+    if kind not in ACTION_KINDS:
+        raise PrismError(f"{where}: use one of {', '.join(ACTION_KINDS)}")
+    if action.kind not in ("", kind):
+        raise PrismError(f"{where} says that its actions are {action.kind}: drop the option, or mend the data")
+    return dataclasses.replace(action, kind=kind)
 
 
 def _quaternions(value: str, text: str) -> tuple[int, ...]:

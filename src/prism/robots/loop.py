@@ -245,10 +245,27 @@ def _ask(guard: Guard, commander: Commander, seen: Seen, pressed: str) -> NDArra
     return None
 
 
-def check_fit(robot: Robot, info: Mapping[str, Any], resize: bool = False) -> dict[str, SensorSpec]:
-    """PrismError unless the policy (planner.info) fits the robot; which pictures must be resized, to what."""
+def check_fit(
+    robot: Robot, info: Mapping[str, Any], resize: bool = False, action_kind: str | None = None
+) -> dict[str, SensorSpec]:
+    """PrismError unless the policy (planner.info) fits the robot; which pictures must be resized, to what.
+    `action_kind`: what a person says of the policy's actions, where its data did not."""
     action = info.get("action") or {}
-    kind = action.get("kind") or info.get("action_kind")
+    taken = info.get("action_kind")
+    kind = action.get("kind") or action_kind or ("delta" if taken == "delta" else None)  # absolute may be a default
+    if kind is None:
+        raise PrismError(
+            f"nobody said what the policy's actions are (it takes them for '{taken}'), and robot "
+            f"'{robot.name}' takes '{robot.actions.spec.kind}': if they are that, say --action-kind "
+            f"{robot.actions.spec.kind}"
+        )
+    if action_kind not in (None, kind):
+        raise PrismError(f"--action-kind {action_kind}: the policy's data say that its actions are '{kind}'; drop it")
+    if taken in ("absolute", "delta", "velocity") and (kind == "absolute") != (taken == "absolute"):
+        raise PrismError(
+            f"the policy's actions are '{kind}', and its controller takes them for '{taken}': a hold "
+            "would move the robot; train again with --action-kind"
+        )
     if int(info["action_dim"]) != robot.actions.dim:
         raise PrismError(
             f"the policy gives {info['action_dim']} numbers an action, robot '{robot.name}' takes {robot.actions.dim}: "

@@ -64,7 +64,7 @@ class Toggled:
 
 class Script:
     """The robot's own demonstrator. It takes over where the policy's action is farther from its own than `far`, in
-    half ranges of a command, for `patience` steps in a row, and gives back where they agree for as long.
+    half ranges of a command, for 2 steps in a row, and gives back where they agree for 6.
 
     `noise` (half ranges) disturbs what is executed, not what is recorded (`label`): such demonstrations show how to
     come back to the way.
@@ -72,8 +72,8 @@ class Script:
 
     who, help = "script", ""
 
-    def __init__(self, robot: Robot, far: float = 0.5, patience: int = 2, noise: float = 0.0) -> None:
-        self._robot, self._far, self._patience, self._noise = robot, far, patience, noise
+    def __init__(self, robot: Robot, far: float = 0.15, noise: float = 0.0) -> None:
+        self._robot, self._far, self._noise = robot, far, noise
         self.label: Array | None = None
 
     def start(self, seed: int) -> None:
@@ -94,7 +94,7 @@ class Script:
     def wants(self, keys: str, own: Array | None, policys: Array | None) -> bool:
         apart = own is not None and policys is not None and float(np.abs(own - policys).max()) > self._far
         self._others = self._others + 1 if apart != self._taken else 0
-        if self._others >= self._patience:
+        if self._others >= (6 if self._taken else 2):
             self._taken, self._others = not self._taken, 0
         return self._taken
 

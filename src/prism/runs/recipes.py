@@ -44,6 +44,7 @@ class Experiment:
     teacher: str | None = None  # the run that a distilled method learns from
     # readings of touch and sound that a time step holds (prism.data.history); 0: all since the last plan
     history: int = 0
+    init: str | None = None  # the run whose weights it begins with
 
     @property
     def method(self) -> str:
@@ -382,6 +383,8 @@ class TrainOptions(TypedDict, total=False):
     steps: int | None
     method: str | None
     teacher: Path | str | None
+    init: Path | str | None
+    action_kind: str | None
     preset: str | None
     episodes: int | str | None
     without: Sequence[str]
@@ -409,6 +412,12 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
         experiment = with_method(experiment, method, preset)
     if teacher is not None and str(teacher) != experiment.teacher:
         experiment = with_teacher(experiment, Path(teacher))
+    if "init" in given and str(given["init"]) != experiment.init:
+        from prism.runs.start_from import with_init
+
+        experiment = with_init(experiment, Path(given["init"]))
+    if "action_kind" in given:
+        given["sensor"] = (*given.get("sensor", ()), f"action.kind={given['action_kind']}")
     source = experiment.demonstrations
     if source.parts or "weights" in given or "text" in given:
         from prism.runs.mixture import with_parts

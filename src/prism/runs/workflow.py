@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from prism.data import EpisodeSource
+from prism.data.action_kind import guess_kind
 from prism.data.history import unseen
 from prism.data.pictures import as_recorded
 from prism.data.views import portion
@@ -35,6 +36,7 @@ from prism.runs.mixture import mixed
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.robust import health_limits
 from prism.runs.run import EvalOptions, Run, is_run
+from prism.runs.start_from import begin_with
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
@@ -148,6 +150,8 @@ def train_recipe(
 
     result = train_experiment(experiment, folder, resume, console, experiment.name, 1.0, looks, look, device)
     with ranks.share_errors():
+        if stored is not None and ranks.is_leader() and stored.train != experiment.train:  # a larger budget
+            replace(stored, train=experiment.train).save(folder)
         if looks and ranks.is_leader() and not result.stopped_by:
             look(1.0, result)
     return folder, experiment, result
@@ -230,7 +234,8 @@ def train_experiment(
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
-        experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action_spec_of(source))
+        action, how = _known_action(source, experiment)
+        experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action)
         config = experiment.train
 
         split = split_demonstrations(demonstrations, source, copies, config.val_fraction, config.seed)
@@ -245,11 +250,10 @@ def train_experiment(
         with console.status(reading):
             statistics = compute_statistics(trained_on, training)
             sensors = _sensors(experiment, as_recorded(source), trained_on, training, statistics)
-        normalizer = Normalizer.from_statistics(statistics)
-        spec = experiment.policy.spec(sensors, source.action_dim, source.fps, action_spec_of(source))
-        policy = build_policy(spec, config.seed, normalizer)
+        spec = experiment.policy.spec(sensors, source.action_dim, source.fps, action)
+        policy = build_policy(spec, config.seed, Normalizer.from_statistics(statistics))
         if not begun:
-            load_pretrained(policy)
+            begin_with(policy, experiment.init) if experiment.init else load_pretrained(policy)
         on_device = ranks.choose_device(device)
         _teach(policy, experiment.teacher, on_device)
         policy.to(on_device)
@@ -264,7 +268,7 @@ def train_experiment(
     mirrored = f" ({len(training) // copies} and their mirror images)" if copies > 1 else ""
     size = f"{len(windows)} windows, {sum(p.numel() for p in policy.parameters()) / 1e6:.2f} M parameters{on}"
     told = f"{len(training)} episodes{mirrored}, {len(held_out) or 'none'} held out for validation, {size}"
-    console.print(f"{title}: {told} -> {run}\n{_in_and_out(spec, experiment)}", highlight=False, soft_wrap=True)
+    console.print(f"{title}: {told} -> {run}\n{_in_and_out(spec, experiment, how)}", highlight=False, soft_wrap=True)
     with ranks.share_errors():
         if leader:
             run.mkdir(parents=True, exist_ok=True)
@@ -301,12 +305,24 @@ def _sensors(
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
-def _in_and_out(spec: PolicySpec, experiment: Experiment) -> str:
+def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[ActionSpec, str]:
+    """What the actions of a dataset are, and how that is known."""
+    action = action_spec_of(source)
+    if experiment.tasks or action.kind:
+        return action, ""
+    if experiment.controller.selection.action_kind == "delta":
+        return action, "as stated"
+    kind = guess_kind(source)
+    how = "seen in the data" if kind else "ASSUMED: the data do not show it"
+    return replace(action, kind=kind), how
+
+
+def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
     """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
     absolute = experiment.controller.selection.action_kind == "absolute"
     kind = "absolute (each names a pose)" if absolute else "delta (each is a change of pose)"
-    other = "delta" if absolute else "absolute"
-    wrong = "" if experiment.tasks else f"; if not: --set controller.selection.action_kind={other}"
+    kind = "velocity (each is a speed)" if spec.action.kind == "velocity" else kind
+    wrong = f"; {how}; if not: --action-kind {'delta' if absolute else 'absolute'}" if how else ""
     names = ", ".join(s.name + (f" ({s.steps} readings in a time step)" if s.steps > 1 else "") for s in spec.sensors)
     steps = experiment.controller.exec_horizon
     lost = "".join(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.torch
@@ -141,13 +141,18 @@ def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, no
 
 def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
     """A resumed run is the same run: same policy, same data, same mathematics."""
-    if _plain(checkpoint.read_spec(folder)) != _plain(policy.spec):
+    there, here = checkpoint.read_spec(folder), policy.spec
+    if not there.action.kind:  # of before kinds were looked for in the data
+        here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=""))
+    if _plain(there) != _plain(here):
         remedy = "resume with the options the run was started with, or start a new run"
         raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")
     stored, asked = {**TrainConfig(steps=1).to_json(), **state.train_config}, config.to_json()  # older: with defaults
     different = sorted(
         key for key in stored.keys() | asked.keys() if key not in FREE_ON_RESUME and stored.get(key) != asked.get(key)
     )
+    if different and set(different) <= {"steps", "minutes"} and _larger(asked, stored):
+        different = []  # a run that is over may go on; the learning rate follows the new budget from here
     if different:
         changes = ", ".join(f"{key} = {stored.get(key)} there, {asked.get(key)} now" for key in different)
         raise PrismError(
@@ -158,6 +163,13 @@ def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str
         raise PrismError(
             f"{folder / 'training.json'}: the run was started with other data: resume with the same --data"
         )
+
+
+def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Whether a budget of the same unit is larger than the one before."""
+    return any(float(asked[key]) > float(stored[key]) > 0 for key in ("steps", "minutes")) and not any(
+        bool(asked[key]) != bool(stored[key]) for key in ("steps", "minutes")
+    )
 
 
 def _plain(spec: PolicySpec) -> str:
