@@ -194,7 +194,6 @@ def test_train_on_several_records_the_mixture_and_resumes_as_it_was(
     parts = json.loads((run / "experiment.json").read_text())["demonstrations"]["parts"]
     assert [(part["weight"], part["demonstrations"]["path"]) for part in parts] == [(1.0, str(a)), (0.5, str(b))]
     assert [s.name for s in Run(run).spec.sensors] == ["proprio", "tactile", "text"]
-    assert main([*arguments[:3], "--out", str(run), "--steps", "4", "--resume"]) == 2  # another budget
     capsys.readouterr()
     changed = ["train", str(a), str(b), "--weights", "1", "1", "--out", str(run), "--resume"]
     assert main(changed) == 2
@@ -228,3 +227,24 @@ def test_two_tasks_are_one_policy_that_is_told_which(tmp_path: Path, monkeypatch
     assert run.metrics["tasks"][tasks[0]]["success"] == results[0].summary()["success"]  # the control is not stored
     with pytest.raises(PrismError, match="text of 99 bytes does not fit"):
         run.evaluate(replace(told, text="x" * 99), progress=False)
+
+
+@pytest.mark.parametrize("cache_bytes", [2**20, 0])
+def test_windows_do_not_train_on_actions_beyond_their_sentence(cache_bytes: int) -> None:
+    said = ["", "push", "push", "pull", "pull", "push", "", ""]  # of a long recording, as CALVIN's
+    text = np.stack([encode_text(words, 32) for words in said])
+    there = np.array([bool(words) for words in said])
+    streams = {"proprio": np.zeros((8, 2), np.float32), "text": text}
+    long = MemorySource([Episode(streams, np.zeros((8, 2), np.float32), {"text": there})], (HAND, WORDS))
+    windows = Windows(long, 1, 4, cache_bytes=cache_bytes)
+    valid = windows.batch(np.arange(8)).action_valid.int().tolist()
+    assert valid == [
+        [1, 1, 1, 1],  # no instruction: all that follows
+        [1, 1, 0, 0],  # "push" ends
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 0, 0, 0],
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],  # the episode ends
+        [1, 0, 0, 0],
+    ]

@@ -233,3 +233,18 @@ def test_a_stack_is_filled_with_the_reading_before() -> None:
     assert filled[:, 0].tolist() == [1, 1, 1, 3]
     assert bool(there)
     assert not stacked(values, np.zeros(4, np.bool_))[1]
+
+
+def test_a_server_is_told_another_sentence_at_any_step() -> None:
+    words = SensorSpec("text", "text", (24,))
+    policy = policy_of(words)
+    with serving(policy, CONTROL) as server:
+
+        def plan(first: str, second: str) -> Any:
+            with Executor(RemotePlanner(f"ws://127.0.0.1:{server.port}"), asynchronous=False) as executor:
+                executor.reset(3)
+                told = [first] * TA + [second]
+                return [executor.act({"proprio": np.zeros(3, np.float32), "text": text}) for text in told][-1]
+
+        assert np.array_equal(plan("push", "push"), plan("push", "push"))
+        assert not np.array_equal(plan("push", "push"), plan("push", "pull"))

@@ -34,7 +34,7 @@ from prism.runs.recipes import own_data
 from prism.runs.run import Run
 from prism.runs.workflow import _with_actions
 from prism.selection import SelectionConfig
-from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of, decode_text
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
 TASK = ("--robot", "ur5e-twin", "--option", "realtime=false", "rate=10")  # the tabletop itself
@@ -413,3 +413,31 @@ def test_somebody_takes_over_and_what_they_did_is_kept(trained: Path, tmp_path: 
     mine = [whole.read(0).actions[i] for i, who in enumerate(commanded) if who == "script"]
     assert all(any(np.array_equal(row, other) for other in corrected) for row in mine[2:4])
     assert (parts.sensors, parts.fps, parts.action_spec) == (whole.sensors, whole.fps, whole.action_spec)
+
+
+def test_episodes_are_recorded_with_a_sentence_and_the_policy_is_told_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, run = tmp_path / "told", tmp_path / "run"
+    for words in ("insert it", "put it in"):
+        record = ["record", str(data), *TASK, "--teleop", "scripted", "--episodes", "1", "--text", words]
+        assert main(record) == 0
+    source = open_dataset(data)
+    assert [decode_text(source.read(n).streams["text"][0]) for n in (0, 1)] == ["insert it", "put it in"]
+    assert all(source.read(n).present.get("text", np.ones(1)).all() for n in (0, 1))
+    assert main(["train", str(data), "--steps", "2", "--out", str(run)]) == 0
+    drive_it = ["run", str(run), *TASK, "--seconds", "1"]
+    assert main(drive_it) == 2
+    assert "has no sensor 'text', which the policy was never trained without" in capsys.readouterr().err
+    played = []
+    for words in ("insert it", "put it in", "insert it"):
+        out = tmp_path / f"out{len(played)}"
+        assert main([*drive_it, "--text", words, "--out", str(out)]) == 0
+        episode = open_dataset(out).read(0)
+        assert decode_text(episode.streams["text"][-1]) == words
+        played.append(episode.actions)
+    assert np.array_equal(played[0], played[2])
+    assert not np.array_equal(played[0], played[1])
+    capsys.readouterr()
+    assert main([*drive_it, "--text", "x" * 65, "--out", str(tmp_path / "long")]) == 2
+    assert "text of 65 bytes does not fit the 64" in capsys.readouterr().err

@@ -59,7 +59,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Batch:
-    """A training batch: actions in robot units, `action_valid` False where padded past the episode's end."""
+    """A training batch: actions in robot units, `action_valid` False past the end of the episode or of its sentence."""
 
     observation: Observation
     actions: Float[Tensor, "B Tp Da"]

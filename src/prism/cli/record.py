@@ -50,6 +50,8 @@ class Record:
     """Length of an episode at most. Default: the robot's own."""
     first_seed: Annotated[int | None, option("N")] = None
     """Of a twin's first scene. Default: after the last that is recorded in FOLDER."""
+    text: Annotated[str | None, option("SENTENCE")] = None
+    """What these episodes show, in words: they get a text sensor that says it. Another call may add others."""
     failures: bool = False
     """Keep what a twin says was no success, too."""
 
@@ -72,8 +74,11 @@ class Record:
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
         from prism.robots.teleop import make_teleop
+        from prism.robots.told import tell
 
         robot = make_robot(self.robot, self.option)
+        if self.text is not None:
+            tell(robot, self.text)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
         with Keys() as keys:

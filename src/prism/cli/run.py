@@ -61,6 +61,8 @@ class Run:
     """Move at this share of the speed: 0.25 for the first time."""
     dry_run: bool = False
     """Read the sensors, plan and limit, and send nothing."""
+    text: Annotated[str | None, option("SENTENCE")] = None
+    """What to do, for a policy that is told. Default: what the robot's own text sensor says, if it has one."""
     resize: bool = False
     """Bring the robot's pictures to the size that the policy was trained with."""
     action_kind: Annotated[str | None, option("KIND")] = None
@@ -103,6 +105,7 @@ class Run:
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
         from prism.robots.teleop import make_teleop
+        from prism.robots.told import tell_for
 
         if self.json is not None and self.json.exists():
             raise PrismError(f"{self.json} exists already: remove it, or choose another name")
@@ -110,6 +113,8 @@ class Run:
         own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         limits = own.slowed(self.slow)
         with self._planner(robot) as planner:
+            if self.text is not None:
+                tell_for(robot, self.text, planner.info)
             sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")

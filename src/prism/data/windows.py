@@ -3,7 +3,8 @@
 A window at step t of an episode of length T (time convention: prism.types):
 
     observations  t-To+1 .. t      before the first step: the first observation, repeated
-    actions       t .. t+Tp-1      after the last step: the last action, repeated, action_valid False
+    actions       t .. t+Tp-1      after the last step: the last action, repeated, action_valid False;
+                                   where another sentence holds than at t, too: they answer to that one
 
 There is one window a step, and none crosses from one episode into the next.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -169,6 +171,8 @@ class Windows:
         vectors = [s for s in source.sensors if s.kind == "vector"]
         row_bytes = 4 * (source.action_dim + sum(s.shape[0] for s in vectors))
         self._cached = len(self) * row_bytes <= cache_bytes
+        self._texts = [s.name for s in source.sensors if s.kind == "text"]
+        self._told: IntArray = np.empty(0, np.int64)  # of every step: the number of its sentence; -1: there is none
         self._actions: FloatArray = np.empty((0, source.action_dim), np.float32)
         self._vectors: dict[str, FloatArray] = {}
         self._present: dict[str, BoolArray] = {}
@@ -187,7 +191,7 @@ class Windows:
 
     def __getstate__(self) -> dict[str, object]:
         # A worker process only ever calls read_lazy: it gets no copy of what is in memory here.
-        return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None}
+        return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None, "_told": None}
 
     def batch(self, indices: IntArray, lazy: LazyStreams | None = None) -> Batch:
         """Windows `indices` (B,), in that order: streams (B, To, ...), actions (B, Tp, Da).
@@ -206,6 +210,8 @@ class Windows:
         present: dict[str, Tensor] = {}
         if self._cached:
             actions = self._actions[np.minimum(action_rows, last)]
+            if self._texts:
+                valid &= same_sentence(self._told[np.minimum(action_rows, last)])
             for name, values in self._vectors.items():
                 rows = self._readings(name, obs_rows, first)
                 mask = self._present.get(name)
@@ -214,7 +220,8 @@ class Windows:
                     found, here = stacked(found, here)  # type: ignore[assignment]
                 streams[name], present[name] = torch.from_numpy(found), torch.from_numpy(here)
         else:
-            actions = self._read_actions(which, indices - first[:, 0])
+            actions, same = self._read_actions(which, indices - first[:, 0])
+            valid &= same
         if self.lazy_sensors:
             read, read_present = self.read_lazy(indices) if lazy is None else lazy
             streams |= {name: torch.from_numpy(array) for name, array in read.items()}
@@ -235,24 +242,29 @@ class Windows:
         names = [sensor.name for sensor in vectors]
         self._actions = np.empty((len(self), self.source.action_dim), np.float32)
         self._vectors = {s.name: np.empty((len(self), s.shape[0]), np.float32) for s in vectors}
+        self._told, known = np.empty(len(self), np.int64), dict[bytes, int]()
         for episode, row in zip(self.episodes.tolist(), self._starts.tolist(), strict=True):
-            for steps, part in read_in_parts(self.source, episode, _CHUNK, names):
+            for steps, part in read_in_parts(self.source, episode, _CHUNK, [*names, *self._texts]):
                 rows = slice(row + steps.start, row + steps.stop)
                 self._actions[rows] = part.actions
                 for name in names:
                     self._vectors[name][rows] = part.streams[name]
-                for name, mask in part.present.items():
+                self._told[rows] = sentences(part, self._texts, known)
+                for name, mask in ((name, part.present[name]) for name in names if name in part.present):
                     self._present.setdefault(name, np.ones(len(self), np.bool_))[rows] = mask
 
-    def _read_actions(self, which: IntArray, steps: IntArray) -> FloatArray:
+    def _read_actions(self, which: IntArray, steps: IntArray) -> tuple[FloatArray, BoolArray]:
+        """Actions (B, Tp, Da), and (B, Tp) where the sentence is that of the first step."""
         actions = np.empty((len(steps), self.pred_horizon, self.source.action_dim), np.float32)
+        told = np.full((len(steps), self.pred_horizon), -1)
         for row, (position, step) in enumerate(zip(which.tolist(), steps.tolist(), strict=True)):
             episode = int(self.episodes[position])
             stop = min(step + self.pred_horizon, int(self.source.lengths[episode]))
-            part = self.source.read(episode, step, stop, streams=()).actions
-            actions[row, : len(part)] = part
-            actions[row, len(part) :] = part[-1]
-        return actions
+            part = self.source.read(episode, step, stop, streams=self._texts)
+            actions[row, : part.length] = part.actions
+            actions[row, part.length :] = part.actions[-1]
+            told[row, : part.length] = sentences(part, self._texts, {})
+        return actions, same_sentence(told)
 
     def read_lazy(self, indices: IntArray, ends: IntArray | None = None) -> LazyStreams:
         """The streams of those windows that are not in memory: values (B, To, ...) and presence (B, To).
@@ -298,6 +310,25 @@ class Windows:
         first = max(int(blocks.starts[block]) - offset + 1 - self._span, 0)
         stop, episode = int(blocks.starts[block + 1]) - offset, int(self.episodes[position])
         return self._read_blocks.get(block, end, lambda: self.source.read(episode, first, stop, streams=names)), first
+
+
+def sentences(part: Episode, texts: Sequence[str], known: dict[bytes, int]) -> IntArray:
+    """(T,) a number for every different sentence, counted on in `known`; -1 where no text sensor was there."""
+    told = np.full(part.length, -1, np.int64)
+    for name in texts:
+        rows, there = np.asarray(part.streams[name]), part.present.get(name, np.ones(part.length, np.bool_))
+        changes = np.flatnonzero((rows[1:] != rows[:-1]).any(axis=1)) + 1
+        for start, stop in pairwise([0, *changes.tolist(), part.length]):
+            number = known.setdefault(name.encode() + rows[start].tobytes(), len(known))
+            told[start:stop] = np.where(there[start:stop], number, told[start:stop])
+    return told
+
+
+def same_sentence(told: IntArray) -> BoolArray:
+    """(B, Tp): up to the first action that answers to another sentence than the window's own; without one, all."""
+    own = told[:, :1]
+    same: BoolArray = np.logical_and.accumulate((told == own) | (own < 0), axis=1)
+    return same
 
 
 def split_episodes(n: int, val_fraction: float, seed: int) -> tuple[IntArray, IntArray]:
