@@ -11,10 +11,12 @@ The arm is an integrator: the pose, or the joints, follow the servo's target wit
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -284,3 +286,16 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
             raise EOFError
         found += chunk
     return found
+
+
+def main() -> None:
+    """A controller in a process of its own, HOST; when its input ends it prints its events and goes."""
+    controller = Controller(sys.argv[1])
+    print("ready", flush=True)
+    sys.stdin.read()
+    print(json.dumps(controller.events))
+    controller.close()
+
+
+if __name__ == "__main__":
+    main()

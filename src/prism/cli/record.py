@@ -35,7 +35,7 @@ class Record:
     folder: Annotated[Path, Positional, arg(metavar="FOLDER")]
     """The dataset; episodes are added to those that are there."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
-    """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
+    """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
     teleop: Annotated[str, arg(metavar="NAME")] = "keyboard"
     """Who commands: keyboard, gamepad, spacemouse, leader=ROBOT, or scripted (the demonstrator that a twin has)."""
     noise: Annotated[float, arg(metavar="SHARE")] = 0.0

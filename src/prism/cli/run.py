@@ -42,7 +42,7 @@ class Run:
     run_folder: Annotated[Path | None, Positional, arg(metavar="RUN")] = None
     """A run folder, or one checkpoint in it; not needed with --server."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
-    """The robot: ur5e-twin, or one that a package adds (docs/howto/extend.md)."""
+    """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Options of the robot, as task=tabletop-height realtime=false."""
     limits: Annotated[Path | None, option("FILE")] = None

@@ -253,6 +253,9 @@ def _robot(data: Any) -> Robot:
         vars(parts["gripper"])["host"] = getattr(parts.get("arm"), "host", "")  # a URCap is at the arm's address
     sensors = tuple(make_part("sensors", f"sensors.{name}", table) for name, table in data["sensors"].items())
     _check_devices(sensors)
+    networks = {(getattr(part, "interface", None), getattr(part, "domain", None)) for part in parts.values()}
+    if len(networks - {(None, None)}) > 1:
+        raise PrismError("arm and base name two interfaces or domains: unitree_sdk2py has one; give both the same")
     for part in (*parts.values(), *sensors):
         part.rate, part.step_rate = data["rate"], data["fps"] or data["rate"]
     dim = sum(len(part.axes()) for part in parts.values())
