@@ -16,8 +16,8 @@ next. Each command is what a user types, in a process of its own:
 
 `steps_per_s` is by the wall clock (`load`: how many processes wanted a core), of `before` and `one_core` by CPU time;
 `first_minute` counts the steps in the first minute of that clock after the cache is made. `ratio` is one_core / before.
-Each command has its `seconds`, `cpu_s`, exit `code` and the `last` line that it printed; `cache_s` is from its start to
-the first step, `val_loss` that of the held-out episode.
+Each command has its `seconds`, `cpu_s`, exit `code` and the `last` line that it printed; `cache_s` (of `train`) is from
+its start to the first step, `val_loss` that of the held-out episode.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def training(work: Path, name: str, minutes: float, settings: str = "", *words: 
     steps, seconds = log[-1]["step"], log[-1]["seconds"]
     first = max((line["step"] for line in log if line["seconds"] <= 60), default=0)
     figures = {"steps": steps, "steps_per_s": steps / seconds, "first_minute": first, "val_loss": log[-1]["val_loss"]}
-    return {**said, **figures, "cache_s": round(said["seconds"] - seconds, 1)}
+    cache = {} if "clock=cpu" in settings else {"cache_s": round(said["seconds"] - seconds, 1)}
+    return {**said, **figures, **cache}
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from prism.runs.run import Run
 from prism.runs.workflow import _with_actions
 from prism.selection import SelectionConfig
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of, decode_text
+from tests.test_report_rerun import FakeRerun
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
 TASK = ("--robot", "ur5e-twin", "--option", "realtime=false", "rate=10")  # the tabletop itself
@@ -75,6 +76,32 @@ def test_a_recording_is_what_the_task_shows(tmp_path: Path) -> None:
             assert np.allclose(episode.streams[name], values, atol=1e-5), name
         assert said["commanded_by"] == [["script", len(attempt.actions)]]
         assert said["success"] is True
+
+
+def test_a_run_for_the_viewer(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Sensors, candidates and commands on one time line, episode behind episode; also of a dry run."""
+    fake, file = FakeRerun(), tmp_path / "run.rrd"
+    monkeypatch.setitem(sys.modules, "rerun", fake)  # type: ignore[arg-type]
+    drive_it = ["run", str(trained), *TWIN, "--seconds", "2", "--out", str(tmp_path / "kept"), "--rerun", str(file)]
+    assert main([*drive_it, "--episodes", "2"]) == 0
+    assert file.is_file()
+    steps: dict[str, list[int]] = {}
+    for entity, _, static, step in fake.logged:
+        if not static:
+            steps.setdefault(entity, []).append(step)
+    sensors = {f"sensors/{spec.name}" for spec in RecordingSource(tmp_path / "kept").sensors}
+    assert sensors | {"episode", "actions/executed", "plan/candidates", "plan/chosen"} <= steps.keys()
+    assert steps["actions/executed"] == list(range(int(RecordingSource(tmp_path / "kept").lengths.sum())))
+    assert len(steps["episode"]) == 2
+    assert steps["plan/candidates"] == steps["plan/chosen"]
+    assert len(steps["plan/chosen"]) > 4
+    capfd.readouterr()
+    assert main(drive_it) == 2
+    assert "run.rrd exists already: remove it, or choose another name" in capfd.readouterr().err
+    assert main([*drive_it[:-1], str(tmp_path / "dry.rrd"), "--dry-run"]) == 0
+    assert (tmp_path / "dry.rrd").is_file()
 
 
 def test_a_step_is_five_commands(recorded: Path) -> None:

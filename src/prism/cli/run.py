@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from prism.errors import PrismError
 if TYPE_CHECKING:
     from prism_client import Planner
 
+    from prism.report.rerun_log import RerunLog
     from prism.robots.base import Robot
     from prism.robots.limits import Limits
     from prism.robots.loop import Keys
@@ -31,6 +32,7 @@ class Run:
         prism run runs/tabletop-insert-left --robot ur5e-twin --episodes 5
         prism run runs/my-task --robot my-robot --limits limits.toml --dry-run
         prism run runs/my-task --robot my-robot --limits limits.toml --slow 0.25
+        prism run runs/my-task --robot ur5e-twin --rerun run.rrd         for the rerun viewer
         prism run runs/my-task --robot my-robot --teleop keyboard        t takes over, and gives back
 
     Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
@@ -79,6 +81,9 @@ class Run:
     """Where the episodes are recorded; they are added to those that are there. Default: RUN/robot."""
     json: OutputFile = None
     """Write what was measured to this file too."""
+    rerun: OutputFile = None
+    """Write every episode for the rerun viewer, after it: sensors, candidates, commands; one .rrd file
+    (pip install 'prism-policy[rerun]')."""
 
     def __post_init__(self) -> None:
         if not self.robot:
@@ -107,8 +112,9 @@ class Run:
         from prism.robots.teleop import make_teleop
         from prism.robots.told import tell_for
 
-        if self.json is not None and self.json.exists():
-            raise PrismError(f"{self.json} exists already: remove it, or choose another name")
+        for file in (self.json, self.rerun):
+            if file is not None and file.exists():
+                raise PrismError(f"{file} exists already: remove it, or choose another name")
         robot = make_robot(self.robot, self.option)
         own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         limits = own.slowed(self.slow)
@@ -130,7 +136,7 @@ class Run:
                 hook=(lambda _: "slow") if self.slow < 1 else None,
                 slow_factor=self.slow,
             )
-            with Keys() as keys:
+            with Keys() as keys, self._rerun(robot) as log:
                 commander: Any = PolicyCommander(executor, sizes)
                 if self.teleop is not None:
                     teleop = make_teleop(self.teleop, robot, keys.is_terminal)
@@ -139,7 +145,7 @@ class Run:
                 robot.connect()
                 try:
                     with _steady(robot):
-                        self._episodes(guard, commander, keys, recording)
+                        self._episodes(guard, commander, keys, recording, log)
                 finally:
                     guard.close()
 
@@ -178,7 +184,16 @@ class Run:
         finally:
             local.close()
 
-    def _episodes(self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None) -> None:
+    def _rerun(self, robot: Robot) -> AbstractContextManager[RerunLog | None]:
+        if self.rerun is None:
+            return nullcontext()
+        from prism.report.rerun_log import RerunLog
+
+        return RerunLog(self.rerun, robot.name, keep=True)
+
+    def _episodes(
+        self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None, log: RerunLog | None
+    ) -> None:
         from prism.robots.loop import ask_success, drive
         from prism.robots.recording import Trace
 
@@ -190,7 +205,7 @@ class Run:
                 end = drive(guard, commander, seed, seconds, keys, trace)
             except KeyboardInterrupt:
                 guard.stop("by the operator")
-                self._keep(recording, trace, {"stopped": "by the operator", "seed": seed, "success": None})
+                self._keep(recording, log, trace, {"stopped": "by the operator", "seed": seed, "success": None})
                 raise
             success = end.success
             if success is None and not end.stopped and not self.dry_run:
@@ -205,7 +220,7 @@ class Run:
                 "plans": commander.executor.stats.summary(),
             }
             rows.append(row)
-            self._keep(recording, trace, row)
+            self._keep(recording, log, trace, row)
             said = {True: "success", False: "failure", None: "not judged"}[success]
             print(
                 f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {row['commands']} commands, "
@@ -217,10 +232,14 @@ class Run:
                 raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
         self._summarise(rows, robot, recording)
 
-    def _keep(self, recording: Recording | None, trace: Any, row: dict[str, Any]) -> None:
-        if recording is None or len(trace) < 2:
+    def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Any, row: dict[str, Any]) -> None:
+        if (recording is None and log is None) or len(trace) < 2:
             return
         episode, _ = trace.episode()
+        if log is not None:
+            log.episode(trace.robot, episode, trace.details(), f"seed {row['seed']}, success {row['success']}")
+        if recording is None:
+            return
         made_by = {"by": "prism run", "run": str(self.run_folder or self.server), "robot": trace.robot.name}
         told = {"commanded_by": trace.commanded_by(), "changed": trace.why}
         times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}

@@ -15,17 +15,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.data.episodes import EpisodeSource
+from prism.data.episodes import Episode, EpisodeSource
 from prism.data.inspect import Progress, as_picture
 from prism.errors import PrismError, need
 from prism.io.files import hidden_beside
 from prism.rollout.results import EvaluationResult
 from prism.sensors import SensorSpec, action_spec_of, decode_text
+
+if TYPE_CHECKING:
+    from prism.robots.base import Robot
 
 _QUALITY = 80  # JPEG
 _PART = 32  # steps read at once
@@ -33,9 +36,10 @@ _COLOURS = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 
 
 
 class RerunLog:
-    """A .rrd file that gets its name when the `with` block ends well. `at` says when, everything else what."""
+    """A .rrd file that gets its name when the `with` block ends well; `keep`: however it ends. `at` says when,
+    everything else what."""
 
-    def __init__(self, path: Path, name: str, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, name: str, overwrite: bool = False, keep: bool = False) -> None:
         if path.exists() and not overwrite:
             raise PrismError(f"{path} exists already: remove it, choose another name, or pass --overwrite")
         self._rr: Any = need("rerun", "rerun", "--rerun")
@@ -44,13 +48,14 @@ class RerunLog:
         self._stream = self._rr.RecordingStream(f"prism {name}")
         self._stream.save(self._hidden)
         self._named: set[str] = set()
+        self._keep, self.steps = keep, 0  # steps: of episodes that are logged whole
 
     def __enter__(self) -> RerunLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._stream.disconnect()  # flushes
-        if kind is None:
+        if kind is None or self._keep:
             os.replace(self._hidden, self.path)
         self._hidden.unlink(missing_ok=True)
 
@@ -90,6 +95,24 @@ class RerunLog:
         colours = [_COLOURS[int(mode) % len(_COLOURS)] for mode in modes]
         self._stream.log("plan/candidates", strips(list(paths), colors=colours))
         self._stream.log("plan/chosen", strips([paths[index]], colors=[(20, 20, 20)]))
+
+    def episode(self, robot: Robot, episode: Episode, details: Mapping[str, NDArray[Any]], said: str) -> None:
+        """One of `prism run`, behind those before it; `details` are its commands.npz (robots/recording.py)."""
+        spec = robot.actions.spec
+        every = details.get("candidates", details.get("plan", np.zeros(0))[:, None])
+        chosen = details.get("chosen", np.zeros(len(every), np.int64))
+        plans = dict(zip(details.get("plan_step", np.zeros(0)).tolist(), zip(every, chosen, strict=True), strict=True))
+        self.at(self.steps, robot.fps)
+        self.say(said)
+        for row in range(episode.length):
+            self.at(self.steps, robot.fps)
+            self.steps += 1
+            here = {name: values[row] for name, values in episode.streams.items() if episode.present[name][row]}
+            self.observe(robot.sensors, here)
+            if row in plans:
+                candidates, index = plans[row]
+                self.plan(candidates, np.zeros(len(candidates), np.int64), int(index), spec.kind)
+            self.vector("actions/executed", episode.actions[row], spec.names)
 
     def _read(self, sensor: SensorSpec, entity: str, value: Any) -> None:
         rr = self._rr

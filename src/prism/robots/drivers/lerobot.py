@@ -47,7 +47,7 @@ from prism.sensors import ActionSpec, SensorSpec
 STATE = "state"  # as prism reads observation.state of LeRobot's datasets
 _KEYS = ("name", "rate", "units", "episode_seconds", "ignore", "lerobot", "limits")
 _SUFFIXES = {".pos": "absolute", ".vel": "velocity"}
-_OLD = 1.0  # seconds without an observation: it hangs
+_OLD = 2.0  # seconds without an observation: it hangs
 _REMEDY = "is it on, is the cable in, is the port right, and does no other program use it?"
 logger = logging.getLogger("prism.robots")
 
