@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prism.methods.table import PRESETS
 from research.__main__ import MODULES, main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,7 +44,7 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
     assert main(["atention"]) == 2
     assert capsys.readouterr().err.startswith("research: error: no command 'atention'; did you mean attention ")
     assert main(["size", "--presets", "huge"]) == 2
-    assert capsys.readouterr().err == "research: error: unknown preset 'huge'; use one of tiny, base, paper, fast\n"
+    assert capsys.readouterr().err == f"research: error: unknown preset 'huge'; use one of {', '.join(PRESETS)}\n"
     (tmp_path / "there.json").write_text("{}")
     assert main(["size", "--json", str(tmp_path / "there.json")]) == 2
     assert "exists already" in capsys.readouterr().err
