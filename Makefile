@@ -73,8 +73,9 @@ $(BIN)/python:
 $(LEROBOT)/.installed: pyproject.toml packages/lerobot_policy_prism/pyproject.toml packages/lerobot_env_prism/pyproject.toml | $(LEROBOT)/bin/python
 	@echo "prism: installing LeRobot 0.6.1 into $(LEROBOT) (several minutes, once)"
 	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check --quiet --quiet install \
-	  'lerobot[dataset,training]==0.6.1' -e '.[hub]' -e packages/prism-sims -e packages/lerobot_policy_prism -e packages/lerobot_env_prism \
-	  'gym-pusht>=0.1.8' 'scipy>=1.13' 'pytest>=9'
+	  'lerobot[dataset,training]==0.6.1' -e '.[hub,sims,robosuite]' -e packages/prism-client -e packages/prism-sims \
+	  -e packages/lerobot_policy_prism -e packages/lerobot_env_prism 'pytest>=9'
+	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-deps robosuite==1.5.2
 	@touch $@
 
 $(LEROBOT)/bin/python:

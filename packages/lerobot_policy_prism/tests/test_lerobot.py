@@ -315,6 +315,50 @@ def test_eval_plays_push_t(home: Path) -> None:
     assert Run(home / "push").controller().policy.spec.obs_horizon == 2
 
 
+@pytest.mark.parametrize("task", ["metaworld-drawer-open", "tabletop-insert-left"])
+def test_eval_plays_mujoco(home: Path, task: str) -> None:
+    """The same with simulators of MuJoCo: demonstrations of our expert, 20 steps, an episode by lerobot-eval."""
+    pytest.importorskip("mujoco")
+    if task.startswith("metaworld"):
+        pytest.importorskip("metaworld")
+    collected, dataset = home / task, home / f"{task}-lerobot"
+    for words in (
+        ["collect", task, "--episodes", "2", "--workers", "1", "--out", str(collected)],
+        ["convert", str(collected), str(dataset), "--to", "lerobot"],
+    ):
+        done = subprocess.run([str(BIN / "prism"), "data", *words], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+    folder, out = train(dataset, home / f"{task}-run", "--steps=20"), home / f"{task}-played"
+    lerobot(
+        "lerobot-eval",
+        f"--policy.path={folder}",
+        "--env.type=prism",
+        f"--env.task={task}",
+        "--seed=100000",
+        "--eval.n_episodes=1",
+        "--eval.batch_size=1",
+        "--policy.device=cpu",
+        f"--output_dir={out}",
+    )
+    played = json.loads((out / "eval_info.json").read_text())["overall"]
+    assert played["n_episodes"] == 1
+    assert 0 <= played["pc_success"] <= 100
+
+
+def test_robosuite_plays() -> None:
+    pytest.importorskip("robosuite")
+    register_third_party_plugins()
+    config = make_env_config("prism", task="robosuite-lift")
+    vector = make_env(config, n_envs=1)["prism"][0]
+    try:
+        first = preprocess_observation(vector.reset(seed=[100000])[0])
+        assert set(first) == set(env_to_policy_features(config)) - {"action"}
+        _, reward, _, _, _ = vector.step(np.zeros((1, 7), np.float32))
+        assert 0 <= reward[0] <= 1
+    finally:
+        vector.close()
+
+
 @pytest.mark.parametrize("parallel", [False, True])
 def test_environments(parallel: bool) -> None:
     """Pictures and vectors under the keys that a policy has; the reward is the score; a start by its seed."""
