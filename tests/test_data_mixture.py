@@ -153,6 +153,16 @@ def test_merge_writes_what_the_mixture_shows(tmp_path: Path, capsys: pytest.Capt
     assert [decode_text(merged.read(n).streams["text"][0]) for n in (0, 5)] == ["one", "two"]
 
 
+def test_merge_writes_lerobot_too(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    a = stored(tmp_path / "a", HAND, TOUCH, task="push")
+    b = stored(tmp_path / "bb", HAND, task="pull")  # no touch in any of its steps
+    assert main(["data", "merge", str(a), str(b), "--out", str(tmp_path / "both"), "--to", "lerobot"]) == 0
+    merged = open_dataset(tmp_path / "both")
+    assert not merged.read(4).present["tactile"].any()
+    assert decode_text(merged.read(4).streams["text"][0]) == "pull"
+
+
 def test_bad_mixtures_end_in_one_line_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = str(stored(tmp_path / "a", HAND, WORDS, kind="absolute"))
     b = str(stored(tmp_path / "bb", HAND, task="pull"))

@@ -199,6 +199,9 @@ def test_which_sensors_get_one_and_how_long_it_is() -> None:
     assert [s.steps for s in with_history((FORCE,), 2, 2)] == [1]  # every step is in a window
     assert [s.steps for s in with_history((replace(FORCE, history=1), SOUND), TO, TA, 5)] == [1, 5]
     assert unseen((FORCE, *others), TO, TA) == ["force"]
+    large = SensorSpec("rgb_tactile", "tactile", (160, 120, 6))  # CALVIN's: said, not read eight times as often
+    assert with_history((large,), TO, TA) == (large,)
+    assert unseen((large,), TO, TA) == ["rgb_tactile"]
     assert unseen(with_history(names, TO, TA), TO, TA) == []
     assert memory(with_history(names, TO, TA), TO) == 9
     for experiment in (recipe("tabletop-insert-left"), recipe("tabletop-insert-left-pixels")):

@@ -12,8 +12,9 @@ one that is missing is filled with the one before, or at the beginning with the 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from prism.data.episodes import Array, BoolArray
 from prism.sensors import SensorSpec
 
+_PICTURES = 2**17  # bytes of a stack of tactile images: eight of 64 x 64 x 3
 _TOUCH = {"tactile", "touch", "force", "forces", "torque", "wrench", "ft", "contact"}  # words in the name of a vector
 
 
@@ -31,14 +33,17 @@ def feels_events(spec: SensorSpec) -> bool:
 
 
 def with_history(
-    sensors: Iterable[SensorSpec], obs_horizon: int, exec_horizon: int, steps: int = 0
+    sensors: Sequence[SensorSpec], obs_horizon: int, exec_horizon: int, steps: int = 0
 ) -> tuple[SensorSpec, ...]:
-    """Sensors of events that say no history get one: `steps`, or (0) so long that every step reaches a plan."""
+    """Sensors of events that say no history get one: `steps`, or (0) so long that every step reaches a plan. Large
+    tactile images do not: a training would read and hold that many of them for each one."""
     needed = steps or (exec_horizon if exec_horizon > obs_horizon else 1)
-    return tuple(
-        replace(spec, history=needed) if needed > 1 and feels_events(spec) and spec.history == 0 else spec
-        for spec in sensors
-    )
+    wanted = [s for s in sensors if feels_events(s) and s.history == 0 and not (s.is_image and _big(s, needed))]
+    return tuple(replace(spec, history=needed) if needed > 1 and spec in wanted else spec for spec in sensors)
+
+
+def _big(spec: SensorSpec, steps: int) -> bool:
+    return steps * math.prod(spec.shape) > _PICTURES
 
 
 def unseen(sensors: Iterable[SensorSpec], obs_horizon: int, exec_horizon: int) -> list[str]:

@@ -218,7 +218,7 @@ class LeRobotWriter(EpisodeWriter):
             else:
                 wide = mask.reshape(-1, *[1] * (array.ndim - 1))
                 columns[key] = self._column(np.where(wide, array, 0).astype(array.dtype))
-                self._stats[key].add(array[mask].reshape(int(mask.sum()), -1))
+                self._stats[key].add(array[mask].reshape(int(mask.sum()), int(np.prod(array.shape[1:]))))
             if sensor.name in self._sometimes_absent:
                 columns[PRESENT + key] = self._pa.array(mask)
             elif not mask.all():
