@@ -24,8 +24,11 @@ from prism.cli import main
 from prism.data import open_dataset
 from prism.errors import PrismError
 from prism.robots.base import Robot, make_robot
+from prism.robots.drivers.composed import DrivenRobot
+from prism.robots.drivers.parts import Axis, Part
 from prism.robots.drivers.rotation import from_reference, to_reference
 from prism.robots.drivers.waypoints import Interpolator
+from prism.robots.limits import Limits
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
@@ -109,6 +112,86 @@ def test_a_missing_package_and_a_wrong_address_are_one_line(tmp_path: Path, monk
     with pytest.raises(PrismError, match=r"arm: nobody answers at 127.*:30004 .*is host right\?"):
         robot.connect()
     assert not robot.health().ok
+
+
+# ------------------------------------------------------------------------------------------------ what parts are told
+
+
+class Mover(Part):
+    """Is where it is put; keeps what it is told."""
+
+    def __init__(self, axes: tuple[Axis, ...], at: list[float] | None) -> None:
+        self._axes, self.at, self.told, self.log = axes, at, np.zeros(0), []
+
+    def axes(self) -> tuple[Axis, ...]:
+        return self._axes
+
+    def state_names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self._axes) if self.at is not None else ()
+
+    def state(self) -> tuple[np.ndarray, float] | None:
+        return None if self.at is None else (np.array(self.at), time.monotonic())
+
+    def connect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def send(self, target: np.ndarray, due: float) -> None:
+        self.told = target
+
+    def halt(self) -> None:
+        self.log.append("halt")
+
+    def stop(self) -> None:
+        self.log.append("stop")
+
+
+def joined(kind: str) -> tuple[DrivenRobot, Mover, Mover, Mover]:
+    arm = Mover((Axis("x", "m"), Axis("y", "m")), [0.1, 0.2])
+    gripper, base = Mover((Axis("gripper", ""),), None), Mover((Axis("vx", "m"),), None)
+    limits = Limits(position=((0, 1), (0, 1), (-1, 1), (-9, 9)), speed=(0.5, 0.5, math.inf, 0.3))
+    robot = DrivenRobot("r", 10.0, kind, {"arm": arm, "gripper": gripper, "base": base}, (), limits)
+    robot.connect()
+    robot.prepare(0)
+    return robot, arm, gripper, base
+
+
+@pytest.mark.parametrize(
+    ("kind", "command", "target"),
+    [
+        ("delta", [0.01, -0.02], [0.11, 0.18]),
+        ("delta", [9.0, 0.0], [0.15, 0.2]),  # no more than the speed allows in a period
+        ("velocity", [0.1, -0.2], [0.11, 0.18]),
+        ("velocity", [9.0, 0.0], [0.15, 0.2]),
+        ("absolute", [0.3, 0.4], [0.3, 0.4]),
+        ("absolute", [5.0, -5.0], [1.0, 0.0]),  # within the positions
+    ],
+)
+def test_every_kind_of_command_becomes_a_place(kind: str, command: list[float], target: list[float]) -> None:
+    robot, arm, gripper, base = joined(kind)
+    robot.send(np.array([*command, 0.5, 7.0], np.float32))
+    assert np.allclose(arm.told, target)
+    assert gripper.told.tolist() == [0.5], "a gripper is absolute, whatever the kind"
+    assert base.told.tolist() == [0.3], "a base is a velocity, within its limit"
+
+
+def test_an_arm_that_is_blocked_is_not_pressed_harder() -> None:
+    robot, arm, _, _ = joined("delta")
+    for _ in range(50):
+        robot.send(np.array([0.05, 0, 0, 0], np.float32))
+    assert np.allclose(arm.told, [0.1 + 0.5 * 0.25, 0.2]), "a quarter of a second ahead of where it is"
+    arm.at = [0.6, 0.2]
+    robot.send(np.array([0.05, 0, 0, 0], np.float32))
+    assert arm.told[0] >= 0.6 - 0.5 * 0.25
+
+
+def test_all_parts_are_halted_before_one_is_waited_for() -> None:
+    robot, *parts = joined("delta")
+    shared: list[str] = []
+    for part in parts:
+        part.log = shared
+    robot.stop()
+    assert shared == ["halt"] * 3 + ["stop"] * 3
 
 
 # --------------------------------------------------------------------------------------------------- between waypoints

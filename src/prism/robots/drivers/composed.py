@@ -30,6 +30,7 @@ import json
 import threading
 import time
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError, reason
 from prism.io.jsonconfig import from_json
 from prism.robots.base import ActionSpace, Health, Reading, Robot
-from prism.robots.drivers.parts import Part, Vector
+from prism.robots.drivers.parts import STATE_AGE, Part, Vector
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -94,8 +95,8 @@ class DrivenRobot(Robot):
         specs = [spec for part in self._parts for spec in part.sensors()]
         if self._state_names:
             hz = next(part.state_hz for part in parts.values() if part.state_names())
-            shape = (len(self._state_names),)
-            specs.insert(0, SensorSpec("proprio", "vector", shape, fps=hz, names=self._state_names))
+            shape, old = (len(self._state_names),), max(3.0 / (hz or rate), STATE_AGE)
+            specs.insert(0, SensorSpec("proprio", "vector", shape, fps=hz, max_age=old, names=self._state_names))
         super().__init__(name, rate, tuple(specs), space, limits, episode_seconds=episode_seconds, fps=fps)
         self._check()
         self._lock = threading.RLock()
@@ -196,6 +197,8 @@ class DrivenRobot(Robot):
     def stop(self) -> None:
         self._ready = False  # before anything else, and whoever holds the lock
         for part in self._movers.values():
+            part.halt()  # all, before one of them is waited for
+        for part in self._movers.values():
             part.stop()
 
     def close(self) -> None:
@@ -205,8 +208,9 @@ class DrivenRobot(Robot):
         self._let_go()
 
     def _let_go(self) -> None:
-        for part in self._parts:
-            part.close()
+        with ExitStack() as stack:  # each, whatever another raises
+            for part in self._parts:
+                stack.callback(part.close)
 
     def health(self) -> Health:
         if not self._connected:

@@ -173,6 +173,9 @@ class D1(Part):
         said = {"seq": self._seq, "address": 1, "funcode": _MOVE, "data": data}
         self._publisher.Write(self._command(json.dumps(said, separators=(",", ":"))))
 
+    def halt(self) -> None:
+        self._follower.halt()
+
     def stop(self) -> None:
         self._follower.stop()
 

@@ -111,9 +111,12 @@ class Go2(Part):
         self._until = due + 1.0 / max(self.rate, 1.0)
         self._wake.set()
 
-    def stop(self) -> None:
+    def halt(self) -> None:
         self._stopping = True
         self._wake.set()
+
+    def stop(self) -> None:
+        self.halt()
         if self._thread is not None:
             self._standing.wait(_ACKNOWLEDGES)
 

@@ -6,7 +6,6 @@ imports no vendor's package.
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 import time
@@ -21,6 +20,7 @@ from prism.robots.base import Array, Health, Reading
 from prism.sensors import SensorSpec
 
 Vector = NDArray[np.float64]
+STATE_AGE = 0.1  # seconds that a robot's own numbers may be old at least: three periods at 125 Hz are a pause of Python
 FIRST_READING = 5.0  # seconds that a sensor may take until it shows something
 
 
@@ -50,7 +50,7 @@ class Part:
         """Of the numbers that it adds to `proprio`. An arm's and a gripper's begin with where their axes are."""
         return ()
 
-    state_hz = math.inf  # how often they are measured
+    state_hz = 0.0  # how often they are measured; 0: once a command
 
     def state(self) -> tuple[Vector, float] | None:
         """Those numbers, and when they were measured; None: not yet."""
@@ -73,8 +73,12 @@ class Part:
     def send(self, target: Vector, due: float) -> None:
         """Be at `target`, in the axes' units, at the time `due`; bases: at this velocity, until `due`. Never blocks."""
 
+    def halt(self) -> None:
+        """Stand still; says so and does not wait. From any thread."""
+
     def stop(self) -> None:
-        """Stand still within 100 ms; from any thread."""
+        """The same, and waits for it: at most 100 ms."""
+        self.halt()
 
     def close(self) -> None:
         """Let go. Twice is once."""

@@ -93,7 +93,7 @@ class Robotiq(Stream):
     def send(self, target: Vector, due: float) -> None:
         self._target = round(255.0 * (float(np.clip(target[0], -1.0, 1.0)) + 1.0) / 2.0)
 
-    def stop(self) -> None:
+    def halt(self) -> None:
         self._stopping = True
 
     def health(self) -> Health:

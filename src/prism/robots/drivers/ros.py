@@ -177,6 +177,9 @@ class RosArm(Stream):
         if self._state is not None:
             self._go(self._state[0])
 
+    def halt(self) -> None:
+        self._follower.halt()
+
     def stop(self) -> None:
         self._follower.stop()
 

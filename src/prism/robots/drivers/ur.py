@@ -19,7 +19,7 @@ import numpy as np
 
 from prism.errors import PrismError, check_choices, need
 from prism.robots.base import Health, Reading
-from prism.robots.drivers.parts import Axis, Part, Vector, reach
+from prism.robots.drivers.parts import STATE_AGE, Axis, Part, Vector, reach
 from prism.robots.drivers.ur_servo import EMERGENCY, NO_PROGRAM, PROTECTIVE, Board, ServoConfig, serve
 from prism.sensors import SensorSpec
 
@@ -68,7 +68,8 @@ class UR(Part):
         return tuple(axis.name for axis in self.axes())
 
     def sensors(self) -> tuple[SensorSpec, ...]:
-        return (SensorSpec("force", "vector", (6,), fps=self.state_hz, names=("fx", "fy", "fz", "tx", "ty", "tz")),)
+        names = ("fx", "fy", "fz", "tx", "ty", "tz")
+        return (SensorSpec("force", "vector", (6,), fps=self.state_hz, max_age=STATE_AGE, names=names),)
 
     def limit_speed(self, speed: Vector) -> None:
         self._speed = tuple(float(most) for most in speed)
@@ -128,11 +129,13 @@ class UR(Part):
     def send(self, target: Vector, due: float) -> None:
         self._board.write({"seq": self._board.get("seq") + 1, "due": due}, {"goal": target})
 
+    def halt(self) -> None:
+        if self._process is not None:
+            self._board.set("stop", 1.0)
+
     def stop(self) -> None:
-        if self._process is None:
-            return
-        self._board.set("stop", 1.0)
-        if not self._wait("stopped", 1.0, _ACKNOWLEDGES):
+        self.halt()
+        if self._process is not None and not self._wait("stopped", 1.0, _ACKNOWLEDGES):
             with contextlib.suppress(PrismError, OSError), reach(self, self.host, DASHBOARD, "controller", 0.03) as to:
                 to.sendall(b"stop\n")
 

@@ -113,17 +113,22 @@ class Servo:
         self._move(self._path.step(now, 1.0 / self._config.frequency))
 
     def _prepare(self, here: Vector) -> None:
-        if not self._control.isProgramRunning():  # after a protective stop, or a stop by the pendant
-            self._control.reuploadScript()
-            until = time.monotonic() + 3.0
-            while not self._control.isProgramRunning() and time.monotonic() < until:
-                time.sleep(0.01)
-            self._control.setWatchdog(self._config.watchdog)
+        self._start_program()
         if self._config.zero_force:
             self._control.zeroFtSensor()
+            self._start_program()  # where that took longer than the watchdog allows
         self._seq = self._board.get("seq")
         self._path = Interpolator(here, self._speed)
         self.measure(time.monotonic())  # how it is now
+
+    def _start_program(self) -> None:
+        if self._control.isProgramRunning():
+            return
+        self._control.reuploadScript()  # after a protective stop, or a stop by the pendant
+        until = time.monotonic() + 3.0
+        while not self._control.isProgramRunning() and time.monotonic() < until:
+            time.sleep(0.01)
+        self._control.setWatchdog(self._config.watchdog)
 
     def _move(self, at: Vector) -> None:
         config, dt = self._config, 1.0 / self._config.frequency

@@ -62,9 +62,12 @@ class Follower:
         if (path := self._path) is not None:
             path.aim(target, due)
 
-    def stop(self) -> None:
+    def halt(self) -> None:
         self._stopping = True
         self._wake.set()
+
+    def stop(self) -> None:
+        self.halt()
         if self._thread is not None:
             self._standing.wait(_ACKNOWLEDGES)
 
