@@ -2,15 +2,16 @@
 
 Try:
     python -m research senses --json senses.json
-    python -m research senses --parts senses --seeds 0             the first column of the table, one seed
+    python -m research senses --parts all without --seeds 0        the first columns of the table, one seed
     python -m research senses --parts --json senses.json           runs nothing: the figures of what is there
 
 Three tasks of the tabletop (docs/reference/tabletop.md). Every training has the same CPU time, data and test episodes.
-    senses      PRISM with all senses, and trained without the one that decides
-    dropout     PRISM as it is, and trained with dropout, with each sensor and each pair missing at run time
+    all         PRISM with all senses
+    without     PRISM trained without the sense that decides
     baselines   Diffusion Policy, Flow Matching and IMLE Policy with all senses
-Every policy is a cell of the folder `work`: killed, the same command goes on. Cells that are not there are in
-`missing`, and a mean says how many seeds it is of.
+    dropout     PRISM as it is, and trained with dropout, with each sensor and each pair missing at run time
+Every policy is a cell of the folder `work`: killed, the same command goes on; each part may have a process of its own.
+Cells that are not there are in `missing`, and a mean says how many seeds it is of.
 
     tasks.SENSE.{all,without}          {success, ci, jerk, mode_switches, seeds}
     tasks.SENSE.gain                   {mean, low, high, p, seeds, episodes}: all minus without, the same episodes
@@ -44,7 +45,7 @@ from prism.runs.run import Run
 from research import modality
 from research.report import Cells, Claim, Study, Written, confirmed, decided, show_rows
 
-Part = Literal["senses", "dropout", "baselines"]
+Part = Literal["all", "without", "baselines", "dropout"]
 SENSES = {
     "touch": ("tabletop-insert-left", "tactile"),
     "sound": ("tabletop-rattle", "audio"),
@@ -60,7 +61,7 @@ NOTHING = "nothing"  # is missing
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Written):
-    parts: Annotated[tuple[Part, ...], option("PART ...")] = ("senses", "baselines", "dropout")
+    parts: Annotated[tuple[Part, ...], option("PART ...")] = ("all", "without", "baselines", "dropout")
     """Which parts of the table to run now; none: only read what is there."""
     senses: Annotated[tuple[str, ...], option("SENSE ...")] = tuple(SENSES)
     """touch, sound, depth."""
@@ -102,30 +103,25 @@ class Config(Written):
             evaluation=EvaluationPlan(self.episodes, curve=()),
         )
 
-    @property
-    def contestants(self) -> list[Contestant]:
-        return [PRISM, *(Contestant(name, name) for name in self.methods), TRAINED]
+    def contestants(self, part: Part) -> list[Contestant]:
+        own = {"baselines": [Contestant(name, name) for name in self.methods], "dropout": [TRAINED]}
+        return own.get(part, [PRISM])
 
-    def folder(self, without: str = "") -> Path:
-        return self.work / (f"without-{without}" if without else "all")
+    def folder(self, part: Part, sense: str = "") -> Path:
+        return self.work / (f"{part}-{sense}" if sense else part)
 
 
 def run(config: Config, console: Console) -> Study:
-    if "senses" in config.parts:
+    for part in config.parts:
         for seed in config.seeds:  # a first, complete table after a third of the time
-            compare(config.folder(), config.grid([PRISM], [seed]), config.jobs, console)
-            for name in config.senses:
-                compare(config.folder(name), config.grid([PRISM], [seed], name), config.jobs, console)
-    for part, contestants in (("baselines", config.contestants[1:-1]), ("dropout", [TRAINED])):
-        if part in config.parts:
-            for seed in config.seeds:
-                compare(config.folder(), config.grid(contestants, [seed]), config.jobs, console)
+            for sense in config.senses if part == "without" else ("",):
+                grid = config.grid(config.contestants(part), [seed], sense)
+                compare(config.folder(part, sense), grid, config.jobs, console)
     drops = Drops(config, console)
     if "dropout" in config.parts:
         drops.run()
     study = summary(config, drops)
-    where = write_atomic_page(config.work / "senses.html", study)
-    console.print(f"page: {where}", highlight=False, soft_wrap=True)
+    console.print(f"page: {write_page(config.work / 'senses.html', study)}", highlight=False, soft_wrap=True)
     return study
 
 
@@ -144,7 +140,7 @@ class Drops:
             for sense in self.config.senses:
                 for arm, contestant in ARMS.items():
                     id = CellId(SENSES[sense][0], contestant.name, seed)
-                    folder = folder_of(self.config.folder(), id)
+                    folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
                     if (folder / RESULT).is_file():
                         spec = {"policy": id.name, "episodes": self.config.dropped_episodes}
                         self.cells.get(self.name(sense, arm, seed), spec, lambda f=folder: self.play(f))  # type: ignore[misc]
@@ -188,18 +184,24 @@ def episodes_of(cells: Mapping[CellId, Cell], task: str, name: str) -> dict[int,
 
 
 def summary(config: Config, drops: Drops) -> Study:
-    everything = summarise(config.folder(), config.grid(config.contestants, config.seeds))
-    missing = [f"all senses, {one.cell}: {one.reason}" for one in everything.missing]
+    cells: dict[CellId, Cell] = {}
+    missing, commits = [], set[str]()
+    for part in ("all", "baselines", "dropout"):
+        found = summarise(config.folder(part), config.grid(config.contestants(part), config.seeds))
+        cells |= found.cells
+        missing += [f"{part}, {one.cell}: {one.reason}" for one in found.missing]
+        commits |= set(found.commits)
     tasks: dict[str, Any] = {}
     dropout: dict[str, Any] = {}
     for sense in config.senses:
         task, sensor = SENSES[sense]
-        blind = summarise(config.folder(sense), config.grid([PRISM], config.seeds, sense))
+        blind = summarise(config.folder("without", sense), config.grid([PRISM], config.seeds, sense))
         missing += [f"without {sensor}, {one.cell}: {one.reason}" for one in blind.missing]
-        full, lost = (episodes_of(found.cells, task, PRISM.name) for found in (everything, blind))
+        commits |= set(blind.commits)
+        full, lost = (episodes_of(found, task, PRISM.name) for found in (cells, blind.cells))
         tasks[sense] = {"task": task, "sensor": sensor, "all": None, "without": None, "gain": difference(full, lost)}
         tasks[sense] |= {key: figures_of(rows) for key, rows in (("all", full), ("without", lost)) if rows}
-        others = {name: episodes_of(everything.cells, task, name) for name in config.methods}
+        others = {name: episodes_of(cells, task, name) for name in config.methods}
         tasks[sense]["methods"] = {
             name: {**figures_of(rows), "ahead": difference(full, rows)} for name, rows in others.items() if rows
         }
@@ -207,13 +209,13 @@ def summary(config: Config, drops: Drops) -> Study:
         for arm in ARMS:
             there = drops.read(sense, arm)
             missing += [f"dropped, {sense} {arm} seed {seed}" for seed in config.seeds if seed not in there]
-    means = {name: mean_of(config, everything.cells, name) for name in (PRISM.name, *config.methods)}
+    means = {name: mean_of(config, cells, name) for name in (PRISM.name, *config.methods)}
     figures = {
         "tasks": tasks,
         "dropout": dropout,
         "redundant": {name: REDUNDANT[name] for name in config.senses},
         "means": means,
-        "commits": everything.commits,
+        "commits": sorted(commits),
     }
     settings = config.settings("parts", "jobs")
     study = Study("senses", figures, (), settings, config.seeds, tuple(missing))
@@ -309,7 +311,7 @@ def show(study: Study, console: Console) -> None:
         show_rows("Sensors missing at run time", ("policy", "success", "seeds"), rows, console)
 
 
-def write_atomic_page(path: Path, study: Study) -> Path:
+def write_page(path: Path, study: Study) -> Path:
     write_atomic(path, render(study).encode(), overwrite=True)
     return path
 
