@@ -63,7 +63,7 @@ class Config(Written):
     episodes: int = 50
     """Test episodes of each command, and of each that was swapped."""
     paraphrased: int = 20
-    """Test episodes of each paraphrase."""
+    """Test episodes of each paraphrase, and of each scene whose own command may not be done when another is told."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe."""
     status: bool = False
@@ -136,13 +136,13 @@ def told(config: Config, run: Run) -> Played:
 def swapped(config: Config, run: Run) -> Played:
     """`OTHER > SCENE`: the other command, told in the scene of a command, was done; `SCENE < OTHER`: its own was.
 
-    Scenes are equal for equal seeds and a controller's draws are too, so both are of the same episodes.
+    Scenes are equal for equal seeds and a controller's draws are too, so the second are the first of the same episodes.
     """
     played: Played = {}
     for number, (scene, other) in enumerate(OTHER.items()):
         first = SWAPPED_SEED + 1000 * number
         played[f"{other} > {scene}"] = done(run, other, config.episodes, first, words(other))
-        played[f"{scene} < {other}"] = done(run, scene, config.episodes, first, words(other))
+        played[f"{scene} < {other}"] = done(run, scene, config.paraphrased, first, words(other))
     return played
 
 

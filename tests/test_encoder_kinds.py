@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from prism.distributed.rows import Random
-from prism.encoder import EncoderConfig, load_pretrained, make_sensor_encoder
+from prism.encoder import Encoder, EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.encoders.audio import AudioConfig, LogMel
 from prism.encoders.kinds import RgbEncoder
 from prism.encoders.text import TextConfig
@@ -183,6 +183,28 @@ def test_no_band_is_empty_and_silence_is_finite(rate: int) -> None:
     tone = torch.sin(2 * torch.pi * 0.25 * torch.arange(rate // 30))  # half way up to the highest frequency
     band = int(fast(tone[None])[0].mean(-1).argmax())
     assert fast.filters[band, fast.points // 4] > 0
+
+
+@pytest.mark.parametrize("gates", [False, True])
+def test_a_sentence_gates_the_other_sensors(gates: bool) -> None:
+    """How much a reading counts depends on what was said: with gates only."""
+    sensors = (SensorSpec("text", "text", (24,)), SensorSpec("force", "vector", (3,)))
+    config = EncoderConfig(vector_hidden=0, fusion_hidden=0, text=TextConfig(gates=gates))
+    torch.manual_seed(0)
+    encoder = Encoder(config, sensors, 1, 8, Normalizer.empty(sensors, 2))
+    if encoder.gate is not None:
+        torch.nn.init.normal_(encoder.gate.scale.weight)
+    there = {spec.name: torch.ones(1, 1, dtype=torch.bool) for spec in sensors}
+
+    def slope(words: str) -> torch.Tensor:
+        """Of the fused step by the force; all is linear in it."""
+        text = torch.from_numpy(encode_text(words, 24).copy())[None, None]
+        still, pushed = (
+            encoder.steps(Observation({"text": text, "force": torch.full((1, 1, 3), x)}, there)) for x in (0.0, 1.0)
+        )
+        return pushed - still
+
+    assert torch.allclose(slope("push"), slope("pull"), atol=1e-5) != gates
 
 
 def test_text_ignores_what_lies_behind_its_end_and_minds_the_order() -> None:

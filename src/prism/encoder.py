@@ -10,6 +10,7 @@ context and the generator K times, so this is the cheap place for computation: d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -121,6 +122,25 @@ class ResidualBlock(nn.Module):
         return y
 
 
+class Gate(nn.Module):
+    """What was said scales the features of the other sensors (FiLM): one layer then follows one thing among several. It
+    starts as the identity. Normalised, because an encoder of bytes begins with sentences that hardly differ."""
+
+    def __init__(self, features: Sequence[int], told: Sequence[bool]) -> None:
+        super().__init__()
+        self.told = tuple(told)
+        text = sum(n for n, said in zip(features, told, strict=True) if said)
+        self.norm = nn.LayerNorm(text)
+        self.scale = nn.Linear(text, sum(features) - text)
+        nn.init.zeros_(self.scale.weight)
+        nn.init.zeros_(self.scale.bias)
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        said = self.norm(torch.cat([part for part, text in zip(parts, self.told, strict=True) if text], dim=-1))
+        others = torch.cat([part for part, text in zip(parts, self.told, strict=True) if not text], dim=-1)
+        return torch.cat([others * (1.0 + self.scale(said)), said], dim=-1)
+
+
 class Encoder(nn.Module):
     """Observation -> context (B, S, D). `steps` can be cached per observation; `mix` runs per window."""
 
@@ -149,6 +169,10 @@ class Encoder(nn.Module):
                 f"encoder.mix_width {config.mix_width} is less than obs_horizon {obs_horizon}, which leaves no number "
                 "for a time step: use a larger mix_width, or mix_blocks = 0"
             )
+        self.gate: Gate | None = None
+        told = [spec.kind == "text" for spec in sensors]
+        if config.text.gates and any(told) and not all(told):
+            self.gate = Gate([encoder.features for encoder in encoders], told)
         self.fusion = mlp(total, config.fusion_hidden, step_width)
         self.mixer: nn.Module | None = None
         self.tokens = obs_horizon
@@ -193,7 +217,8 @@ class Encoder(nn.Module):
             shape = (stream.shape[0], stream.shape[1])
             parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng, drawn))
         assert shape is not None
-        fused: Tensor = self.fusion(torch.cat(parts, dim=-1)).unflatten(0, shape)
+        features = torch.cat(parts, dim=-1) if self.gate is None else self.gate(parts)
+        fused: Tensor = self.fusion(features).unflatten(0, shape)
         return fused
 
     def mix(self, steps: Float[Tensor, "B To F"]) -> Float[Tensor, "B S D"]:

@@ -25,6 +25,7 @@ class TextConfig:
     kind: TextKind = "learned"
     features: int = 128
     width: int = 64  # learned: of a byte's embedding; twice as much inside
+    gates: bool = False  # the sentence also scales the features of the other sensors (FiLM): which of them count
     clip: str = "openai/clip-vit-base-patch32"  # paper, App. D: ViT-B/32; a local folder, or a name on the hub
     clip_features: int = 512  # what that model gives
 

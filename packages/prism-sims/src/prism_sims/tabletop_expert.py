@@ -47,7 +47,6 @@ class TabletopExpert:
     def reset(self, seed: int) -> None:
         rng = np.random.default_rng([seed, 12])
         self.pace = rng.uniform(0.8, 1.0)
-        self.high = rng.uniform(0.0, 0.02)  # metres added to heights at which things are carried
         self._plan = self.plan()
         self._go: Go | None = None
         self._steps = 0
@@ -195,19 +194,19 @@ class CommandExpert(TabletopExpert):
         return self.see(_THINGS.index(name) * 3)
 
     def take(self, name: str, height: float) -> Iterator[Go]:
-        over = np.array([0.0, 0.0, 0.12 + self.high])
+        over = np.array([0.0, 0.0, 0.13])
         grasp = np.array([0.0, 0.0, height])
         yield Go(lambda: self.thing(name) + over, False, near=0.02)
         yield Go(lambda: self.thing(name) + grasp, False, near=0.005, speed=0.7)
         yield Go(lambda: np.zeros(3), True, near=-1.0, most=3)
-        lift = self.hand()[2] + 0.11 + self.high
+        lift = self.hand()[2] + 0.12
         yield Go(lambda: np.array([0.0, 0.0, lift - self.hand()[2]]), True, near=0.02)
 
     def place(self, name: str, onto: str, height: float) -> Iterator[Go]:
         def to(above: float) -> Vector:
             return np.asarray(self.thing(onto) - self.thing(name) + (0.0, 0.0, height + above))
 
-        yield Go(lambda: to(0.03 + self.high), True, near=0.006)
+        yield Go(lambda: to(0.04), True, near=0.006)
         yield Go(lambda: to(0.001), True, near=0.003, speed=0.5, most=12)
         yield from self.leave()
 

@@ -79,7 +79,8 @@ TABLETOP = {
     name: row
     for learned, tasks in (
         ("sensed", ("insert-left", "insert-right", "height")),
-        ("grasped", ("rattle", *tabletop.COMMANDS)),
+        ("grasped", ("rattle",)),
+        ("commanded", tabletop.COMMANDS),
     )
     for name, row in _family(
         {name: what for name, what in tabletop.NAMES.items() if what[0] in tasks},
