@@ -28,6 +28,7 @@ MODULES = {
     "sims": "sims",
     "robots": "robots",
     "faults": "faults",
+    "kills": "kills",
     "experts": "experts",
     "size": "size",
     "benchmark": "benchmark",

@@ -189,7 +189,9 @@ class Operator(Keys):
         self.is_terminal, self.robot = False, robot
 
     def pressed(self, wait: float = 0.0) -> str:
-        return " " if self.robot.fault == "operator" and self.robot.now() >= self.robot.at else ""
+        # with a server, half a second shows whether it stands
+        after = {"operator": 0.0, "server": 0.5, "network": 0.5}.get(self.robot.fault, np.inf)
+        return " " if self.robot.now() - self.robot.at >= after else ""
 
 
 # ------------------------------------------------------------------ a server, and the wire to it
@@ -287,7 +289,7 @@ def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int
     robot.fault, robot.at = fault, np.inf
     with server() as (process, port):
         line = Wire(port)
-        planner = RemotePlanner(f"ws://127.0.0.1:{line.port}", silence=0.03, timeout=1.0, retry_for=0.5)
+        planner = RemotePlanner(f"ws://127.0.0.1:{line.port}", silence=0.03, timeout=0.5, retry_for=0.3)
         executor = Executor(planner, lost="stop", blend=0, patience=0.4 / robot.rate, max_held=10)
         after = float(rng.uniform(0.3, 1.4))
 

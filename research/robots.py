@@ -65,7 +65,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         violations = 0
         for file in sorted(out.glob(f"*/{COMMANDS}")):
             with np.load(file, allow_pickle=False) as sent:
-                violations += beyond(robot, sent["command"])
+                violations += beyond(robot, sent["command"], sent["time"] + 1e-3 * sent["latency_ms"])
         rows = RecordingSource(out).provenances
     outcomes = {int(row["seed"]): bool(row["success"]) for row in rows}
     commands = sum(int(row["commands"]) for row in rows)
@@ -84,12 +84,15 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     }
 
 
-def beyond(robot: Robot, actions: np.ndarray[Any, Any]) -> int:
-    """Commands of an episode that move faster, or speed up more, than the robot's limits allow."""
+def beyond(robot: Robot, actions: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> int:
+    """Commands of an episode that move faster, or speed up more, than the robot's limits allow. Where it got none for
+    two periods it stands still, and starts from there."""
     speed = actions[:, :3].astype(np.float64) * robot.actions.scales[:3] * robot.rate
-    growth = np.diff(speed, axis=0, prepend=np.zeros((1, 3))) * robot.rate
+    waited = np.diff(times, prepend=-np.inf) > 2.0 / robot.rate
+    before = np.where(waited[:, None], 0.0, np.vstack([np.zeros((1, 3)), speed[:-1]]))
     fast = np.abs(speed) > np.array(robot.limits.speed[:3]) + 1e-4
-    return int((fast | (np.abs(growth) > np.array(robot.limits.acceleration[:3]) + 1e-2)).any(1).sum())
+    growth = np.abs(speed - before) * robot.rate
+    return int((fast | (growth > np.array(robot.limits.acceleration[:3]) + 1e-2)).any(1).sum())
 
 
 def show(result: dict[str, Any], console: Console) -> None:

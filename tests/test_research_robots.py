@@ -31,6 +31,14 @@ def test_faults_has_its_keys(tmp_path: Path) -> None:
     assert main(["faults", "--count", "0"]) == 2
 
 
+def test_no_episode_is_lost_by_a_kill(tmp_path: Path) -> None:
+    out = tmp_path / "kills.json"
+    assert main(["kills", "--count", "2", "--json", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert (found["kills"], found["lost"], found["seeds_once"]) == (2, 0, True)
+    assert found["there"] >= found["said"]
+
+
 def test_the_judge_of_the_faults_sees_a_violation() -> None:
     robot = Faulty(make_robot("ur5e-twin", ["realtime=false"]))
     robot.connect()
@@ -45,6 +53,8 @@ def test_the_judge_of_the_faults_sees_a_violation() -> None:
 def test_what_was_recorded_is_judged_by_the_limits() -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
     good = np.array([[0.06, 0.0, 0.0, 1.0], [0.13, -0.06, 0.0, 1.0]], np.float32)  # 20 ms each: 0.09 and 0.195 m/s
-    assert beyond(robot, good) == 0
-    assert beyond(robot, 3 * good) == 2
+    times = np.array([0.0, 0.02])
+    assert beyond(robot, good, times) == 0
+    assert beyond(robot, 3 * good, times) == 2
+    assert beyond(robot, good, np.array([0.0, 0.2])) == 1, "from where it stands, 0.195 m/s is too much at once"
     assert Guard(robot, robot.limits).limits.speed == robot.limits.speed

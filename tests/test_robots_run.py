@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -340,7 +341,7 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         ("run", str(trained)): "--robot NAME is missing",
         ("run", "--robot", "ur5e-twin"): "give a run folder or --server URL",
         ("run", str(tmp_path), "--robot", "ur5e-twin"): "is not a run of `prism train`",
-        ("run", str(trained), "--robot", "ur5e-twin", "--option", "task=tabletop-height"): "needs shape (3,)",
+        ("run", str(trained), "--robot", "ur5e-twin", "--option", "task=tabletop-height"): "needs shape (6,)",
         ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
         ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",
         ("record", str(tmp_path / "x"), "--robot", "ur6"): "unknown robot 'ur6'",
@@ -468,3 +469,40 @@ def test_episodes_are_recorded_with_a_sentence_and_the_policy_is_told_one(
     capsys.readouterr()
     assert main([*drive_it, "--text", "x" * 65, "--out", str(tmp_path / "long")]) == 2
     assert "text of 65 bytes does not fit the 64" in capsys.readouterr().err
+
+
+def test_a_run_is_shown_and_replayed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "o"
+    assert main(["run", str(trained), *TWIN, "--seconds", "1", "--out", str(out), "--first-seed", "7"]) == 0
+    assert main(["report", str(out)]) == 0
+    shown = (out / "report.html").read_text()
+    for words in ("1 episodes of ur5e-twin", "0 of 1 succeeded", "highest candidate", "policy 10", "proprio"):
+        assert words in shown, words
+    again = ["--replay", str(out / "episode-000000"), "--seconds", "1", "--out", str(tmp_path / "again")]
+    assert main(["run", *TWIN, *again]) == 0
+    first, second = RecordingSource(out), RecordingSource(tmp_path / "again")
+    assert second.provenances[0]["commanded_by"] == [["replay", 10]]
+    assert second.provenances[0]["seed"] == 7
+    assert np.allclose(first.read(0).actions, second.read(0).actions, atol=0.02), "the limits see it as it was"
+    assert np.allclose(first.read(0).streams["proprio"], second.read(0).streams["proprio"], atol=2e-3)
+    capsys.readouterr()
+    assert main(["run", *TWIN, "--replay", str(tmp_path)]) == 2
+    assert "is no recorded episode" in capsys.readouterr().err
+
+
+def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("websockets")
+    from prism.robots import loop
+
+    real, seen = loop.drive, []
+
+    def drive(*args: Any, **more: Any) -> Any:
+        port = args[1].executor.planner.client.uri.rpartition(":")[2]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as page:
+            seen.append(page.status)
+        return real(*args, **more)
+
+    monkeypatch.setattr(loop, "drive", drive)
+    assert main(["run", str(trained), *TWIN, "--seconds", "1", "--out", str(tmp_path / "o"), "--live", "0"]) == 0
+    assert seen == [200]
+    assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]

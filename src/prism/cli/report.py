@@ -17,12 +17,13 @@ class Report:
 
     Try:
         prism report runs/pusht-human
+        prism report runs/my-task/robot                     what a robot did (prism run, prism record)
         prism report runs/pusht-human --rerun pusht.rrd     the recorded episodes for the rerun viewer, too
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run that has been evaluated (prism eval RUN), or a demo; of a run trained on a dataset alone, the page shows
-    predicted beside recorded actions of held-out episodes."""
+    predicted beside recorded actions of held-out episodes. Or the folder of a robot's recorded episodes."""
     rerun: OutputFile = None
     """Write the episodes for the rerun viewer as well: pictures, candidates, executed actions, in one .rrd file
     (pip install 'prism-policy[rerun]')."""

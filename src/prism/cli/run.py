@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from prism.robots.loop import Keys
     from prism.robots.recording import Recording
     from prism.robots.safety import Guard
+    from prism.runs.run import Run as Trained
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Run:
         prism run runs/my-task --robot my-robot --limits limits.toml --dry-run
         prism run runs/my-task --robot my-robot --limits limits.toml --slow 0.25
         prism run runs/my-task --robot ur5e-twin --rerun run.rrd         for the rerun viewer
+        prism run --replay runs/my-task/robot/episode-000003 --robot ur5e-twin
         prism run runs/my-task --robot my-robot --teleop keyboard        t takes over, and gives back
 
     Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
@@ -53,6 +55,10 @@ class Run:
     """Get plans from `prism serve` at this address, instead of computing them here."""
     silence: Annotated[float, option("S")] = 0.03
     """Stand still where the server gives no sign of life for so long; more for a network that pauses now and then."""
+    replay: Annotated[Path | None, option("EPISODE")] = None
+    """Do what was done in a recorded episode (a folder episode-000000) once more; a twin begins in the same scene."""
+    live: Annotated[int | None, option("PORT")] = None
+    """Show a live page meanwhile, http://127.0.0.1:PORT: sensors, candidates, latency. 0: a free port."""
     episodes: int = 1
     """How many."""
     seconds: Annotated[float | None, option("S")] = None
@@ -88,8 +94,8 @@ class Run:
     def __post_init__(self) -> None:
         if not self.robot:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
-        if (self.run_folder is None) == (self.server is None):
-            raise PrismError("give a run folder or --server URL, one of them")
+        if [self.run_folder, self.server, self.replay].count(None) != 2:
+            raise PrismError("give a run folder or --server URL, one of them; or an episode to --replay")
         if not 0.01 <= self.silence <= 10:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.server is not None and (self.set or self.device != "auto"):
@@ -102,15 +108,11 @@ class Run:
 
     def run(self) -> None:
         need_client("prism run")
-        from prism_client import Executor
-
         from prism.robots.base import make_robot
         from prism.robots.limits import read_limits
-        from prism.robots.loop import KEYS, Keys, PolicyCommander, Takeover, check_fit, demonstrated_range
+        from prism.robots.loop import KEYS, Keys
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
-        from prism.robots.teleop import make_teleop
-        from prism.robots.told import tell_for
 
         for file in (self.json, self.rerun):
             if file is not None and file.exists():
@@ -118,36 +120,49 @@ class Run:
         robot = make_robot(self.robot, self.option)
         own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         limits = own.slowed(self.slow)
-        with self._planner(robot) as planner:
-            if self.text is not None:
-                tell_for(robot, self.text, planner.info)
-            sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
+        with ExitStack() as stack:
+            keys = stack.enter_context(Keys())
+            stack.enter_context(_steady(robot))  # before the threads of a policy start: they go behind it, not last
+            commander, needs, demonstrated = self._commander(robot, keys, stack)
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
-            needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
-            guard = Guard(robot, limits, needs, demonstrated_range(planner.info, robot), self.dry_run)
-            executor = Executor(
-                planner,
-                asynchronous=robot.realtime,
-                patience=0.4 / robot.rate,
-                lost="stop",
-                blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
-                clock=robot.now,
-                hook=(lambda _: "slow") if self.slow < 1 else None,
-                slow_factor=self.slow,
-            )
-            with Keys() as keys, self._rerun(robot) as log:
-                commander: Any = PolicyCommander(executor, sizes)
-                if self.teleop is not None:
-                    teleop = make_teleop(self.teleop, robot, keys.is_terminal)
-                    print(teleop.help, end="\n" if teleop.help else "")
-                    commander = Takeover(commander, teleop)
-                robot.connect()
-                try:
-                    with _steady(robot):
-                        self._episodes(guard, commander, keys, recording, log)
-                finally:
-                    guard.close()
+            guard = Guard(robot, limits, needs, demonstrated, self.dry_run)
+            robot.connect()
+            stack.callback(guard.close)
+            self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)))
+
+    def _commander(self, robot: Robot, keys: Keys, stack: ExitStack) -> tuple[Any, list[str], Any]:
+        """Who commands, the sensors that it needs, and the range of the commands that it has learned from."""
+        from prism_client import Executor
+
+        from prism.robots.loop import PolicyCommander, ReplayCommander, Takeover, check_fit, demonstrated_range
+        from prism.robots.teleop import make_teleop
+        from prism.robots.told import tell_for
+
+        if self.replay is not None:
+            return ReplayCommander(_recorded(self.replay, robot)), [], None
+        planner = stack.enter_context(self._planner(robot))
+        if self.text is not None:
+            tell_for(robot, self.text, planner.info)
+        sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
+        executor = Executor(
+            planner,
+            asynchronous=robot.realtime,
+            patience=0.4 / robot.rate,
+            lost="stop",
+            blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
+            clock=robot.now,
+            hook=(lambda _: "slow") if self.slow < 1 else None,
+            slow_factor=self.slow,
+        )
+        commander: Any = PolicyCommander(executor, sizes)
+        if self.teleop is not None:
+            teleop = make_teleop(self.teleop, robot, keys.is_terminal)
+            stack.callback(teleop.close)
+            print(teleop.help, end="\n" if teleop.help else "")
+            commander = Takeover(commander, teleop)
+        needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
+        return commander, needs, demonstrated_range(planner.info, robot)
 
     def _out(self, robot: Robot) -> Path:
         if self.out is not None:
@@ -174,6 +189,10 @@ class Run:
         assert self.run_folder is not None
         trained = Trained(self.run_folder)
         device = backend_device(self.device, self.backend)
+        if self.live is not None:
+            with self._live(trained, device, robot) as remote:
+                yield remote
+            return
         controller = trained.controller(device, seed=self.first_seed, settings=self.set)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
         backend, _ = load_backend(self.backend, controller.policy, frames)
@@ -183,6 +202,22 @@ class Run:
             yield local
         finally:
             local.close()
+
+    @contextmanager
+    def _live(self, trained: Trained, device: Any, robot: Robot) -> Iterator[Planner]:
+        from prism_client import RemotePlanner
+
+        from prism.runs.run import changed
+        from prism.serve.beside import served
+
+        policy = trained.policy(device, backend=self.backend)
+        with served(policy, changed(trained.settings, settings=self.set), trained.name, self.live or 0) as server:
+            print(f"live page: http://127.0.0.1:{server.port}/")
+            remote = RemotePlanner(f"ws://127.0.0.1:{server.port}")
+            try:
+                yield remote
+            finally:
+                remote.close()
 
     def _rerun(self, robot: Robot) -> AbstractContextManager[RerunLog | None]:
         if self.rerun is None:
@@ -200,7 +235,7 @@ class Run:
         robot, seconds = guard.robot, self.seconds or guard.robot.episode_seconds / self.slow
         rows: list[dict[str, Any]] = []
         for number in range(self.episodes):
-            seed, trace = self.first_seed + number, Trace(robot)
+            seed, trace = self._seed() + number, Trace(robot)
             try:
                 end = drive(guard, commander, seed, seconds, keys, trace)
             except KeyboardInterrupt:
@@ -217,7 +252,7 @@ class Run:
                 "commands": len(trace.latency_ms),
                 "late": trace.late(),
                 "limited": guard.changed,
-                "plans": commander.executor.stats.summary(),
+                "plans": commander.executor.stats.summary() if hasattr(commander, "executor") else {},
             }
             rows.append(row)
             self._keep(recording, log, trace, row)
@@ -232,6 +267,14 @@ class Run:
                 raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
         self._summarise(rows, robot, recording)
 
+    def _seed(self) -> int:
+        if self.replay is None:
+            return self.first_seed
+        from prism.data.formats.store import MANIFEST, read_manifest
+
+        seed = read_manifest(self.replay / MANIFEST).provenance.get("seed")
+        return seed if isinstance(seed, int) else self.first_seed
+
     def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Any, row: dict[str, Any]) -> None:
         if (recording is None and log is None) or len(trace) < 2:
             return
@@ -240,7 +283,8 @@ class Run:
             log.episode(trace.robot, episode, trace.details(), f"seed {row['seed']}, success {row['success']}")
         if recording is None:
             return
-        made_by = {"by": "prism run", "run": str(self.run_folder or self.server), "robot": trace.robot.name}
+        by = str(self.run_folder or self.server or self.replay)
+        made_by = {"by": "prism run", "run": by, "robot": trace.robot.name}
         told = {"commanded_by": trace.commanded_by(), "changed": trace.why}
         times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
         recording.add(episode, {**made_by, **row, **told, **times}, trace.details())
@@ -265,6 +309,23 @@ class Run:
         if self.json is not None:
             success = sum(judged) / len(judged) if judged else None
             write_json(self.json, {"robot": robot.name, "success": success, "late_share": late, "episodes": rows})
+
+
+def _recorded(episode: Path, robot: Robot) -> Any:
+    """The actions of one recorded episode, of this robot."""
+    from prism.data.formats.store import StoreSource, is_store
+
+    if not is_store(episode):
+        raise PrismError(
+            f"--replay {episode}: is no recorded episode; give a folder episode-000000 of prism run or record"
+        )
+    source = StoreSource(episode)
+    mine, theirs = robot.actions.spec, source.action_spec
+    if source.action_dim != robot.actions.dim or (theirs.kind, theirs.robot) != (mine.kind, mine.robot):
+        raise PrismError(f"--replay {episode}: was recorded with '{theirs.robot}' ({theirs.kind}), not with this robot")
+    if abs(source.fps - robot.fps) > 0.02 * robot.fps:
+        raise PrismError(f"--replay {episode}: has {source.fps:g} steps a second, robot '{robot.name}' {robot.fps:g}")
+    return source.read(0, streams=()).actions
 
 
 def _task(robot: Robot) -> str:

@@ -104,6 +104,24 @@ class PolicyCommander:
         return self.executor.planner.trouble()
 
 
+class ReplayCommander:
+    """What was done in a recorded episode, once more; then it stands still."""
+
+    who, plan, label = "replay", None, None
+
+    def __init__(self, actions: Array) -> None:
+        self._actions = actions
+
+    def start(self, seed: int) -> None:
+        self._left = iter(self._actions)
+
+    def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
+        return next(self._left, None)
+
+    def trouble(self) -> str:
+        return ""
+
+
 class TeleopCommander:
     """A person, or the robot's own script (teleop.py)."""
 

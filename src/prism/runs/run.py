@@ -27,6 +27,7 @@ import torch
 from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig
+from prism.data.formats.recording import is_recording
 from prism.errors import PrismError
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, with_settings
@@ -362,6 +363,10 @@ def write_run_report(folder: Path, rerun: Path | None = None, overwrite: bool = 
     .rrd file (report/rerun_log.py)."""
     if not folder.is_dir():
         raise PrismError(f"{folder} does not exist: give the folder of a run, or of a demo")
+    if is_recording(folder):
+        from prism.report.robot import write_robot_report
+
+        return write_robot_report(folder)
     if not any((folder / FOLDER).glob("*.npz")) and is_run(folder) and not Run(folder).experiment.tasks:
         with nullcontext() if rerun is None else RerunLog(rerun, Run(folder).name, overwrite) as log:
             return _write_held_out(Run(folder), log)

@@ -104,6 +104,7 @@ class Twin(Robot):
         self._view = env._mj.MjData(env.model)  # for the joints' encoders between two observations
         self._lock = threading.RLock()
         self._connected = self._ready = False
+        self._queue: deque[tuple[float, NDArray[np.float32]]] = deque(maxlen=QUEUE)  # when each came, in blocks
         self._begin, self._done, self._phase = 0.0, 0, 0  # when the episode began; blocks since then, of the slot
         self._readings: dict[str, Reading] = {}
 
@@ -142,7 +143,7 @@ class Twin(Robot):
             self._begin, self._done = (time.monotonic() if self.realtime else before), 0
             self._phase, self._holds = 0, False
             self._next: NDArray[np.float32] | None = None
-            self._queue: deque[tuple[float, NDArray[np.float32]]] = deque(maxlen=QUEUE)  # when each came, in blocks
+            self._queue.clear()
             self._first = True
             self._last: NDArray[np.float32] | None = None
             self._moves, self._succeeded = True, False

@@ -51,6 +51,9 @@ class RecordingSource:
         self.notes: tuple[str, ...] = ()
         self._opened: dict[int, StoreSource] = {}
 
+    def folder(self, episode: int) -> Path:
+        return self._folders[episode]
+
     def __reduce__(self) -> tuple[type[RecordingSource], tuple[Path]]:
         return RecordingSource, (self.path,)
 
