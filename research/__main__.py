@@ -27,6 +27,7 @@ MODULES = {
     "server": "server",
     "sims": "sims",
     "robots": "robots",
+    "loco": "loco",
     "faults": "faults",
     "kills": "kills",
     "experts": "experts",

@@ -174,11 +174,12 @@ def loco(task: str) -> Experiment:
     Command: prism train go2-insert && prism eval runs/go2-insert --episodes 50
     Cost:    a minute to record, 5 minutes of one core to train.
     """
+    tiny = table.tiny()
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=35, noise=0.01),
-        policy=replace(table.tiny(), anchor="proprio", observation_noise=0.02),
+        demonstrations=Demonstrations("expert", episodes=35, noise=0.03),
+        policy=replace(tiny, encoder=replace(tiny.encoder, mix_width=256), observation_noise=0.005),
         train=TrainConfig(minutes=5.0, val_fraction=0.0, threads=1, log_every=20),
         controller=replace(controller_of(task), exec_horizon=4),
     )

@@ -319,7 +319,7 @@ class Go2Env(Simulation):
 
     def _view(self) -> offscreen.View:
         middle = self.body("base") + np.array([0.25, 0.0, 0.0])
-        return offscreen.View((round(middle[0], 2), round(middle[1], 2), 0.25), 1.9, 110.0, -22.0)
+        return offscreen.View((round(middle[0], 2), round(middle[1], 2), 0.3), 1.7, 110.0, -20.0)
 
     def close(self) -> None:
         for pictures in (self._cameras, self._renderer):

@@ -7,6 +7,8 @@ nearer than `_NEAR` to stop; the slower it is, the more is good enough, up to `_
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,13 +20,16 @@ _WALKING = 0.12  # m/s, at which _NEAR counts
 _GAIN, _LEAST = np.array([1.6, 1.6, 1.6]), np.array([0.08, 0.07, 0.15])
 _MOST = np.array([0.4, 0.2, 0.6])
 _STOWED_AT, _STOWED_DOWN = np.array([0.25, 0.0, 0.15]), 0.9  # the hand of go2_model.STOWED; radians it points down
-_LEAD = 0.06  # metres by which a command is ahead of the hand
+_LEAD = 0.12  # metres by which a command is ahead of the hand, at most
 _OPEN, _CLOSED = -1.0, 1.0
 
 
-class Go2Expert:
+class Go2Expert(ABC):
     def __init__(self, env: Station) -> None:
         self.env = env
+
+    @abstractmethod
+    def act(self) -> NDArray[np.float32]: ...
 
     def reset(self, seed: int) -> None:
         self.pace = float(np.random.default_rng([seed, 15]).uniform(0.85, 1.0))
@@ -70,27 +75,25 @@ class ParkExpert(Go2Expert):
         base = self.walk(np.array([x, y]), turn)
         if base is not None:
             return self.stowed(_OPEN, base)
-        return self.command(_OPEN, self.proprio()[1:4] + self.see(4), turn)
+        return self.command(_OPEN, self.see(7), turn)
 
 
 class InsertExpert(Go2Expert):
-    """Over the hole, then down, slowly; where the peg stands on the rim, which touch tells, up again and over it."""
+    """Over the hole, and the lower the nearer it is; where the peg stands on the rim, which touch tells, it presses
+    lightly while it slides on."""
 
     def act(self) -> NDArray[np.float32]:
         x, y, sine, cosine = self.see(0, 4)
         turn = float(np.arctan2(sine, cosine))
         base = self.walk(np.array([x, y]), turn)
-        hole, at, push = self.see(4), self.proprio()[1:4], -float(self.env.seen["tactile"][0])
-        above, beside = -hole[2], float(np.hypot(*hole[:2]))
-        if base is not None and above > 0.03:
+        hole, mouth, push = self.see(4), self.see(7), -float(self.env.seen["tactile"][0])
+        if base is not None and hole[2] < -0.03:
             return self.stowed(_CLOSED, base)
-        if above > -0.015 and (beside > 0.007 or push > 4.0):
-            return self.command(
-                _CLOSED, at + np.array([*(hole[:2] if above > 0.01 else np.zeros(2)), 0.03 - above]), turn
-            )
-        if above > 0.0 and beside > max(0.0025, 0.12 * above):
-            return self.command(_CLOSED, at + np.array([*hole[:2], 0.02 - above]), turn)
-        return self.command(_CLOSED, at + np.array([*hole[:2], -0.02 if above < 0.03 else 0.01 - above]), turn)
+        beside = float(np.hypot(*hole[:2]))
+        goal = mouth + np.array([0.0, 0.0, -0.05 + min(0.07, 10.0 * max(0.0, beside - 0.003))])
+        if push > 3.0:
+            goal[2] = max(goal[2], self.proprio()[3] - 0.012)
+        return self.command(_CLOSED, goal, turn)
 
 
 class PickExpert(Go2Expert):
@@ -99,34 +102,29 @@ class PickExpert(Go2Expert):
     CARRY = np.array([0.28, 0.0, 0.06])
 
     def act(self) -> NDArray[np.float32]:
-        x, y, sine, cosine = self.see(0, 4)
-        turn, second, cube, bin = float(np.arctan2(sine, cosine)), self.see(4, 2), self.see(6), self.see(9)
-        sine, cosine = self.see(12, 2)
-        twist = float(np.arctan2(sine, cosine))
-        at, gripper = self.proprio()[1:4], float(self.proprio()[0])
+        first, second, (sine, cosine) = self.see(0, 2), self.see(2, 2), self.see(4, 2)
+        turn, twist = float(np.arctan2(sine, cosine)), float(np.arctan2(*self.see(6, 2)))
+        cube, gripper = self.see(8), float(self.proprio()[0])
         if np.linalg.norm(cube) < 0.022 and gripper > -0.4:
-            return self.carry(second, turn, bin, at)
-        base = self.walk(np.array([x, y]), turn)
+            return self.carry(second, turn)
+        base = self.walk(first, turn)
         if base is not None and np.linalg.norm(cube) > 0.05:
             return self.stowed(_OPEN, base)
         beside = float(np.hypot(*cube[:2]))
-        if np.linalg.norm(cube) < 0.010:
-            return self.command(_CLOSED, at + cube, twist)
-        over = 0.06 if beside > 0.012 + 0.15 * max(0.0, -cube[2] - 0.01) else 0.0
-        return self.command(_OPEN, at + cube + [0.0, 0.0, over], twist)
+        over = min(0.06, 4.0 * max(0.0, beside - 0.006))
+        close = np.linalg.norm(cube) < 0.012
+        return self.command(_CLOSED if close else _OPEN, self.see(11) + np.array([0.0, 0.0, over]), twist)
 
-    def carry(self, off: Vector, turn: float, bin: Vector, at: Vector) -> NDArray[np.float32]:
+    def carry(self, off: Vector, turn: float) -> NDArray[np.float32]:
         """The cube is in the hand: up, to the bin, over it, let go."""
         base = self.walk(off, turn)
         if base is not None:
-            low = at[2] < self.CARRY[2] - 0.03
+            low = self.proprio()[3] < self.CARRY[2] - 0.03
             return self.command(_CLOSED, self.CARRY, 0.0, base=None if low else base)
-        over = np.array([bin[0], bin[1], bin[2] + 0.10])
-        if np.hypot(*bin[:2]) < 0.02:
-            return self.command(_OPEN, at + over, 0.0)
-        return self.command(_CLOSED, at + over, 0.0)
+        bin, over = self.see(14), self.see(17) + np.array([0.0, 0.0, 0.10])
+        return self.command(_OPEN if np.hypot(*bin[:2]) < 0.02 else _CLOSED, over)
 
 
 def make_go2_expert(env: Station) -> Go2Expert:
-    kinds = {Park: ParkExpert, Insert: InsertExpert, Pick: PickExpert}
+    kinds: dict[type[Station], type[Go2Expert]] = {Park: ParkExpert, Insert: InsertExpert, Pick: PickExpert}
     return kinds[type(env)](env)

@@ -9,14 +9,16 @@
 Starts are random: the robot up to a metre away and not facing the stand. object_state has, in this order,
 
     park, insert   where to stop, from the base (x, y; sine and cosine of the turn); the goal of the hand, from the hand
-    pick           the same for the first stand; where to stop at the second (x, y); the cube and the bin, from the
-                   hand; sine and cosine of the cube's turn, from the base
+                   and from the foot of the arm
+    pick           where to stop at both stands, from the base (x, y, x, y; sine and cosine of the turn); sine and
+                   cosine of the cube's turn; the cube and the bin, from the hand and from the foot of the arm
 
 metres in the arm's frame. Nothing else of the scene is shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -64,9 +66,13 @@ class Station(Go2Env):
         """A point of the world, from the hand, in the arm's frame."""
         return self.seen_from_mount(point) - self.hand()[0]
 
+    def seen_twice(self, way: Vector) -> Vector:
+        """A way of the hand (3,), and where it ends: what a command names."""
+        return np.concatenate([way, self.hand()[0] + way])
+
 
 class Park(Station):
-    objects = 7
+    objects = 10
     START = ((0.4, 1.0), (-0.4, 0.4), (-0.7, 0.7))
 
     def _things(self) -> str:
@@ -82,7 +88,7 @@ class Park(Station):
         return np.asarray(self.body("cube") + np.array([0.0, 0.0, OVER]))
 
     def _object_state(self) -> Vector:
-        return np.concatenate([self.parking(), self.from_hand(self.goal())])
+        return np.concatenate([self.parking(), self.seen_twice(self.from_hand(self.goal()))])
 
     def succeeded(self) -> bool:
         """Parked, the hand within 2.5 cm of its place and pointing down."""
@@ -91,7 +97,7 @@ class Park(Station):
 
 
 class Insert(Station):
-    objects = 7
+    objects = 10
     START = ((0.15, 0.5), (-0.2, 0.2), (-0.4, 0.4))
     tool = parts.peg()
     DEEP = 0.03  # metres
@@ -119,7 +125,8 @@ class Insert(Station):
     def _object_state(self) -> Vector:
         """The hole's mouth from where the peg's foot is when nothing pushes it in."""
         tip = self.data.site_xpos[self._site] + self.data.site_xmat[self._site].reshape(3, 3)[:, 0] * parts.PEG_LENGTH
-        return np.concatenate([self.parking(), self.seen_from_mount(self.hole()) - self.seen_from_mount(tip)])
+        way = self.seen_from_mount(self.hole()) - self.seen_from_mount(tip)
+        return np.concatenate([self.parking(), self.seen_twice(way)])
 
     def succeeded(self) -> bool:
         off = self.foot() - self.hole()
@@ -127,7 +134,7 @@ class Insert(Station):
 
 
 class Pick(Station):
-    objects = 14
+    objects = 20
     START = ((0.15, 0.5), (-0.2, 0.2), (-0.4, 0.4))
 
     def _things(self) -> str:
@@ -146,9 +153,9 @@ class Pick(Station):
     def _object_state(self) -> Vector:
         cube = self.data.xmat[self.model.body("cube").id].reshape(3, 3)
         turn = _square(float(np.arctan2(cube[1, 0], cube[0, 0])) - self.heading())
-        bin = self.body("bin")
-        seen = [self.parking(), self.parking(self.beside)[:2], self.from_hand(self.body("cube")), self.from_hand(bin)]
-        return np.concatenate([*seen, [np.sin(turn), np.cos(turn)]])
+        x, y, *facing = self.parking()
+        things = [self.seen_twice(self.from_hand(self.body(name))) for name in ("cube", "bin")]
+        return np.concatenate([[x, y], self.parking(self.beside)[:2], facing, [np.sin(turn), np.cos(turn)], *things])
 
     def succeeded(self) -> bool:
         off = _turned((self.body("cube") - self.body("bin"))[:2], -self.facing)
@@ -166,7 +173,7 @@ def _square(angle: float) -> float:
     return float((angle + np.pi / 4) % (np.pi / 2) - np.pi / 4)
 
 
-_KINDS = {"park": Park, "insert": Insert, "pick": Pick}
+_KINDS: dict[str, Callable[..., Station]] = {"park": Park, "insert": Insert, "pick": Pick}
 NAMES: dict[str, tuple[str, Variant]] = {
     f"go2-{task}" + ("" if variant == "state" else f"-{variant}"): (task, variant)
     for variant in get_args(Variant)
