@@ -178,7 +178,7 @@ def loco(task: str) -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=35, noise=0.03),
+        demonstrations=Demonstrations("expert", episodes=35, noise=0.02),
         policy=replace(tiny, encoder=replace(tiny.encoder, mix_width=256), observation_noise=0.005),
         train=TrainConfig(minutes=5.0, val_fraction=0.0, threads=1, log_every=20),
         controller=replace(controller_of(task), exec_horizon=4),

@@ -37,6 +37,10 @@ class Go2Expert(ABC):
     def see(self, start: int, count: int = 3) -> Vector:
         return self.env.seen["object_state"][start : start + count].astype(np.float64)
 
+    def place(self, start: int) -> Vector:
+        """Where a way of the hand ends, in the arm's frame."""
+        return self.proprio()[1:4] + self.see(start)
+
     def proprio(self) -> Vector:
         return self.env.seen["proprio"].astype(np.float64)
 
@@ -75,7 +79,7 @@ class ParkExpert(Go2Expert):
         base = self.walk(np.array([x, y]), turn)
         if base is not None:
             return self.stowed(_OPEN, base)
-        return self.command(_OPEN, self.see(7), turn)
+        return self.command(_OPEN, self.place(4), turn)
 
 
 class InsertExpert(Go2Expert):
@@ -86,7 +90,7 @@ class InsertExpert(Go2Expert):
         x, y, sine, cosine = self.see(0, 4)
         turn = float(np.arctan2(sine, cosine))
         base = self.walk(np.array([x, y]), turn)
-        hole, mouth, push = self.see(4), self.see(7), -float(self.env.seen["tactile"][0])
+        hole, mouth, push = self.see(4), self.place(4), -float(self.env.seen["tactile"][0])
         if base is not None and hole[2] < -0.03:
             return self.stowed(_CLOSED, base)
         beside = float(np.hypot(*hole[:2]))
@@ -113,7 +117,7 @@ class PickExpert(Go2Expert):
         beside = float(np.hypot(*cube[:2]))
         over = min(0.06, 4.0 * max(0.0, beside - 0.006))
         close = np.linalg.norm(cube) < 0.012
-        return self.command(_CLOSED if close else _OPEN, self.see(11) + np.array([0.0, 0.0, over]), twist)
+        return self.command(_CLOSED if close else _OPEN, self.place(8) + np.array([0.0, 0.0, over]), twist)
 
     def carry(self, off: Vector, turn: float) -> NDArray[np.float32]:
         """The cube is in the hand: up, to the bin, over it, let go."""
@@ -121,7 +125,7 @@ class PickExpert(Go2Expert):
         if base is not None:
             low = self.proprio()[3] < self.CARRY[2] - 0.03
             return self.command(_CLOSED, self.CARRY, 0.0, base=None if low else base)
-        bin, over = self.see(14), self.see(17) + np.array([0.0, 0.0, 0.10])
+        bin, over = self.see(17), self.place(17) + np.array([0.0, 0.0, 0.10])
         return self.command(_OPEN if np.hypot(*bin[:2]) < 0.02 else _CLOSED, over)
 
 

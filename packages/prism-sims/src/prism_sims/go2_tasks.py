@@ -8,12 +8,12 @@
 
 Starts are random: the robot up to a metre away and not facing the stand. object_state has, in this order,
 
-    park, insert   where to stop, from the base (x, y; sine and cosine of the turn); the goal of the hand, from the hand
-                   and from the foot of the arm
+    park, insert   where to stop, from the base (x, y; sine and cosine of the turn); the goal of the hand
     pick           where to stop at both stands, from the base (x, y, x, y; sine and cosine of the turn); sine and
-                   cosine of the cube's turn; the cube and the bin, from the hand and from the foot of the arm
+                   cosine of the cube's turn; the cube, the bin
 
-metres in the arm's frame. Nothing else of the scene is shown.
+metres in the arm's frame. A goal is nine numbers: its way from the hand; the last 5 cm of it; where it is, from the
+foot of the arm, within reach: what is a metre away would drown the centimetres that count. Nothing else is shown.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ HEIGHT = 0.22  # of the stands
 PARKED, TURNED, RESTING = 0.07, 0.15, 0.06  # metres, radians, m/s: within these the robot is parked
 OVER = 0.10  # metres from the cube up to where the hand waits
 _STATION = np.array([1.0, 0.0])
+_LAST = 0.05  # metres
+_WITHIN = np.array([0.22, -0.14, -0.3]), np.array([0.5, 0.14, 0.1])  # of the arm's frame, where the hand works
 
 
 class Station(Go2Env):
@@ -66,13 +68,13 @@ class Station(Go2Env):
         """A point of the world, from the hand, in the arm's frame."""
         return self.seen_from_mount(point) - self.hand()[0]
 
-    def seen_twice(self, way: Vector) -> Vector:
-        """A way of the hand (3,), and where it ends: what a command names."""
-        return np.concatenate([way, self.hand()[0] + way])
+    def goal_of(self, way: Vector) -> Vector:
+        """Nine numbers of a way of the hand (3,)."""
+        return np.concatenate([way, np.clip(way, -_LAST, _LAST), np.clip(self.hand()[0] + way, *_WITHIN)])
 
 
 class Park(Station):
-    objects = 10
+    objects = 13
     START = ((0.4, 1.0), (-0.4, 0.4), (-0.7, 0.7))
 
     def _things(self) -> str:
@@ -88,7 +90,7 @@ class Park(Station):
         return np.asarray(self.body("cube") + np.array([0.0, 0.0, OVER]))
 
     def _object_state(self) -> Vector:
-        return np.concatenate([self.parking(), self.seen_twice(self.from_hand(self.goal()))])
+        return np.concatenate([self.parking(), self.goal_of(self.from_hand(self.goal()))])
 
     def succeeded(self) -> bool:
         """Parked, the hand within 2.5 cm of its place and pointing down."""
@@ -97,7 +99,7 @@ class Park(Station):
 
 
 class Insert(Station):
-    objects = 10
+    objects = 13
     START = ((0.15, 0.5), (-0.2, 0.2), (-0.4, 0.4))
     tool = parts.peg()
     DEEP = 0.03  # metres
@@ -126,7 +128,7 @@ class Insert(Station):
         """The hole's mouth from where the peg's foot is when nothing pushes it in."""
         tip = self.data.site_xpos[self._site] + self.data.site_xmat[self._site].reshape(3, 3)[:, 0] * parts.PEG_LENGTH
         way = self.seen_from_mount(self.hole()) - self.seen_from_mount(tip)
-        return np.concatenate([self.parking(), self.seen_twice(way)])
+        return np.concatenate([self.parking(), self.goal_of(way)])
 
     def succeeded(self) -> bool:
         off = self.foot() - self.hole()
@@ -134,7 +136,7 @@ class Insert(Station):
 
 
 class Pick(Station):
-    objects = 20
+    objects = 26
     START = ((0.15, 0.5), (-0.2, 0.2), (-0.4, 0.4))
 
     def _things(self) -> str:
@@ -154,7 +156,7 @@ class Pick(Station):
         cube = self.data.xmat[self.model.body("cube").id].reshape(3, 3)
         turn = _square(float(np.arctan2(cube[1, 0], cube[0, 0])) - self.heading())
         x, y, *facing = self.parking()
-        things = [self.seen_twice(self.from_hand(self.body(name))) for name in ("cube", "bin")]
+        things = [self.goal_of(self.from_hand(self.body(name))) for name in ("cube", "bin")]
         return np.concatenate([[x, y], self.parking(self.beside)[:2], facing, [np.sin(turn), np.cos(turn)], *things])
 
     def succeeded(self) -> bool:
