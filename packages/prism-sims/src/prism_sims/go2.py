@@ -46,7 +46,8 @@ HAND_LOW, HAND_HIGH = np.array([0.05, -0.4, -0.2]), np.array([0.6, 0.4, 0.45])  
 _BASE = np.array([FASTEST[0], FASTEST[1], 0.1, 0.1, 0.1, FASTEST[2]])
 LOW = np.concatenate([[-1.0], HAND_LOW, -np.ones(4), -_BASE])
 HIGH = np.concatenate([[1.0], HAND_HIGH, np.ones(4), _BASE])
-_HAND_SPEED, _HAND_TURN, _FINGER_SPEED = 0.45, 2.5, 0.15  # m/s, rad/s, m/s: the arm's servo goes no faster
+_HAND_SPEED, _HAND_TURN, _FINGER_SPEED = 0.45, 2.5, 0.04  # m/s, rad/s, m/s: the arm's servo goes no faster
+_START = np.array([0.05, 0.10, 0.05])  # metres by which the hand starts elsewhere than it is stowed, at most
 _FALLEN = 0.6  # of the trunk's up, upright is 1
 
 
@@ -161,15 +162,26 @@ class Go2Env(Simulation):
             found = np.clip(np.clip(found, joints - most, joints + most), *np.array(parts.ARM_RANGE).T)
         return found
 
+    def _pose(self, off: Vector) -> Vector:
+        """Joints (6,) of a hand near where it is stowed; `off` is -1 to 1."""
+        self._arm_data.qpos[:6] = joints = parts.STOWED
+        self._mj.mj_kinematics(self._arm, self._arm_data)
+        place = self._arm_data.site_xpos[self._arm_site] + off * _START
+        turn = self._arm_data.site_xmat[self._arm_site].reshape(3, 3).copy()
+        for _ in range(4):
+            joints = self._solve(place, turn, joints, 0.5)
+        return joints
+
     def _start(self, seed: int) -> None:
         rng = np.random.default_rng([seed, 14])
         self._mj.mj_resetData(self.model, self.data)
         x, y, yaw = self._place(rng)
         self.data.qpos[:7] = [x, y, parts.HEIGHT, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)]
         self.data.qpos[7:19] = parts.STANDING[[3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]]
-        self.data.qpos[self._joints] = self.data.ctrl[12:18] = self._goal = parts.STOWED.copy()
-        self.data.qpos[self._finger : self._finger + 2] = self.data.ctrl[18] = parts.OPEN
-        self._velocity, self._way, self._opening = np.zeros(3), (self._goal, self._goal), parts.OPEN
+        self.data.qpos[self._joints] = self.data.ctrl[12:18] = self._goal = self._pose(rng.uniform(-1.0, 1.0, 3))
+        self._opening = rng.uniform(0.0, parts.OPEN)
+        self.data.qpos[self._finger : self._finger + 2] = self.data.ctrl[18] = self._opening
+        self._velocity, self._way = np.zeros(3), (self._goal, self._goal)
         self._substep, self._wrench, self._moving = 0, np.zeros(6), True
         self.walker.reset()
         self._mj.mj_forward(self.model, self.data)

@@ -109,7 +109,7 @@ class PickExpert(Go2Expert):
         first, second, (sine, cosine) = self.see(0, 2), self.see(2, 2), self.see(4, 2)
         turn, twist = float(np.arctan2(sine, cosine)), float(np.arctan2(*self.see(6, 2)))
         cube, gripper = self.see(8), float(self.proprio()[0])
-        if np.linalg.norm(cube) < 0.022 and gripper > -0.4:
+        if np.linalg.norm(cube) < 0.022 and gripper > -0.25:
             return self.carry(second, turn)
         base = self.walk(first, turn)
         if base is not None and np.linalg.norm(cube) > 0.05:
