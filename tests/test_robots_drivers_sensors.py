@@ -78,6 +78,26 @@ def test_opencv_s_pictures_become_rgb(opened: Any, driver: str, kind: str, shape
     assert picture[100, 100].tolist() == [FULL, DARK, DARK], "red is first"
 
 
+def test_the_real_opencv_is_read_as_rgb_and_is_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A film in place of a camera: OpenCV opens both."""
+    cv2 = pytest.importorskip("cv2")
+    film = tmp_path / "red.avi"
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter_fourcc(*"MJPG"), 30.0, (64, 48))
+    if not writer.isOpened():
+        pytest.skip("this OpenCV writes no films")
+    for _ in range(10):
+        writer.write(np.full((48, 64, 3), (10, 10, 200), np.uint8))
+    writer.release()
+    camera = sensor("eye", driver="uvc", device=str(film), width=64, height=48)
+    camera.connect()
+    assert np.allclose(camera.read()["eye"].value[20, 20], [200, 10, 10], atol=12)
+    camera.close()
+    capfd.readouterr()
+    with pytest.raises(PrismError, match="camera 99 cannot be opened"):
+        sensor("eye", driver="uvc", device=99).connect()
+    assert capfd.readouterr().err == ""
+
+
 def test_a_camera_that_is_not_there_is_one_line(fake: Any, opened: Any) -> None:
     fake.cv2.unplugged.add(4)
     with pytest.raises(PrismError, match=r"sensors.eye: camera 4 cannot be opened; is it plugged in"):
@@ -258,6 +278,13 @@ def test_a_wrong_interface_is_one_line(dog: Go2WithD1, tmp_path: Path) -> None:
 def test_arm_and_base_are_on_one_network(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match="arm and base name two interfaces"):
         make_robot(str(written(tmp_path, GO2.format(domain=DOMAIN).replace('"lo"', '"eth0"', 1))))
+
+
+def test_a_d1_needs_no_other_gripper(tmp_path: Path) -> None:
+    text = GO2.format(domain=DOMAIN).replace("[limits]", '[gripper]\ndriver = "robotiq"\nhost = "h"\n\n[limits]')
+    text = text.replace("position = [", "position = [[-1, 1], ").replace("speed = [", "speed = [1, ")
+    with pytest.raises(PrismError, match="two parts are commanded by 'gripper'"):
+        make_robot(str(written(tmp_path, text)))
 
 
 def test_a_d1_is_told_degrees_and_goes_where_it_is_told(dog: Go2WithD1, go2: Robot) -> None:

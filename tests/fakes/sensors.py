@@ -18,6 +18,7 @@ class Cameras(ModuleType):
 
     def __init__(self) -> None:
         super().__init__("cv2")
+        self.utils = SimpleNamespace(logging=SimpleNamespace(setLogLevel=lambda level: level, LOG_LEVEL_SILENT=0))
         self.unplugged: set[Any] = set()
         self.sizes: dict[Any, tuple[int, int]] = {}  # that a camera insists on: (width, height)
         cameras = self

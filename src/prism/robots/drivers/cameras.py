@@ -38,6 +38,9 @@ class Camera(Stream):
 
     def open(self) -> None:
         cv2: Any = need("cv2", "robots-cameras", "driver uvc")
+        cv2.utils.logging.setLogLevel(
+            cv2.utils.logging.LOG_LEVEL_SILENT
+        )  # what it would print is said below, on one line
         self._capture = cv2.VideoCapture(self.device)
         if not self._capture.isOpened():
             raise self.error(f"camera {self.device!r} cannot be opened", self.remedy)

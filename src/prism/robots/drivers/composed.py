@@ -110,6 +110,9 @@ class DrivenRobot(Robot):
         for key in ("position", "speed"):
             if not getattr(limits, key):
                 raise PrismError(f"limits.{key} is missing: a robot without it can go anywhere; one each of {order}")
+        axes = space.spec.names
+        if twice := sorted({name for name in axes if axes.count(name) > 1}):
+            raise PrismError(f"two parts are commanded by '{twice[0]}': a D1 has its own gripper; leave one out")
         names = [spec.name for spec in self.sensors]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise PrismError(f"two sensors are called '{twice[0]}': rename one")
