@@ -22,6 +22,8 @@ import torch
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
+from prism_client import Executor, Reply, Step
+
 from prism.cli import main
 from prism.data import open_dataset
 from prism.data.formats.recording import COMMANDS, RecordingSource
@@ -229,6 +231,9 @@ class Crashes:
         if self.steps > 5:
             raise ZeroDivisionError("the network is gone")
         return np.array([0.3, 0.0, 0.0, 1.0])
+
+    def revise(self) -> None:
+        return None
 
     def trouble(self) -> str:
         return ""
@@ -506,3 +511,53 @@ def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: p
     assert main(["run", str(trained), *TWIN, "--seconds", "1", "--out", str(tmp_path / "o"), "--live", "0"]) == 0
     assert seen == [200]
     assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]
+
+
+class Late:
+    """A planner whose plans come when a test lets them."""
+
+    info = {"action_dim": 1, "action_kind": "delta", "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.waiting: list[Step] = []
+        self.ready: list[Reply] = []
+
+    def submit(self, step: Step) -> None:
+        self.ready.append(Reply(step, {"absent": []}))
+        self.waiting += [step] * step.wants_plan
+
+    def answer(self) -> None:
+        step = self.waiting.pop()
+        rows = (100 * step.number + np.arange(8, dtype=np.float32))[:, None]
+        self.ready.append(Reply(step, {"absent": []}, rows, True))
+
+    def poll(self, timeout: float = 0.0) -> Reply | None:
+        if timeout and not self.ready and self.waiting:
+            self.answer()  # it is waited for
+        return self.ready.pop(0) if self.ready else None
+
+    def trouble(self) -> str:
+        return ""
+
+    def reset(self, seed: int | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_plan_that_comes_within_its_step_still_serves_it() -> None:
+    planner = Late()
+    executor = Executor(planner, blend=0)
+    assert [executor.act({})[0] for _ in range(2)] == [0, 1]
+    assert executor.act({})[0] == 2, "the plan of step 2 is not there: the old one goes on"
+    assert executor.revise() is None
+    planner.answer()
+    revised = executor.revise()
+    assert revised is not None
+    assert revised.action[0] == 200, "its first row, for the rest of step 2"
+    assert executor.revise() is None, "once"
+    assert executor.act({})[0] == 201
+    assert executor.stats.skipped[-1] == 0
+    executor.act({})
+    executor.act({})
+    planner.answer()
+    assert executor.revise() is None, "a plan of the step before is taken over by the next"
+    assert executor.act({})[0] == 402

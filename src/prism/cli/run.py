@@ -148,7 +148,7 @@ class Run:
         executor = Executor(
             planner,
             asynchronous=robot.realtime,
-            patience=0.4 / robot.rate,
+            patience=(0.4 if robot.parts == 1 else 0.2) / robot.rate,  # a plan that comes within its step serves it
             lost="stop",
             blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
             clock=robot.now,

@@ -72,6 +72,10 @@ class Commander(Protocol):
         """The next action; None: stand still. PlanError or PrismError stops the robot."""
         ...
 
+    def revise(self) -> NDArray[np.generic] | None:
+        """Another action for the step that is being executed; None: it stays."""
+        ...
+
     def trouble(self) -> str:
         """Why to stand still at once, between two steps too; empty: no reason."""
         ...
@@ -100,6 +104,11 @@ class PolicyCommander:
         self.plan = command.plan
         return command.action
 
+    def revise(self) -> NDArray[np.generic] | None:
+        command = self.executor.revise()
+        self.plan = None if command is None else command.plan
+        return None if command is None else command.action
+
     def trouble(self) -> str:
         return self.executor.planner.trouble()
 
@@ -117,6 +126,9 @@ class ReplayCommander:
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         return next(self._left, None)
+
+    def revise(self) -> None:
+        return None
 
     def trouble(self) -> str:
         return ""
@@ -139,6 +151,9 @@ class TeleopCommander:
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         return self.teleop.act(seen, keys)
+
+    def revise(self) -> None:
+        return None
 
     def trouble(self) -> str:
         return ""
@@ -174,6 +189,10 @@ class Takeover:
         wants = self._teleop.wants(keys, own, policys)
         self.who = self._teleop.who if wants else self._policy.who
         return own if wants else policys
+
+    def revise(self) -> NDArray[np.generic] | None:
+        new = self._policy.revise()
+        return new if self.who == self._policy.who else None
 
     def trouble(self) -> str:
         return self._policy.trouble() if self.who == self._policy.who else ""
@@ -217,6 +236,9 @@ def drive(
             before, action, asked = action, _ask(guard, commander, seen, asked), ""
         if part == 0:
             trace.decide(tick // robot.parts, commander.who, commander.plan, commander.label)
+        elif (new := commander.revise()) is not None:
+            action = new
+            trace.revise(tick // robot.parts, commander.plan)
         done = np.zeros_like(done) if part == 0 else done  # of this step's action
         lost = commander.trouble()
         sent = guard.command(None if lost else _part(robot, action, part, before, done))

@@ -80,6 +80,11 @@ class Trace:
         if plan is not None and plan.actions is not None:
             self._plans.append((step, plan))
 
+    def revise(self, step: int, plan: Reply | None) -> None:
+        """The plan of a step came after its first command."""
+        if plan is not None and plan.actions is not None:
+            self._plans.append((step, plan))
+
     def command(self, step: int, at: float, action: NDArray[np.float32], latency_ms: float) -> None:
         """One command of step `step`, due at `at`."""
         if step != self._step:

@@ -288,6 +288,22 @@ class Executor:
         self._commanded = command.action
         return command
 
+    def revise(self) -> Command | None:
+        """The present step once more, where the plan that it asked for has come since; None: nothing is new. For robots
+        that get several commands a step: a plan that is a little late still serves its first row."""
+        asked = self._asked
+        if asked is None or asked.number != self._step - 1 or self._phase or not self._asynchronous:
+            return None
+        self._taken = self._failure = None
+        done, self._done = self._done, asked.done
+        self._collect()
+        if self._taken is None or self.stats.decision != "continue":
+            self._done = done
+            return None
+        command = self._command()
+        self._commanded = command.action
+        return command
+
     # ------------------------------------------------------------------ plans
 
     def _due(self) -> bool:

@@ -13,7 +13,7 @@ go2-twin    the Go2 with an arm (go2.py): the paper's 14 numbers, 30 commands a 
 
 A command that comes within GRACE of its slot is executed from the slot's beginning, as a controller with a buffer does;
 where none comes the robot stands still. At 10 commands a second the next one begins a slot; at 50 its slots go on, and
-a command that came too late for one waits for the next (QUEUE of them at most).
+a command that came too late for one is for the next, unless that has a newer one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from prism_sims.tabletop import NAMES, Insert, make_tabletop
 from prism_sims.tabletop_arm import BLOCKS, FINE_BLOCKS, FPS, STEP, _rounded
 from prism_sims.tabletop_expert import make_tabletop_expert
 
-GRACE, FINE_GRACE = 2.0, 0.75  # readings of the joints, at 10 and 50 commands a second
+GRACE, FINE_GRACE = 2.0, 1.5  # readings of the joints, at 10 and 50 commands a second
 QUEUE, AHEAD = 2, 0.25  # commands; how much of a slot is over when the first command comes
 RATES = {"10": BLOCKS, "50": FINE_BLOCKS}  # readings of the joints in a step, by commands a second
 _SPACE = ActionSpace(
@@ -216,24 +216,29 @@ class Twin(Robot):
         if not self.realtime or not self._connected:
             return
         past = (time.monotonic() - self._begin) / self._block_seconds
-        self._run_to(int(past), int(past - GRACE))
+        self._run_to(int(past), int(past - (FINE_GRACE - 1.0 if self._env.fine else GRACE)))
 
     def _enqueue(self, command: NDArray[np.float32]) -> None:
         """At 50 commands a second. Slots, and the steps of the slow sensors, begin with the first command."""
-        self._catch_up()
         if self._first:
+            self._catch_up()
             self._first, self._phase = False, 0
             if self.realtime:
                 ends = time.monotonic() - AHEAD * self._block_seconds
                 self._begin = max(self._begin, ends - self._done * self._block_seconds)
         self._queue.append(((self.now() - self._begin) / self._block_seconds, command))
+        self._catch_up()
 
     def _run_to(self, blocks: int, without_command: int | None = None) -> None:
         """The physics of all blocks up to `blocks`; a slot without a command begins only before `without_command`."""
         while self._done < blocks:
             if self._env.fine:
+                if len(self._queue) > 1 and self._queue[1][0] <= self._done + 0.5:
+                    self._queue.popleft()  # too late for the slot before, and this one has its own
                 if self._queue and self._queue[0][0] <= self._done + FINE_GRACE:
                     self._next = self._queue.popleft()[1]
+                elif without_command is not None and self._ready and self._done >= without_command:
+                    return
                 self._start_slot()
             elif self._phase == 0 or (self._holds and self._next is not None):  # a command ends a slot that had none
                 late = without_command is not None and self._done >= without_command
