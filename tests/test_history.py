@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prism_client import Executor, RemotePlanner
 
+from prism.cli import main
 from prism.controller import Controller, ControllerConfig
 from prism.data.episodes import Episode
+from prism.data.formats.store_writer import DatasetWriter
 from prism.data.history import feels_events, memory, stacked, unseen, with_history
 from prism.data.loader import BatchOrder, read_batch
 from prism.data.windows import Windows
@@ -209,6 +212,26 @@ def test_which_sensors_get_one_and_how_long_it_is() -> None:
             asked = replace(experiment, controller=replace(experiment.controller, exec_horizon=steps))
             found = asked.sensors((FORCE, SOUND, SKIN))
             assert unseen(found, asked.policy.obs_horizon, steps) == []
+
+
+def test_training_says_what_is_never_seen_and_what_cannot_be_rolled_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    with DatasetWriter(tmp_path / "data", (VECTORS[0], FORCE), 3, 10.0, "x") as writer:
+        for _ in range(3):
+            q = rng.normal(size=(20, 3)).astype(np.float32)
+            writer.add({"proprio": q, "force": q}, q)
+    said = {}
+    cases = {"default": [], "off": ["history=1"], "short": ["policy.pred_horizon=8"]}
+    for name, settings_ in cases.items():
+        setting = ["--set", "train.batch_size=4", *settings_]
+        assert main(["train", str(tmp_path / "data"), "--steps", "1", "--out", str(tmp_path / name), *setting]) == 0
+        said[name] = " ".join(capsys.readouterr().err.split())
+    assert "force (8 readings in a time step)" in said["default"]
+    assert "never seen" not in said["default"]
+    assert "steps of 'force' between two plans are never seen: --sensor force.history=8" in said["off"]
+    assert "warning: selection.rule = 'commit' compares with the unexecuted remainder" in said["short"]
 
 
 def test_specs_from_before_there_was_a_history_are_read_and_written_as_they_were() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Unpack
 import torch
 from rich.console import Console
 
+from prism.controller import check_controller
 from prism.data import EpisodeSource
 from prism.data.action_kind import guess_kind
 from prism.data.history import unseen
@@ -330,6 +331,10 @@ def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
         "at every step: --set controller.exec_horizon=1"
         for name in unseen(spec.sensors, spec.obs_horizon, steps)
     )
+    try:
+        check_controller(experiment.controller, spec)
+    except PrismError as error:  # it can be trained, and then not be rolled out without --set
+        lost += f"\n  warning: {error}"
     return f"  sensors: {names}; {spec.action_dim} actions, {kind}{wrong}{lost}"
 
 
