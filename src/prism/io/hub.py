@@ -28,7 +28,7 @@ def fetch(path: Path | str, kind: Kind, patterns: Sequence[str] | None = None) -
     """The files of hf://USER/NAME (those that match `patterns`) in the cache, brought there where they are not."""
     match = _ID.fullmatch(str(path).rstrip("/"))
     if match is None:
-        raise PrismError(f"{path}: a name on the hub is hf://USER/NAME, or hf://USER/NAME@REVISION")
+        raise PrismError(f"'{path}': a name on the hub is hf://USER/NAME, or hf://USER/NAME@REVISION")
     hub = _library(f"hf://{match[1]}")
     with _explained(f"hf://{match[1]}", kind):
         folder = hub.snapshot_download(match[1], repo_type=kind, revision=match[2], allow_patterns=patterns)
