@@ -407,6 +407,8 @@ def test_bad_input(two_cameras: Path, home: Path) -> None:
     )
     with pytest.raises(PrismError, match=r"'observation\.state' has 9 values"):
         sensors.check_features(other, keys, meta, "checkpoint")
+    with pytest.raises(PrismError, match=r"'observation\.state' has 6 values, the policy's has 3: use the robot"):
+        policy.select_action({**frames(policy, 1)[0], "observation.state": torch.zeros(1, 6)})
     policy.config.anchor = "observation.nothing"
     with pytest.raises(PrismError, match="no such observation"):
         sensors.make_spec(policy.config, meta)

@@ -216,7 +216,13 @@ def read(
     if not isinstance(value, Tensor):
         return None
     if sensor.kind in ("vector", "audio"):
-        return value.reshape(rows, -1, sensor.shape[0]).float()
+        size = value.shape[-1] if value.ndim > 1 else 1
+        if size != sensor.shape[0]:
+            raise PrismError(
+                f"'{key}' has {size} values, the policy's has {sensor.shape[0]}: use the robot or the environment that it "
+                "was trained for"
+            )
+        return value.reshape(rows, -1, size).float()
     height, width, *channels = sensor.shape
     picture = key.startswith("observation.image")
     if not picture:  # a column as prism stores it: metres, or bytes
