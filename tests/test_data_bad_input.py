@@ -234,7 +234,7 @@ LEROBOT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "truncated video": (lambda p: cut(p / VIDEO3, 0.5), (VIDEO3, "episode 2", CAMERA)),
     "empty video": (lambda p: cut(p / VIDEO3, 0), (VIDEO3, "episode 2", CAMERA)),
     "no video": (lambda p: (p / VIDEO3).unlink(), (VIDEO3, "episode 2", "not found")),
-    "a page for a video": (lambda p: (p / VIDEO3).write_text("<html>404"), (VIDEO3, "cannot be decoded")),
+    "a page for a video": (lambda p: (p / VIDEO3).write_text("<html>404"), (VIDEO3, "cannot be read")),
     "video of another size": (
         lambda p: edit_json(p / "meta/info.json", wrong_shape),
         (CAMERA, "frames are 32 x 48, info.json says 30 x 48"),

@@ -219,8 +219,8 @@ def read(
         size = value.shape[-1] if value.ndim > 1 else 1
         if size != sensor.shape[0]:
             raise PrismError(
-                f"'{key}' has {size} values, the policy's has {sensor.shape[0]}: use the robot, or the environment, that "
-                "it was trained for"
+                f"'{key}' has {size} values, the policy's has {sensor.shape[0]}: use the robot or environment that it "
+                "was trained for"
             )
         return value.reshape(rows, -1, size).float()
     height, width, *channels = sensor.shape

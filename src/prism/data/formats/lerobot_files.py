@@ -225,7 +225,7 @@ class VideoFrames:
                     if isinstance(error, FileNotFoundError):
                         raise PrismError(f"{where}: {file} is not found; {AGAIN}") from None
                     words = getattr(error, "strerror", None) or reason(error)  # FFmpeg's, without the file again
-                    raise PrismError(f"{where}: {file} cannot be decoded ({words}); {AGAIN}, or --skip-damaged") from None
+                    raise PrismError(f"{where}: {file} cannot be read ({words}); {AGAIN}, or --skip-damaged") from None
         return out
 
     def close(self) -> None:
