@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -166,7 +166,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             found["missing"] = write_dataset(dataset, config.episodes, config.length, rng)
             found["video_mb"] = round(sum(file.stat().st_size for file in dataset.rglob("*.mp4")) / 1e6, 1)
         resize, by_cpu = "top.resize={},{}".format, "train.clock=cpu"
-        played = {
+        played: dict[str, Callable[[], dict[str, Any]]] = {
             "inspect": lambda: prism(work, "data", "inspect", "dataset"),
             "refused": lambda: prism(work, "train", "dataset", "--minutes", "1", "--out", "refused"),
             "train": lambda: training(work, "train", config.minutes),
