@@ -24,6 +24,7 @@ The page in `work` has a chart of each of the three parts for each task.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -43,7 +44,7 @@ from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, Evalu
 from prism.runs.grid import RESULT
 from prism.runs.run import Run
 from research import modality
-from research.report import Cells, Claim, Study, Written, confirmed, decided, show_rows
+from research.report import Cells, Claim, Result, Study, Written, confirmed, decided, show_rows
 
 Part = Literal["all", "without", "baselines", "dropout"]
 SENSES = {
@@ -91,15 +92,15 @@ class Config(Written):
     def grid(self, contestants: Sequence[Contestant], seeds: Sequence[int], without: str = "") -> CompareConfig:
         """Of all senses' tasks; or, `without` one of the senses, of its task."""
         names = (without,) if without else self.senses
-        settings = (f"demonstrations.episodes={self.demonstrations}",)
-        settings += (f'demonstrations.without=["{SENSES[without][1]}"]',) if without else ()
+        settings = [f"demonstrations.episodes={self.demonstrations}"]
+        settings += [f'demonstrations.without=["{SENSES[without][1]}"]'] if without else []
         return CompareConfig(
             recipes=tuple(SENSES[name][0] for name in names),
             contestants=tuple(contestants),
             seeds=tuple(seeds),
             minutes=self.minutes,
             clock="cpu",
-            settings=settings,
+            settings=tuple(settings),
             evaluation=EvaluationPlan(self.episodes, curve=()),
         )
 
@@ -143,9 +144,9 @@ class Drops:
                     folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
                     if (folder / RESULT).is_file():
                         spec = {"policy": id.name, "episodes": self.config.dropped_episodes}
-                        self.cells.get(self.name(sense, arm, seed), spec, lambda f=folder: self.play(f))  # type: ignore[misc]
+                        self.cells.get(self.name(sense, arm, seed), spec, functools.partial(self.play, folder))
 
-    def play(self, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    def play(self, folder: Path) -> Result:
         """condition -> a row an episode."""
         run = Run(folder)
         found = modality.study(folder, run.task(None), self.config.dropped_episodes, controller=run.settings, workers=0)

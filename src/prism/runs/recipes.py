@@ -163,8 +163,8 @@ def sensed_policy() -> PrismConfig:
     comes after the reading that decides cannot be foreseen."""
     tiny = table.tiny()
     sound = replace(tiny.encoder.audio, mels=20, hop_ms=20.0, hidden=8, features=32)
-    small = {"depth_widths": (16, 32, 32), "depth_features": 64, "mix_width": 256}
-    return replace(tiny, pred_horizon=8, encoder=replace(tiny.encoder, audio=sound, **small))
+    small = replace(tiny.encoder, audio=sound, depth_widths=(16, 32, 32), depth_features=64, mix_width=256)
+    return replace(tiny, pred_horizon=8, encoder=small)
 
 
 def loco(task: str) -> Experiment:
