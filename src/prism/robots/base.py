@@ -107,22 +107,24 @@ class ActionSpace:
         if parts == 1:
             return action
         kinds, share = np.array(self.kinds), (number + 1) / parts
-        start = action if before is None else before
-        way = start + share * (action - start)
+        asked = np.asarray(action, np.float64)
+        start = asked if before is None else np.asarray(before, np.float64)
+        sent = np.zeros_like(asked) if done is None else np.asarray(done, np.float64)
+        way = start + share * (asked - start)
         for first in self.spec.quaternions:  # the shorter arc, of length 1
             turn = slice(first, first + 4)
-            old = start[turn] * (1.0 if float(start[turn] @ action[turn]) >= 0 else -1.0)
-            mixed = old + share * (action[turn] - old)
+            old = start[turn] * (1.0 if float(start[turn] @ asked[turn]) >= 0 else -1.0)
+            mixed = old + share * (asked[turn] - old)
             way[turn] = mixed / max(float(np.linalg.norm(mixed)), 1e-9)
-        way[list(self.spec.grippers)] = action[list(self.spec.grippers)]
-        left = (action - (0.0 if done is None else done)) / (parts - number)
-        return np.asarray(np.where(kinds == "delta", left, np.where(kinds == "velocity", action, way)))
+        way[list(self.spec.grippers)] = asked[list(self.spec.grippers)]
+        left = (asked - sent) / (parts - number)
+        return np.asarray(np.where(kinds == "delta", left, np.where(kinds == "velocity", asked, way)))
 
     def whole(self, commands: Array) -> Array:
         """The action of a step from its commands (N, D), as they were sent."""
-        kinds = np.array(self.kinds)
-        ends = np.where(kinds == "velocity", commands.mean(0), commands[-1])
-        return np.where(kinds == "delta", commands.sum(0), ends).astype(np.float32)
+        kinds, rows = np.array(self.kinds), np.asarray(commands, np.float32)
+        ends = np.where(kinds == "velocity", rows.mean(0), rows[-1])
+        return np.asarray(np.where(kinds == "delta", rows.sum(0), ends), np.float32)
 
     def name(self, i: int) -> str:
         return self.spec.names[i] if self.spec.names else f"dimension {i}"

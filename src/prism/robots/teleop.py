@@ -92,7 +92,9 @@ class Script:
         return np.clip(pushed, -1.0, 1.0).astype(np.float32)
 
     def wants(self, keys: str, own: Array | None, policys: Array | None) -> bool:
-        apart = own is not None and policys is not None and float(np.abs(own - policys).max()) > self._far
+        apart = False
+        if own is not None and policys is not None:
+            apart = float(np.abs(np.asarray(own, np.float64) - np.asarray(policys, np.float64)).max()) > self._far
         self._others = self._others + 1 if apart != self._taken else 0
         if self._others >= (6 if self._taken else 2):
             self._taken, self._others = not self._taken, 0

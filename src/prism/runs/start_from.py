@@ -34,7 +34,9 @@ def begin_with(policy: Policy, init: str) -> None:
     try:
         policy.load_state_dict(found.policy().state_dict())
     except RuntimeError:
-        raise PrismError(f"--init {init}: its network has another size; drop --preset and --set policy.*") from None
+        raise PrismError(
+            f"--init {init}: its network has another size; drop --preset, --set policy.* and exec_horizon"
+        ) from None
 
 
 def _sensors(spec: PolicySpec) -> str:
