@@ -59,19 +59,43 @@ def write_checkout(folder: Path) -> Path:
     return folder
 
 
+class FakeBullet:
+    """Four joints; their links are turned by nothing, a metre apart, and move along the first axis."""
+
+    joints = (b"base__button", b"base__switch", b"base__slide", b"base__drawer")
+
+    def stepSimulation(self, physicsClientId: int) -> None:  # noqa: N802
+        pass
+
+    def getNumJoints(self, body: int, physicsClientId: int) -> int:  # noqa: N802
+        return len(self.joints)
+
+    def getJointInfo(self, body: int, joint: int, physicsClientId: int) -> tuple[Any, ...]:  # noqa: N802
+        return (joint, self.joints[joint], *[0] * 11, (1.0, 0.0, 0.0))
+
+    def getJointState(self, body: int, joint: int, physicsClientId: int) -> tuple[float]:  # noqa: N802
+        return (0.25,)
+
+    def getLinkState(self, body: int, joint: int, physicsClientId: int) -> tuple[Any, ...]:  # noqa: N802
+        return (*[None] * 4, (joint + 0.25, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+
+    def getMatrixFromQuaternion(self, turn: object) -> list[float]:  # noqa: N802
+        return np.eye(3).ravel().tolist()
+
+
 class FakeSim:
     """A drawer (scene_obs[1]) that the first action moves, a lamp (scene_obs[5]) that the second one dims."""
 
     def __init__(self) -> None:
         self.cid, self.action_repeat, self.np_random = 0, 8, np.random.default_rng(0)
         self.cameras = [
-            SimpleNamespace(name="static", height=6, width=8),
+            SimpleNamespace(name="static", height=6, width=8, render=lambda: (np.zeros((6, 8, 3)), np.zeros((6, 8)))),
             SimpleNamespace(name="gripper", height=4, width=4),
             SimpleNamespace(name="tactile", height=5, width=3),
         ]
-        self.scene = SimpleNamespace(np_random=None, step=lambda: None)
+        self.scene = SimpleNamespace(np_random=None, step=lambda: None, fixed_objects=[SimpleNamespace(uid=5)])
         self.robot = SimpleNamespace(gripper_action=1, apply_action=self._apply)
-        self.p = SimpleNamespace(stepSimulation=lambda physicsClientId: None)
+        self.p = FakeBullet()
         self.loads = self.settled = 0
         self._robot, self._scene = np.zeros(15), np.zeros(24)
 
@@ -100,8 +124,8 @@ class FakeSim:
         }
         depth = {"depth_static": np.full((6, 8), 4.0), "depth_gripper": np.full((4, 4), 0.3)}
         return {
-            "rgb_obs": rgb,
-            "depth_obs": {**depth, "depth_tactile": np.zeros((5, 3, 2))},
+            "rgb_obs": rgb if self.cameras else {},
+            "depth_obs": {**depth, "depth_tactile": np.zeros((5, 3, 2))} if self.cameras else {},
             "robot_obs": self._robot.copy(),
             "scene_obs": self._scene.copy(),
         }

@@ -36,7 +36,7 @@ from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.rollout.episodes import check_fits, run_episode
 from prism.sensors import SensorSpec, decode_text
-from prism.sims.tasks import make_env, make_expert
+from prism.sims.tasks import make_env
 from tests import test_sims_conformance as suite
 from tests.calvin_fakes import FakeSim, make_world, write_checkout
 
@@ -64,7 +64,7 @@ def fake(made: World, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.mark.parametrize("check", SUITE, ids=lambda check: getattr(check, "__name__", "not a number"))
-@pytest.mark.parametrize("task", ["calvin", "calvin-open_drawer", "calvin-unstack_block"])
+@pytest.mark.parametrize("task", ["calvin", "calvin-open_drawer", "calvin-unstack_block", "calvin-open_drawer-state"])
 def test_conformance_of_the_adapter(fake: World, task: str, check: Callable[..., None]) -> None:
     check(make_env(task))
 
@@ -271,8 +271,3 @@ def test_damaged_checkouts_are_named(tmp_path: Path) -> None:
     (root / "calvin_models/conf/annotations/new_playtable_validation.yaml").write_text("a: [")
     with pytest.raises(PrismError, match=r"validation\.yaml: not readable"):
         found.sentences()
-
-
-def test_there_is_no_expert(fake: World) -> None:
-    with pytest.raises(PrismError, match="no scripted expert"):
-        make_expert("calvin", make_env("calvin"))

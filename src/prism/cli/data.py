@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional
 
-from prism.cli.style import DatasetOptions, OutputFile, option
+from prism.cli.style import CalvinOption, DatasetOptions, OutputFile, option
 from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Collect:
+class Collect(CalvinOption):
     """Record demonstrations of a task from its expert, or fetch public ones.
 
     Try:
         prism data collect metaworld-button-press-topdown --episodes 20
         prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
+        prism data collect calvin-open_drawer-state --calvin ~/calvin
         prism data collect pusht-human              206 demonstrations of people, from the internet
 
     Only episodes that succeed are kept. Nothing existing is overwritten.
@@ -56,6 +57,7 @@ class Collect:
         from prism.runs.demonstrations import COLLECTED
         from prism.sims.collect import collect
 
+        self.find_calvin()
         if self.task in DOWNLOADS:
             self._download()
             return

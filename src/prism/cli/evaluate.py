@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from prism.cli.style import JsonOutput, option
+from prism.cli.style import CalvinOption, JsonOutput, option
 from prism.cli.summary import print_summary
 from prism.errors import PrismError, check_numbers
 
 
 @dataclass(frozen=True)
-class Eval(JsonOutput):
+class Eval(JsonOutput, CalvinOption):
     """Roll a trained policy out on seeds it has never seen, and measure it.
 
     Try:
@@ -49,8 +48,6 @@ class Eval(JsonOutput):
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
     lists them all."""
-    calvin: Annotated[Path | None, option("PATH")] = None
-    """Where CALVIN is checked out. Default: PRISM_CALVIN."""
     workers: Annotated[int | None, option("N")] = None
     """Processes that roll out in parallel. Default: one a core."""
     backend: Annotated[str, option("NAME")] = "eager"
@@ -77,8 +74,7 @@ class Eval(JsonOutput):
                 f"--report shows what is recorded in the run, and {other} leaves that alone: "
                 "drop one of the two, or write the numbers with --json"
             )
-        if self.calvin is not None:  # the rollouts' processes inherit it
-            os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
+        self.find_calvin()
         options = EvalOptions(
             task=self.task,
             episodes=self.episodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,18 @@ def option(metavar: str) -> Any:
 
 
 OutputFile = Annotated[Path | None, option("FILE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalvinOption:
+    """A command that may make one of CALVIN's environments."""
+
+    calvin: Annotated[Path | None, option("PATH")] = None
+    """Where CALVIN is checked out. Default: PRISM_CALVIN."""
+
+    def find_calvin(self) -> None:
+        if self.calvin is not None:  # the rollouts' processes inherit it
+            os.environ["PRISM_CALVIN"] = str(self.calvin.expanduser().resolve())
 
 
 @dataclass(frozen=True, kw_only=True)

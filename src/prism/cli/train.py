@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from prism.cli.style import DatasetOptions, option
+from prism.cli.style import CalvinOption, DatasetOptions, option
 from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Preset = Literal["tiny", "base", "paper", "fast", "paper-literal"]
 
 
 @dataclass(frozen=True)
-class Train(DatasetOptions):
+class Train(DatasetOptions, CalvinOption):
     """Train a policy: on a recipe, a task, a dataset of yours, or several of these.
 
     Try:
@@ -131,7 +131,8 @@ class Train(DatasetOptions):
         from prism.distributed import ranks
         from prism.runs.workflow import train_recipe
 
-        given: Any = {f.name: getattr(self, f.name) for f in fields(self)}
+        self.find_calvin()
+        given: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "calvin"}
         name, out, resume = given.pop("recipe"), given.pop("out"), given.pop("resume")
         go_on: bool | Literal["auto"] = "auto" if given.pop("auto_resume") else resume
         run, experiment, result = train_recipe(name, out, go_on, Console(stderr=True), **given)

@@ -12,6 +12,9 @@ Sensors have the names of the dataset's keys (what `prism train CALVIN/training`
     rgb_tactile, tactile           (160, 120, 6), only where `tacto` is installed
     robot_obs, proprio             (15,)             text                        (64,) the command
 
+Recordings (`prism data collect`) hold the dataset's names alone. The variants `-state` have no pictures, which are nine
+tenths of the time, and show the simulator's own state instead: proprio (11,), object_state (54,), text.
+
 calvin_env keeps one world a process in module-level calls, so the environments of a process share one: the last reset
 owns it. Every reset loads the world anew: Bullet's contact caches would make an episode depend on the one before.
 """
@@ -46,6 +49,7 @@ from prism_sims.calvin_checkout import (
     quiet,
     starts,
 )
+from prism_sims.calvin_scene import OBJECT_STATE, PROPRIO, Fixture, Scene, object_state, proprio, read_fixtures
 
 MAX_STEPS = 360  # a command
 FPS = 30.0
@@ -61,6 +65,12 @@ _ALIASES = {
     "rgb_gripper": "rgb_wrist", "depth_gripper": "depth_wrist", "rgb_tactile": "tactile", "robot_obs": "proprio"
 }  # fmt: skip
 
+_STATE = {
+    "proprio": SensorSpec("proprio", "vector", (PROPRIO,)),
+    "object_state": SensorSpec("object_state", "vector", (OBJECT_STATE,)),
+    "text": SensorSpec("text", "text", (TEXT_BYTES,)),
+}
+
 
 class World:
     """The one CALVIN simulator of this process, and what its checkout knows."""
@@ -70,7 +80,12 @@ class World:
         self.sentences = checkout.sentences()
         self.chains = Chains(*checkout.rules())
         self.place = checkout.placement()
+        self.cameras = list(sim.cameras)
         self.owner: object = None
+
+    @functools.cached_property
+    def fixtures(self) -> dict[str, Fixture]:
+        return read_fixtures(self.sim)
 
     def restart(self, state: Symbols) -> Mapping[str, Any]:
         """Everything as loaded, then as the symbolic state says; the first observation."""
@@ -157,23 +172,26 @@ def world(path: Path | None = None) -> World:
 class CalvinEnv(Simulation):
     """`task` None: chains of five commands."""
 
-    def __init__(self, task: str | None = None, path: Path | None = None) -> None:
+    def __init__(self, task: str | None = None, inputs: str = "sensors", path: Path | None = None) -> None:
         self.task = task
         self._world = world(path)
-        self._shown = self._survey()
+        self._cameras = self._world.cameras if inputs == "sensors" else []
+        self._shown = self._survey() if inputs == "sensors" else _STATE
         self.goals: tuple[str, ...] = ()  # the commands of this episode, by name
         self.goal_index = 0  # which of them is to be done now
         self._observation: Mapping[str, Any] = {}
         self._start_info: Any = None
         self._command_steps = 0
-        name = next(name for name, of in NAMES.items() if of == task)
+        name = next(name for name, of in NAMES.items() if of == (task, inputs))
         max_steps = MAX_STEPS * (1 if task else LENGTH)
         super().__init__(name, tuple(self._shown.values()), -np.ones(7), np.ones(7), FPS, max_steps)
+        twice = set(_ALIASES.values()) if inputs == "sensors" else set()
+        self.recorded_sensors = tuple(spec for spec in self.sensors if spec.name not in twice)
 
     def _survey(self) -> dict[str, SensorSpec]:
         """What this world's cameras say of themselves, by the dataset's names and by this project's."""
         specs: list[SensorSpec] = []
-        for camera in self._world.sim.cameras:
+        for camera in self._cameras:
             size = (int(camera.height), int(camera.width)) if hasattr(camera, "height") else (160, 120)
             if camera.name == "tactile":
                 specs.append(SensorSpec("rgb_tactile", "tactile", (*size, 6)))
@@ -196,7 +214,7 @@ class CalvinEnv(Simulation):
         else:
             state, self.goals = self._world.chains.start_for(self.task, number % 2**32), (self.task,)
         self.goal_index = 0
-        self._world.owner = self
+        self._world.owner, self._world.sim.cameras = self, self._cameras
         self._observation = self._world.restart(state)
         self._begin_command()
 
@@ -225,6 +243,10 @@ class CalvinEnv(Simulation):
         return replace(result, done=self._is_over)
 
     def _observe(self) -> dict[str, Array]:
+        text = encode_text(self.instruction, TEXT_BYTES).copy()
+        if self._shown is _STATE:
+            state = self.state()
+            return {"proprio": proprio(state), "object_state": object_state(self._world.fixtures, state), "text": text}
         raw = self._observation
         pictures = {**raw["rgb_obs"], **raw["depth_obs"]}
         streams: dict[str, Array] = {"robot_obs": np.array(raw["robot_obs"], dtype=np.float32)}
@@ -232,8 +254,10 @@ class CalvinEnv(Simulation):
             if name in pictures:
                 streams[name] = np.array(pictures[name], dtype=spec.dtype)
         streams |= {alias: streams[name].copy() for name, alias in _ALIASES.items() if name in streams}
-        streams["text"] = encode_text(self.instruction, TEXT_BYTES).copy()
-        return streams
+        return streams | {"text": text}
+
+    def record(self, observation: Mapping[str, Array]) -> dict[str, Array]:
+        return {spec.name: observation[spec.name] for spec in self.recorded_sensors}
 
     def state(self) -> NDArray[np.float64]:
         """robot_obs (15) and scene_obs (24): slider, drawer, button, switch, two lights, poses of three blocks."""
@@ -241,10 +265,17 @@ class CalvinEnv(Simulation):
             raise PrismError(f"{self.name}: call reset(seed) before state()")
         return np.concatenate([self._observation["robot_obs"], self._observation["scene_obs"]]).astype(np.float64)
 
+    def scene(self) -> Scene:
+        """What the experts see."""
+        return Scene.read(self._world.fixtures, self.state())
+
     def render(self) -> NDArray[np.uint8] | None:
         if not self._observation:
             return None
-        return np.array(self._observation["rgb_obs"]["rgb_static"], dtype=np.uint8)
+        picture = self._observation["rgb_obs"].get("rgb_static")
+        if picture is None:  # a variant without pictures
+            picture = next(camera for camera in self._world.cameras if camera.name == "static").render()[0]
+        return np.array(picture, dtype=np.uint8)
 
     def close(self) -> None:
         """The world stays: the process has one, and the next environment takes it."""

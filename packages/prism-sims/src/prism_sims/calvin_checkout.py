@@ -43,8 +43,12 @@ TASKS: tuple[str, ...] = (
     *(f"turn_{state}_{light}" for light in ("lightbulb", "led") for state in ("on", "off")),
 )  # fmt: skip
 
-NAMES: dict[str, str | None] = {"calvin": None, **{f"calvin-{task}": task for task in TASKS}}  # None: chains of five
-
+# name -> command, and what a policy sees; None: chains of five
+NAMES: dict[str, tuple[str | None, str]] = {
+    f"calvin{command and '-'}{command}{suffix}": (command or None, inputs)
+    for inputs, suffix in (("sensors", ""), ("state", "-state"))
+    for command in ("", *TASKS)
+}
 
 VARIABLE = "PRISM_CALVIN"
 PACKAGES = "pybullet gym==0.26.2 hydra-core hydra-colorlog gitpython numpy-quaternion opencv-python-headless scipy"

@@ -103,8 +103,10 @@ GO2 = _family(
 CALVIN = _family(
     calvin_checkout.NAMES,
     "calvin:CalvinEnv",
-    recipe="state",
+    expert="calvin_expert:CalvinExpert",
+    recipe={"sensors": "pixels", "state": "disturbed"},
     actions="delta",
     grippers=(6,),
-    remedy="train on CALVIN's recordings (prism train CALVIN/training)",
+    packages=("pybullet",),
+    quick=False,
 )
