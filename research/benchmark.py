@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tyro.conf import Positional, arg
 
+from prism.cli.style import option
 from prism.controller import ControllerConfig, check_controller
 from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
@@ -68,6 +69,8 @@ class Config(Written):
     """Candidates a plan; default: the run's own, or the benchmark's."""
     selection: str | None = None
     """Selection rule; default: the run's own."""
+    success_at: Annotated[int | None, option("K")] = None
+    """Success@K as the paper has it: of K candidates the best by ProxyScore is executed."""
     set: tuple[str, ...] = ()
     """Settings of the controller: KEY=VALUE."""
     expert: Path | None = None
@@ -93,7 +96,7 @@ def run(config: Config, console: Console) -> BenchmarkResult:
         backend=config.backend,
         record=RecordConfig() if config.videos else None,
     )
-    plan = make_plan(config.name, config.runs, options, config.expert, config.episodes)
+    plan = make_plan(config.name, config.runs, options, config.expert, config.episodes, config.success_at)
     for line in plan.skipped:
         print(f"not for {config.name}: {line}", file=sys.stderr)
     work = config.work or _beside(config.runs) / f"benchmark-{config.name}"
@@ -170,9 +173,14 @@ def make_plan(
     options: EvalOptions | None = None,
     expert: Path | None = None,
     episodes: int | None = None,
+    success_at: int | None = None,
 ) -> Plan:
     """Every task that the runs play; PrismError for whatever would go wrong later."""
     bench, options = benchmark(name), options or EvalOptions()
+    if success_at is not None:
+        options = at_k(options, success_at, [Run(path).spec for path, _ in find_runs(paths)])
+        rule = f"{bench.rule}; Success@{success_at}: of {success_at} candidates the best by ProxyScore is executed"
+        bench = replace(bench, rule=rule, success_at=success_at)
     if options.candidates is None and bench.candidates is not None:
         options = replace(options, candidates=bench.candidates)
     if options.record is not None and len(bench.tasks) > 10:
@@ -207,6 +215,21 @@ def make_plan(
     return Plan(bench, options, tuple(cells), tuple(skipped), rates, episodes)
 
 
+def at_k(options: EvalOptions, k: int, specs: Sequence[PolicySpec]) -> EvalOptions:
+    """The paper's Success@K: K candidates, and of them the one whose first induced pose scores best."""
+    if options.candidates is not None or options.selection is not None:
+        raise PrismError("give --success-at, or --candidates and --selection: the first sets both others")
+    if k < 1:
+        raise PrismError(f"--success-at {k} is out of range: use 1 or more")
+    shapes = {sensor.name: sensor.shape for spec in specs for sensor in spec.sensors}
+    settings: tuple[str, ...] = ()
+    if "robot_obs" in shapes:  # CALVIN's own sensors: the hand's pose comes first
+        settings = ("selection.pose_sensor=robot_obs", "selection.pose_dims=6")
+    elif shapes.get("proprio") == (11,):  # CALVIN's state variants: a position, then sines and cosines
+        settings = ("selection.pose_dims=3",)
+    return replace(options, candidates=k, selection="proxy_score", settings=(*settings, *options.settings))
+
+
 def _cells(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[Cell]:
     spec = Run(path).spec
     controller = options.controller(experiment.controller)
@@ -223,7 +246,7 @@ def _variant_for(bench: Benchmark, base: str, spec: PolicySpec) -> str:
     if sensors & {"depth_static", "depth_wrist"}:
         wanted = "-rgbd"
     else:
-        wanted = "-pixels" if sensors & {"rgb_static", "rgb_wrist"} else ""
+        wanted = "-pixels" if sensors & {"rgb_static", "rgb_wrist"} else "-state" if "object_state" in sensors else ""
     return base + wanted if base + wanted in variants else base
 
 

@@ -44,6 +44,7 @@ class Benchmark:
     episodes_of: Mapping[str, int] = field(default_factory=dict)  # where a task has its own number
     one_policy: bool = False  # one run plays every task
     candidates: int | None = None  # K, where the benchmark's published figures have one
+    success_at: int | None = None  # K of the paper's Success@K, where that was asked for
 
     def planned(self, task: str, episodes: int | None = None) -> int:
         return episodes or self.episodes_of.get(task, self.episodes)
@@ -234,6 +235,7 @@ class BenchmarkResult:
         data: dict[str, Any] = {
             "benchmark": bench.name,
             "protocol": bench.rule,
+            "success_at": bench.success_at,
             "settings": list(self.settings),
             "complete": not self.departures(),
             "departures": list(self.departures()),

@@ -33,7 +33,13 @@ from prism.sims.collect import TooFewError, collect, cores, settings
 from prism.sims.tasks import TASKS, task_names
 from research.report import Written, show_rows
 
-VARIANTS = ("-pixels", "-rgbd", "-keypoints", "-edge", "-state")  # other sensors or starts: only where they are asked for
+VARIANTS = (
+    "-pixels",
+    "-rgbd",
+    "-keypoints",
+    "-edge",
+    "-state",
+)  # other sensors or starts: only where asked for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,13 @@ from prism import cli
 from prism.controller import ControllerConfig
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.policy import PolicySpec
 from prism.rollout.metrics import wilson_interval
 from prism.rollout.results import EpisodeResult, EvaluationResult
 from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
 from research import benchmark as command
-from research.benchmark import find_runs, make_plan, overview, run_plan, write_benchmark
+from research.benchmark import at_k, find_runs, make_plan, overview, run_plan, write_benchmark
 from research.benchmark_protocols import NAMES, PAPER, BenchmarkResult, benchmark, macro_interval
 from research.report import Cells, carry_out
 
@@ -233,3 +234,17 @@ def test_what_several_versions_played_is_said() -> None:
 def test_prism_eval_names_where_benchmarks_went(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["eval", "runs", "--benchmark", "metaworld"]) == 2
     assert "python -m research benchmark" in capfd.readouterr().err
+
+
+def test_success_at_k_is_the_papers_selection(trained: Path) -> None:
+    pytest.importorskip("gym_pusht")
+    plan = make_plan("pusht", [trained], success_at=8)
+    assert plan.cells[0].controller.candidates == 8
+    assert plan.cells[0].controller.selection.rule == "proxy_score"
+    assert BenchmarkResult(plan.benchmark, {}).to_json()["success_at"] == 8
+    calvin = PolicySpec("p", {}, (SensorSpec("robot_obs", "vector", (15,)),), 7, 30.0, 2, 12)
+    assert "selection.pose_sensor=robot_obs" in at_k(EvalOptions(), 8, [calvin]).settings
+    with pytest.raises(PrismError, match="the first sets both others"):
+        make_plan("pusht", [trained], EvalOptions(candidates=4), success_at=8)
+    with pytest.raises(PrismError, match="--success-at 0 is out of range"):
+        make_plan("pusht", [trained], success_at=0)
