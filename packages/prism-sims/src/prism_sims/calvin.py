@@ -54,6 +54,8 @@ from prism_sims.calvin_scene import OBJECT_STATE, PROPRIO, Fixture, Scene, objec
 MAX_STEPS = 360  # a command
 FPS = 30.0
 TEXT_BYTES = 64
+SHIFT = 4  # pixels by which a picture is moved in training, out of the margin that is left
+SEEN = 96  # a policy of recordings made here sees pictures at most this large; CALVIN's own have their settings
 EGL = "PRISM_CALVIN_EGL"  # "1": draw on the GPU, as CALVIN's own evaluation does
 
 _AWAY = range(6, 12)  # the hand that holds one moves by 12 cm meanwhile, and comes to rest
@@ -196,11 +198,15 @@ class CalvinEnv(Simulation):
             if camera.name == "tactile":
                 specs.append(SensorSpec("rgb_tactile", "tactile", (*size, 6)))
             else:
-                specs.append(SensorSpec(f"rgb_{camera.name}", "rgb", (*size, 3)))
-                specs.append(SensorSpec(f"depth_{camera.name}", "depth", size))
+                seen: dict[str, Any] = {}
+                if min(size) > 4 * SHIFT:
+                    seen = {"crop": (size[0] - 2 * SHIFT, size[1] - 2 * SHIFT), "random_shift": SHIFT}
+                    seen["resize"] = (SEEN, SEEN) if min(size) > 2 * SEEN else None
+                specs.append(SensorSpec(f"rgb_{camera.name}", "rgb", (*size, 3), **seen))
+                specs.append(SensorSpec(f"depth_{camera.name}", "depth", size, **seen))
         specs += [SensorSpec("robot_obs", "vector", (15,)), SensorSpec("text", "text", (TEXT_BYTES,))]
         named = [(name, spec) for spec in specs for name in (spec.name, _ALIASES.get(spec.name, spec.name))]
-        return {name: SensorSpec(name, spec.kind, spec.shape) for name, spec in named}
+        return {name: replace(spec, name=name) for name, spec in named}
 
     @property
     def instruction(self) -> str:
