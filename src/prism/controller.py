@@ -466,7 +466,8 @@ def least_jerk(plan: FloatArray, past: FloatArray, weight: float) -> FloatArray:
 def _least_jerk(steps: int, past: int, weight: float) -> tuple[FloatArray, FloatArray]:
     third = np.diff(np.eye(past + steps), n=3, axis=0)
     old, new = third[:, :past], third[:, past:]
-    return np.linalg.inv(np.eye(steps) + weight * new.T @ new), weight * new.T @ old
+    inverse: FloatArray = np.linalg.inv(np.eye(steps) + weight * new.T @ new).astype(np.float64)
+    return inverse, weight * new.T @ old
 
 
 def action_scale(policy: Policy) -> FloatArray:
