@@ -190,8 +190,8 @@ class Run:
         trained = Trained(self.run_folder)
         device = backend_device(self.device, self.backend)
         if self.live is not None:
-            with self._live(trained, device, robot) as remote:
-                yield remote
+            with self._live(trained, device) as beside:
+                yield beside
             return
         controller = trained.controller(device, seed=self.first_seed, settings=self.set)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
@@ -204,7 +204,7 @@ class Run:
             local.close()
 
     @contextmanager
-    def _live(self, trained: Trained, device: Any, robot: Robot) -> Iterator[Planner]:
+    def _live(self, trained: Trained, device: Any) -> Iterator[Planner]:
         from prism_client import RemotePlanner
 
         from prism.runs.run import changed
