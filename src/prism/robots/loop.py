@@ -63,10 +63,12 @@ class Keys:
 
 
 class Commander(Protocol):
-    who: str  # commanded last
-    plan: Reply | None  # made in the last step
-    label: Array | None  # what to record of the last step, where it is not what was executed
-
+    @property
+    def who(self) -> str: ...  # commanded last
+    @property
+    def plan(self) -> Reply | None: ...  # made in the last step
+    @property
+    def label(self) -> Array | None: ...  # what to record of the last step, where it is not what was executed
     def start(self, seed: int) -> None: ...
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         """The next action; None: stand still. PlanError or PrismError stops the robot."""
