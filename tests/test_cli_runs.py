@@ -86,8 +86,10 @@ def test_train_resume_and_evaluate(
     assert "--resume" in capfd.readouterr().err
     assert cli.main(["train", "pusht", "--resume"]) == 0
     assert last_step(run) == 3
-    assert cli.main(["train", "pusht", "--resume", "--steps", "9"]) == cli.EXIT_USER
-    assert "steps = 3 there, 9 now" in capfd.readouterr().err
+    assert cli.main(["train", "pusht", "--resume", "--steps", "2"]) == cli.EXIT_USER
+    assert "steps = 3 there, 2 now" in capfd.readouterr().err
+    assert cli.main(["train", "pusht", "--resume", "--steps", "4"]) == 0  # a larger budget: it goes on
+    assert last_step(run) == 4
 
     evaluate = ["eval", str(run), "--episodes", "1", "--workers", "1", "--candidates", "2", "--json", "result.json"]
     assert cli.main(evaluate) == 0

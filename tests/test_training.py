@@ -189,7 +189,7 @@ def test_resume_of_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"learning_rate": 0.5}, r"learning_rate = 0.001 there, 0.5 now"), ({"steps": 20}, r"steps = 10 there, 20 now")],
+    [({"learning_rate": 0.5}, r"learning_rate = 0.001 there, 0.5 now"), ({"steps": 5}, r"steps = 10 there, 5 now")],
 )
 def test_resume_with_another_config_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     run(tmp_path, stopping_policy(2))
