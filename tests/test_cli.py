@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -117,3 +118,14 @@ def test_a_command_that_moved_names_its_new_place(prism: Run, name: str) -> None
     status, out, err = prism(*name.split(), "--json", "F")
     assert (status, out) == (cli.EXIT_USER, "")
     assert err == f"prism: error: prism {name} is gone from here: {cli.MOVED[name]}\n"
+
+
+def test_short_forms_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    for name in ("export", "data inspect"):
+        monkeypatch.setattr(cli.COMMANDS[name], "run", lambda self: seen.append(self))
+    assert cli.main(["push", "runs/mine", "me/mine", "--private"]) == 0
+    assert (str(seen[0].run_folder), seen[0].hub, seen[0].private) == ("runs/mine", "me/mine", True)
+    assert cli.main(["data", "view", "my-data", "my.rrd"]) == 0
+    assert (str(seen[1].path), str(seen[1].rerun)) == ("my-data", "my.rrd")
+    assert cli.main(["push", "runs/mine"]) == cli.EXIT_USER

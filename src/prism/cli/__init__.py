@@ -70,12 +70,13 @@ _STUDIES = (
     "lemmas", "threshold", "multimodality", "ablations", "demonstrations", "selection", "failures", "trends",
 )
 # fmt: on
+# Two words for what another command does: prism push RUN NAME is prism export RUN --hub NAME.
+SHORT = {"push": ("export", "--hub"), "data view": ("data inspect", "--rerun")}
 # What a reviewer runs is not installed: it is in research/ of a checkout.
 MOVED: dict[str, str] = {
     **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
     **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
     "study modality": "use python -m research modality-dropout, in a checkout",
-    "push": "use prism export RUN --hub USER/NAME",
     "bench compare": "use prism compare",
     "data download": "use prism data collect pusht-human",
     "data collect --all": "use python -m research experts SIMULATOR, in a checkout",
@@ -143,6 +144,12 @@ def unknown(tried: str, names: Iterable[str], program: str, group: Sequence[str]
 
 
 def _dispatch(words: list[str]) -> int:
+    for short, (command, option) in SHORT.items():
+        head, rest = words[: short.count(" ") + 1], words[short.count(" ") + 1 :]
+        if " ".join(head) == short:
+            if len([word for word in rest[:2] if not word.startswith("-")]) < 2:  # --help too
+                raise PrismError(f"prism {short} A B is prism {command} A {option} B: see prism {command} --help")
+            words = [*command.split(), rest[0], option, *rest[1:]]
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
         for word in words[size:]:
