@@ -89,7 +89,7 @@ def test_bad_input(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str])
         "two": (["export", str(run), "--lerobot", "a", "--onnx", "b"], "one of"),
         "exists": (["export", str(run), "--lerobot", str(mine)], "exists already"),
         "not ours": (["export", str(run), "--lerobot", str(mine), "--overwrite"], "not overwritten"),
-        "push": (["push", str(run), "me/it"], "prism export RUN --hub"),
+        "push": (["push", str(run)], "prism export A --hub B"),
         "no id": (["serve", "hf://only-a-user"], "hf://USER/NAME"),
         "no name": (["export", str(run), "--hub", "no-user"], "USER/NAME"),
     }
