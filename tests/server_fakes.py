@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from prism.controller import ControllerConfig
 from prism.policy import Policy
+from prism.serve.beside import THREAD, served
 from prism.serve.server import PolicyServer, ServerConfig
 from tests.policy_fakes import small_policy
 
@@ -26,36 +26,10 @@ def serving(
 ) -> Iterator[PolicyServer]:
     """A server on a free port, in a thread with its own event loop."""
     server = PolicyServer(policy or small_policy(), controller, ServerConfig(port=0, **config), "small")
-    started = threading.Event()
-    handles: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-    failure: list[BaseException] = []
-
-    async def main() -> None:
-        stop = asyncio.Event()
-        handles.append((asyncio.get_running_loop(), stop))
-        await server.run(stop, started.set)
-
-    def run() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            failure.append(error)
-        finally:
-            started.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait(30)
-    try:
-        if failure:
-            raise failure[0]
+    before = set(threading.enumerate())
+    with served(server):
         yield server
-    finally:
-        loop, stop = handles[0]
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
-        assert not thread.is_alive()
+    assert not [one for one in set(threading.enumerate()) - before if one.name == THREAD], "it ends with its server"
 
 
 class OpenPi:

@@ -209,9 +209,13 @@ class Run:
 
         from prism.runs.run import changed
         from prism.serve.beside import served
+        from prism.serve.server import PolicyServer, ServerConfig
 
         policy = trained.policy(device, backend=self.backend)
-        with served(policy, changed(trained.settings, settings=self.set), trained.name, self.live or 0) as server:
+        controller = changed(trained.settings, settings=self.set)
+        with served(
+            PolicyServer(policy, controller, ServerConfig(port=self.live or 0, rate=0.0), trained.name)
+        ) as server:
             print(f"live page: http://127.0.0.1:{server.port}/")
             remote = RemotePlanner(f"ws://127.0.0.1:{server.port}")
             try:

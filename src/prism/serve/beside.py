@@ -7,15 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prism.controller import ControllerConfig
-from prism.policy import Policy
-from prism.serve.server import PolicyServer, ServerConfig
+from prism.serve.server import PolicyServer
+
+THREAD = "live page"
 
 
 @contextmanager
-def served(policy: Policy, controller: ControllerConfig, name: str, port: int) -> Iterator[PolicyServer]:
-    """On this computer only, in a thread with an event loop of its own; `port` 0: a free one."""
-    server = PolicyServer(policy, controller, ServerConfig(port=port, rate=0.0), name)
+def served(server: PolicyServer) -> Iterator[PolicyServer]:
+    """In a thread with an event loop of its own."""
     started = threading.Event()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
     failure: list[BaseException] = []
@@ -33,7 +32,7 @@ def served(policy: Policy, controller: ControllerConfig, name: str, port: int) -
         finally:
             started.set()
 
-    thread = threading.Thread(target=run, name="live page", daemon=True)
+    thread = threading.Thread(target=run, name=THREAD, daemon=True)
     thread.start()
     started.wait()
     try:
@@ -43,4 +42,4 @@ def served(policy: Policy, controller: ControllerConfig, name: str, port: int) -
     finally:
         if loops and thread.is_alive():
             loops[0][0].call_soon_threadsafe(loops[0][1].set)
-        thread.join(timeout=10.0)
+        thread.join(timeout=30.0)
