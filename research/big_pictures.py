@@ -39,7 +39,7 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.data.episodes import Array
-from prism.data.formats.lerobot_writer import VideoWriter
+from prism.data.formats.video import VideoWriter
 from prism.errors import PrismError, need
 from prism.rollout.results import run_info
 from prism.training.monitor import read_log

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array
-from prism.data.formats.lerobot_writer import VideoWriter
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.formats.video import VideoWriter
 from prism.errors import need
 from prism.sensors import SensorSpec
 

@@ -95,13 +95,13 @@ def prism_batches(settings: dict[str, Any]) -> tuple[Iterator[Any], dict[str, An
     import torch
 
     from prism.data import open_dataset
-    from prism.data.formats import lerobot_files
+    from prism.data.formats import video
     from prism.data.loader import BatchOrder, read_batch
     from prism.data.pictures import cached_pictures, with_default_sizes
     from prism.data.windows import Windows
 
     torch.set_num_threads(1)
-    decoder = lerobot_files._Decoder
+    decoder = video._Decoder
     decoder._frame_at = timed("decode", decoder._frame_at)  # type: ignore[method-assign]
     decoder._seek = timed("seek", decoder._seek)  # type: ignore[method-assign]
     decoder._to_rgb = timed("convert", decoder._to_rgb)  # type: ignore[method-assign]

@@ -216,7 +216,7 @@ def test_lerobot_with_pictures_in_parquet(tmp_path: Path) -> None:
 
 
 def test_consecutive_frames_are_decoded_once(tmp_path: Path) -> None:
-    from prism.data.formats.lerobot_files import VideoFrames, _Decoder
+    from prism.data.formats.video import VideoFrames, _Decoder
 
     file = write_lerobot_v3(tmp_path / "set", 250) / f"videos/{CAMERA}/chunk-000/file-001.mp4"
     decoded = 0
@@ -245,7 +245,7 @@ def test_consecutive_frames_are_decoded_once(tmp_path: Path) -> None:
 
 
 def test_memory_of_the_frame_cache_is_bounded(tmp_path: Path) -> None:
-    from prism.data.formats.lerobot_files import VideoFrames
+    from prism.data.formats.video import VideoFrames
 
     file = write_lerobot_v3(tmp_path / "set") / f"videos/{CAMERA}/chunk-000/file-001.mp4"
     frames = VideoFrames(cache_bytes=3 * 32 * 48 * 3)

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -37,7 +36,7 @@ from prism.runs.recipes import own_data
 from prism.runs.run import Run
 from prism.runs.workflow import _with_actions
 from prism.selection import SelectionConfig
-from prism.sensors import ActionSpec, SensorSpec, action_spec_of, decode_text
+from prism.sensors import ActionSpec, SensorSpec, decode_text
 from tests.test_report_rerun import FakeRerun
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
@@ -57,28 +56,6 @@ def trained(recorded: Path) -> Path:
     small = ("--set", "policy.obs_horizon=2", "policy.pred_horizon=8", "controller.exec_horizon=4")
     assert main(["train", str(recorded), "--steps", "4", "--out", str(run), *small]) == 0
     return run
-
-
-def test_a_recording_is_what_the_task_shows(tmp_path: Path) -> None:
-    """Streams of 40 and 10 a second, brought to one rate, are the observations of the simulated task."""
-    recorded = tmp_path / "task"
-    assert main(["record", str(recorded), *TASK, "--teleop", "scripted", "--episodes", "3"]) == 0
-    from prism.sims.collect import demonstrate
-    from prism.sims.tasks import make_env, make_expert
-
-    env = make_env("tabletop-insert-left")
-    source = open_dataset(recorded)
-    assert source.fps == 10
-    assert action_spec_of(source) == ActionSpec(("x", "y", "z", "gripper"), (), "ur5e", "delta")
-    expert = make_expert("tabletop-insert-left", env)
-    for number, said in enumerate(RecordingSource(recorded).provenances):
-        attempt = demonstrate(env, expert, said["seed"])
-        episode = source.read(number)
-        assert np.array_equal(episode.actions, attempt.actions)
-        for name, values in attempt.streams.items():
-            assert np.allclose(episode.streams[name], values, atol=1e-5), name
-        assert said["commanded_by"] == [["script", len(attempt.actions)]]
-        assert said["success"] is True
 
 
 def test_a_run_for_the_viewer(
@@ -105,55 +82,6 @@ def test_a_run_for_the_viewer(
     assert "run.rrd exists already: remove it, or choose another name" in capfd.readouterr().err
     assert main([*drive_it[:-1], str(tmp_path / "dry.rrd"), "--dry-run"]) == 0
     assert (tmp_path / "dry.rrd").is_file()
-
-
-def test_a_step_is_five_commands(recorded: Path) -> None:
-    """At 50 commands a second: what is recorded of a step is the sum of what was sent, and nothing else moved."""
-    source = RecordingSource(recorded)
-    assert source.fps == 10
-    for number in range(3):
-        episode = source.read(number)
-        with np.load(recorded / f"episode-{number:06d}" / COMMANDS, allow_pickle=False) as sent:
-            assert np.allclose(np.diff(sent["time"]), 0.02)
-            assert np.array_equal(np.unique(sent["step"]), np.arange(episode.length))
-            sums = np.stack([sent["command"][sent["step"] == step].sum(0) for step in range(episode.length)])
-            assert np.abs(np.diff(sent["command"][:, :3], axis=0)).max() <= 6.0 / 50 / 50 / 0.03 + 1e-5, "acceleration"
-        assert np.allclose(episode.actions[:, :3], sums[:, :3], atol=1e-5)
-        moved = np.diff(episode.streams["proprio"][:, :3], axis=0)
-        assert np.abs(moved - 0.03 * episode.actions[:-1, :3]).max() < 0.012, "the hand follows"
-
-
-def test_the_same_command_adds_episodes(recorded: Path, tmp_path: Path) -> None:
-    path = tmp_path / "more"
-    for _ in range(2):
-        assert main(["record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "1"]) == 0
-    assert [said["seed"] for said in RecordingSource(path).provenances] == [0, 1]
-    other = ("--robot", "ur5e-twin", "--option", "realtime=false", "task=tabletop-rattle")
-    assert main(["record", str(path), *other, "--teleop", "scripted", "--episodes", "1"]) == 2
-    assert len(open_dataset(path).lengths) == 2
-
-
-def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
-    path = tmp_path / "killed"
-    words = [sys.executable, "-m", "prism.cli", "record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "500"]
-    there = 0
-    for more in (1, 2, 5):
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        said = 0
-        for line in process.stdout:
-            said += line.startswith("episode ")
-            if said == more:
-                break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        source = RecordingSource(path)
-        assert len(source.lengths) >= there + said, "an episode that was said to be recorded is gone"
-        for episode in range(len(source.lengths)):
-            assert source.read(episode).length == source.lengths[episode]
-        there = len(source.lengths)
-    seeds = [said["seed"] for said in RecordingSource(path).provenances]
-    assert seeds == sorted(set(seeds))
 
 
 def test_training_knows_the_kind_of_what_was_recorded(trained: Path) -> None:
@@ -357,17 +285,6 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         error = capsys.readouterr().err
         assert said in error
         assert len(error.strip().splitlines()) == 1
-
-
-def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
-    robot = make_robot("ur5e-twin", ["realtime=false"])
-    robot.fps = 25.0
-    with pytest.raises(PrismError, match="another task, rate"):
-        Recording(recorded, robot, "tabletop-insert-left")
-    robot.fps = 10.0
-    robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
-    with pytest.raises(PrismError, match="another task, rate"):
-        Recording(recorded, robot, "tabletop-insert-left")
 
 
 def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:

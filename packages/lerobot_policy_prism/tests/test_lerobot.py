@@ -24,7 +24,8 @@ from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import RTCInferenceEngine, supports_rtc_inference
 from lerobot.utils.feature_utils import hw_to_dataset_features
 from lerobot.utils.import_utils import register_third_party_plugins
-from prism.data.formats.lerobot_writer import LeRobotWriter, ordinary_scheduling
+from prism.data.formats.lerobot_writer import LeRobotWriter
+from prism.data.formats.video import ordinary_scheduling
 from prism.errors import PrismError
 from prism.runs.run import Run
 from prism.runs.share import write_lerobot

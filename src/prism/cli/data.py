@@ -137,7 +137,7 @@ class Inspect(_OfDataset):
 
         refuse_existing(self.rerun, overwrite=self.overwrite)
         source, problems = readable(self.open(self.path, skip_damaged=None))
-        with _steps_bar() as advance:
+        with steps_bar() as advance:
             if self.page is None:
                 summary = summarise(source, format_name(Path(source.path)), advance, problems)
             else:
@@ -148,7 +148,7 @@ class Inspect(_OfDataset):
         if self.rerun is not None:
             from prism.report.rerun_log import log_dataset
 
-            with _steps_bar() as advance:
+            with steps_bar() as advance:
                 print(f"rerun: {log_dataset(source, self.rerun, self.overwrite, advance)}")
 
 
@@ -183,7 +183,7 @@ class Convert(_OfDataset):
         from prism.data.convert import convert
 
         source = self._source()
-        with _steps_bar() as advance:
+        with steps_bar() as advance:
             if self.to == "robomimic":
                 try:
                     from prism_sims.robosuite import to_robomimic  # replays them, for the simulator's states
@@ -212,7 +212,7 @@ class Convert(_OfDataset):
 
 
 @contextmanager
-def _steps_bar() -> Iterator[Callable[[int, int], None]]:
+def steps_bar() -> Iterator[Callable[[int, int], None]]:
     """A bar on a terminal; call it with the steps done and the steps in all."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from prism.cli.data import _OfDataset, _steps_bar
+from prism.cli.data import _OfDataset, steps_bar
 from prism.cli.style import option
 from prism.errors import PrismError
 
@@ -63,7 +63,7 @@ class Merge(_OfDataset):
         given |= {"episodes": self.episodes or None, "skip_damaged": self.skip_damaged}
         asked = customized(mixed([str(path) for path in self.datasets]), **given).demonstrations
         _, source = open_mixture(asked, Console(quiet=True), small=None)
-        with _steps_bar() as advance:
+        with steps_bar() as advance:
             how = (self.to, source.task, self.codec)
             result = convert(source, self.out, *how, overwrite=self.overwrite, progress=advance)
         for note in result.notes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ from prism.errors import PrismError
 
 if TYPE_CHECKING:
     from prism.data.align import Gaps
+    from prism.robots.base import Robot
     from prism.robots.loop import Keys, Outcome
     from prism.robots.recording import Recording, Trace
     from prism.robots.safety import Guard
@@ -52,6 +54,10 @@ class Record:
     """Of a twin's first scene. Default: after the last that is recorded in FOLDER."""
     text: Annotated[str | None, option("SENTENCE")] = None
     """What these episodes show, in words: they get a text sensor that says it. Another call may add others."""
+    no_video: bool = False
+    """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
+    lerobot: Annotated[Path | None, option("FOLDER")] = None
+    """At the end, write all that is recorded as a LeRobot v3 dataset to this folder too."""
     failures: bool = False
     """Keep what a twin says was no success, too."""
 
@@ -81,7 +87,8 @@ class Record:
             tell(robot, self.text)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
-        with Keys() as keys:
+        self._check_lerobot()
+        with recording.alone(), Keys() as keys:
             teleop = make_teleop(self.teleop, robot, keys.is_terminal, self.noise)
             announce(robot, limits, "s: keep; d: discard; r: redo; space or q: stop now")
             print(teleop.help, end="\n" if teleop.help else "")
@@ -93,36 +100,48 @@ class Record:
                 guard.close()
                 teleop.close()
                 if recording.episodes:
-                    _report(recording)
+                    self._finish(recording)
 
     def _record(self, guard: Guard, commander: Any, keys: Keys, recording: Recording) -> None:
         from prism.robots.loop import drive
         from prism.robots.recording import Trace
 
         robot, kept, attempts = guard.robot, 0, 0
+        cameras = self._cameras(robot)
         seed = recording.next_seed() if self.first_seed is None else self.first_seed
         polls = max(1, round(max(spec.fps or robot.rate for spec in robot.sensors) / robot.rate))
         while kept < self.episodes:
             attempts += 1
             if attempts > 4 * self.episodes + 20 and not keys.is_terminal:
                 raise PrismError(f"{kept} of {attempts - 1} attempts were kept; look at the script, or use --failures")
-            trace = Trace(robot)
-            end = drive(guard, commander, seed, self.seconds or robot.episode_seconds, keys, trace, polls, ends="dr")
-            if end.by_operator:
-                raise KeyboardInterrupt
-            if end.stopped and not robot.is_twin:
-                raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then record again")
-            verdict = self._verdict(end, trace, keys)
+            with recording.filming(cameras) as films:
+                trace = Trace(robot, films)
+                seconds = self.seconds or robot.episode_seconds
+                end = drive(guard, commander, seed, seconds, keys, trace, polls, ends="dr")
+                if end.by_operator:
+                    raise KeyboardInterrupt
+                if end.stopped and not robot.is_twin:
+                    raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then record again")
+                verdict = self._verdict(end, trace, keys)
+                gaps = self._keep(recording, trace, end, seed) if verdict == "keep" else ()
+            kept += verdict == "keep"
             if verdict == "keep":
-                gaps = self._keep(recording, trace, end, seed)
-                kept += 1
-                said = "; ".join(str(gap) for gap in gaps if gap.absent)
-                print(
-                    f"episode {kept} of {self.episodes} (seed {seed}): {len(trace)} steps{'; ' if said else ''}{said}"
-                )
+                said = "".join(f"; {gap}" for gap in gaps if gap.absent)
+                print(f"episode {kept} of {self.episodes} (seed {seed}): {len(trace)} steps{said}")
             else:
                 print(f"seed {seed}: {verdict}" + (f" ({end.stopped})" if end.stopped else ""))
             seed += verdict != "redo"
+
+    def _cameras(self, robot: Robot) -> list[str]:
+        """Which become video, and say so."""
+        cameras = [spec.name for spec in robot.sensors if spec.kind == "rgb"]
+        if not cameras or self.no_video:
+            return []
+        if find_spec("av") is None:
+            print("cameras are kept pixel by pixel; as video they are smaller: pip install 'prism-policy[data]'")
+            return []
+        print(f"as video, compressed meanwhile (--no-video keeps every pixel): {', '.join(cameras)}")
+        return cameras
 
     def _verdict(self, end: Outcome, trace: Trace, keys: Keys) -> Literal["keep", "discard", "redo"]:
         pressed = end.keys
@@ -140,17 +159,46 @@ class Record:
         told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "stopped": end.stopped}
         made_by: dict[str, Any] = {"by": "prism record", "robot": trace.robot.name, "teleop": self.teleop}
         made_by |= {"noise": self.noise} if self.noise else {}
-        recording.add(episode, {**made_by, "seed": seed, "success": end.success, **told}, trace.details())
+        made_by |= {"streams": trace.heard(gaps)}
+        recording.add(episode, {**made_by, "seed": seed, "success": end.success, **told}, trace.details(), trace.films)
         return gaps
 
+    def _check_lerobot(self) -> None:
+        """PrismError where --lerobot would replace anything else than what was recorded here before."""
+        from prism.data import open_dataset
+        from prism.data.formats.lerobot import is_lerobot
+        from prism.data.formats.recording import RecordingSource, is_recording
+        from prism.errors import need
 
-def _report(recording: Recording) -> None:
-    """Lengths, rates, gaps and constant dimensions of all that is there: as prism data inspect."""
-    from rich.console import Console
+        if self.lerobot is None:
+            return
+        for package in ("pyarrow", "av"):
+            need(package, "data", "--lerobot")
+        if self.lerobot.exists() and not is_lerobot(self.lerobot):
+            raise PrismError(f"--lerobot {self.lerobot}: exists and is no LeRobot dataset; choose another folder")
+        if self.lerobot.exists():
+            before = open_dataset(self.lerobot).lengths.tolist()
+            ours = RecordingSource(self.folder).lengths.tolist() if is_recording(self.folder) else []
+            if before != ours[: len(before)]:
+                problem = f"--lerobot {self.lerobot}: exists, and holds other episodes than {self.folder}"
+                raise PrismError(f"{problem}; choose another folder")
 
-    from prism.data.formats.recording import RecordingSource
-    from prism.data.inspect import print_summary, summarise
+    def _finish(self, recording: Recording) -> None:
+        """What is there now, as prism data inspect: in the terminal, and as a page; and as LeRobot where asked for."""
+        from rich.console import Console
 
-    source = RecordingSource(recording.path)
-    print_summary(summarise(source, "prism recording"), Console())
-    print(f"{len(source.lengths)} episodes; look at them: prism data inspect {recording.path} --page page.html")
+        from prism.cli.data import steps_bar
+        from prism.data.convert import convert
+        from prism.data.formats.recording import RecordingSource
+        from prism.data.inspect import print_summary
+        from prism.report.dataset import write_page
+
+        source, page = RecordingSource(recording.path), recording.path / "page.html"
+        with steps_bar() as advance:
+            summary = write_page(source, page, overwrite=True, progress=advance)
+        print_summary(summary, Console())
+        print(f"look at them: {page}")
+        if self.lerobot is not None:
+            with steps_bar() as advance:
+                done = convert(source, self.lerobot, "lerobot", overwrite=True, progress=advance)
+            print(f"LeRobot v3: {done.path}, {done.episodes} episodes")

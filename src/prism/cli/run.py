@@ -282,14 +282,14 @@ class Run:
     def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Any, row: dict[str, Any]) -> None:
         if (recording is None and log is None) or len(trace) < 2:
             return
-        episode, _ = trace.episode()
+        episode, gaps = trace.episode()
         if log is not None:
             log.episode(trace.robot, episode, trace.details(), f"seed {row['seed']}, success {row['success']}")
         if recording is None:
             return
         by = str(self.run_folder or self.server or self.replay)
         made_by = {"by": "prism run", "run": by, "robot": trace.robot.name}
-        told = {"commanded_by": trace.commanded_by(), "changed": trace.why}
+        told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "streams": trace.heard(gaps)}
         times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
         recording.add(episode, {**made_by, **row, **told, **times}, trace.details())
         for part in trace.corrections(episode):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from prism.data.episodes import EpisodeSource, read_in_parts, step_bytes
-from prism.data.formats.lerobot_writer import Codec, LeRobotWriter, feature_keys
+from prism.data.formats.lerobot_writer import LeRobotWriter, feature_keys
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.formats.video import Codec
 from prism.data.formats.writer import EpisodeWriter
 from prism.data.pictures import resized
 from prism.errors import PrismError

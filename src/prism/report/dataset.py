@@ -26,6 +26,7 @@ from prism.data.inspect import (
 )
 from prism.io.files import atomic_file
 from prism.report.charts import page, table
+from prism.report.recorded import recorded_section
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -56,7 +57,7 @@ def render(source: EpisodeSource, summary: Summary, progress: Progress | None = 
     streams = [summary.actions, *(s for s in summary.sensors if s.statistics is not None)]
     histograms = _histograms(source, streams, progress)
     traces = _traces(source, streams)
-    parts = [_head(summary), _lengths(summary)]
+    parts = [_head(summary), recorded_section(source), _lengths(summary)]
     parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
     parts += [_stream_section(*drawn) for drawn in zip(streams, histograms, traces, strict=True)]
     lead = escape(summary.format) + (f" &middot; task {escape(summary.task)}" if summary.task else "")

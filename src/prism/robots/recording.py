@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,11 +29,12 @@ from prism_client import Reply
 
 from prism.data.align import AlignConfig, Gaps, Timed, align, camera_clock, nearest
 from prism.data.episodes import Episode
+from prism.data.formats.film import FilmWriter
 from prism.data.formats.recording import COMMANDS, EPISODE, RecordingSource, is_recording
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.io.files import replace_file
+from prism.io.files import exclusive, hidden_beside, remove_leftovers, replace_file
 from prism.robots.base import Array, Robot
 from prism.robots.safety import Seen
 from prism.sensors import SensorSpec
@@ -42,6 +45,7 @@ class Trace:
     """An episode as it happened."""
 
     robot: Robot
+    films: Mapping[str, FilmWriter] = field(default_factory=dict)  # cameras whose pictures go there
     who: list[str] = field(default_factory=list)  # commanded, a step each
     latency_ms: list[float] = field(default_factory=list)  # from the tick to the command, a command each
     why: dict[str, int] = field(default_factory=dict)  # what the guard changed
@@ -72,7 +76,10 @@ class Trace:
             stamps, stamp = self._stamps.setdefault(name, []), seen.readings[name].stamp
             if not stamps or stamp > stamps[-1]:
                 stamps.append(stamp)
-                self._values.setdefault(name, []).append(value)
+                if name in self.films:
+                    self.films[name].add(value)
+                else:
+                    self._values.setdefault(name, []).append(value)
 
     def decide(self, step: int, who: str, plan: Reply | None, label: Array | None) -> None:
         """A step begins: who commands, with which new plan; `label`: what to record where it is not what is sent."""
@@ -128,27 +135,40 @@ class Trace:
         return int(np.sum(np.array(self.latency_ms) > 1e3 / self.robot.rate))
 
     def episode(self) -> tuple[Episode, tuple[Gaps, ...]]:
-        """At the robot's steps, on the clock of the commands."""
+        """At the robot's steps, on the clock of the commands. A film's stream is the number of the frame, (T,)."""
         if len(self) < 2:
             raise PrismError("an episode has at least two steps")
         times = np.array(self._times)
         clock = SensorSpec("actions", "vector", (self.robot.actions.dim,))
         streams = {"actions": Timed(clock, times, self.actions)}
         for spec in self.robot.sensors:
-            if spec.name in self._values:
-                streams[spec.name] = _timed(spec, np.array(self._stamps[spec.name]), self._values[spec.name])
+            if stamps := self._stamps.get(spec.name):
+                filmed = spec.name in self.films
+                values = np.arange(len(stamps)) if filmed else self._values[spec.name]
+                streams[spec.name] = _timed(spec, np.array(stamps), values)
         aligned = align(streams, "actions", AlignConfig(self.robot.fps))
         rows = len(aligned.clock)
-        values: dict[str, Array] = {}
+        found: dict[str, Array] = {}
         present: dict[str, NDArray[np.bool_]] = {}
         for spec in self.robot.sensors:
-            blank = np.zeros((rows, *spec.shape), spec.dtype)
-            values[spec.name] = aligned.streams.get(spec.name, blank).astype(spec.dtype)
+            here, blank = spec.name in aligned.streams, np.zeros((rows, *spec.shape), spec.dtype)
+            dtype = np.dtype(np.int64) if here and spec.name in self.films else spec.dtype
+            found[spec.name] = aligned.streams.get(spec.name, blank).astype(dtype)
             present[spec.name] = aligned.present.get(spec.name, np.zeros(rows, np.bool_))
         # a command is valid from its tick on: never a mean of two
         actions = self.actions[nearest(times, camera_clock(times, self.robot.fps))]
         gaps = tuple(gap for gap in aligned.gaps if gap.name != "actions")
-        return Episode(values, actions.astype(np.float32), present), gaps
+        return Episode(found, actions.astype(np.float32), present), gaps
+
+    def heard(self, gaps: Sequence[Gaps]) -> dict[str, dict[str, float]]:
+        """Of each sensor: readings a second, the longest time without one, and steps at which it was absent."""
+        found = {}
+        for gap in gaps:
+            stamps = np.array(self._stamps[gap.name])
+            apart = np.diff(stamps) if len(stamps) > 1 else np.zeros(1)
+            rate = (len(stamps) - 1) / max(float(stamps[-1] - stamps[0]), 1e-9)
+            found[gap.name] = {"rate": round(rate, 2), "gap": round(float(apart.max()), 4), "absent": gap.absent}
+        return found
 
     def corrections(self, episode: Episode) -> list[Episode]:
         """The stretches of `episode` in which somebody else than a policy commanded, of two steps or more."""
@@ -165,7 +185,7 @@ class Trace:
         return found
 
 
-def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: list[Array]) -> Timed:
+def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: Sequence[Array] | Array) -> Timed:
     if spec.kind != "audio":
         return Timed(spec, stamps, np.stack(values))
     size = spec.shape[0]  # the samples that end at the stamp
@@ -180,7 +200,8 @@ class Recording:
         self.path, self.robot, self.task = Path(path), robot, task
         self.sensors = tuple(replace(spec, fps=0.0, max_age=0.0) for spec in robot.sensors)
         self.episodes = 0
-        if is_store(self.path) or (self.path.exists() and not is_recording(self.path) and any(self.path.iterdir())):
+        strange = self.path.exists() and any(not child.name.startswith(".") for child in self.path.iterdir())
+        if is_store(self.path) or (strange and not is_recording(self.path)):
             raise PrismError(f"{path}: exists and is no recording of a robot; choose another folder")
         if is_recording(self.path):
             there = RecordingSource(self.path)
@@ -196,12 +217,42 @@ class Recording:
         made = RecordingSource(self.path).provenances if self.episodes else ()
         return max((int(said["seed"]) for said in made if isinstance(said.get("seed"), int)), default=-1) + 1
 
-    def add(self, episode: Episode, provenance: Mapping[str, Any], details: Mapping[str, Array] | None = None) -> Path:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else records there meanwhile; what a killed process left half-written goes."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with exclusive(self.path):
+            remove_leftovers(self.path)
+            yield
+
+    @contextmanager
+    def filming(self, cameras: Collection[str]) -> Iterator[dict[str, FilmWriter]]:
+        """For one episode: what compresses these cameras, in a hidden folder that is gone afterwards."""
+        folder = hidden_beside(self.path / "films")
+        folder.mkdir(parents=True)
+        chosen = [spec for spec in self.robot.sensors if spec.name in cameras]
+        films = {spec.name: FilmWriter(folder, spec, spec.fps or self.robot.rate) for spec in chosen}
+        try:
+            yield films
+        finally:
+            for film in films.values():
+                film.abandon()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def add(
+        self,
+        episode: Episode,
+        provenance: Mapping[str, Any],
+        details: Mapping[str, Array] | None = None,
+        films: Mapping[str, FilmWriter] | None = None,
+    ) -> Path:
         """The next episode, on disk when this returns; `details`: commands.npz beside it."""
+        finished = {name: film for name, writer in (films or {}).items() if (film := writer.close()) is not None}
         numbers = [int(match[1]) for child in self.path.glob("episode-*") if (match := re.search(EPISODE, child.name))]
         target = self.path / f"episode-{max(numbers, default=-1) + 1:06d}"
         what = (self.sensors, self.robot.actions.dim, self.robot.fps, self.task)
-        with DatasetWriter(target, *what, provenance=provenance, action=self.robot.actions.spec) as writer:
+        spec = self.robot.actions.spec
+        with DatasetWriter(target, *what, provenance=provenance, action=spec, films=finished) as writer:
             writer.add(episode.streams, episode.actions, episode.present)
         if details:
             content = io.BytesIO()

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
-from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows, VideoFrames
+from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
+from prism.data.formats.video import VideoFrames
 from prism.errors import PrismError, need, reason, unreadable
 from prism.sensors import ActionSpec, SensorSpec
 

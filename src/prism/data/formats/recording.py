@@ -48,7 +48,11 @@ class RecordingSource:
         self.lengths: IntArray = np.array([manifest.episode_ends[0] for manifest in manifests], np.int64)
         self.provenances = tuple(manifest.provenance for manifest in manifests)
         self.sometimes_absent = frozenset(name for manifest in manifests for name in manifest.sometimes_absent)
-        self.notes: tuple[str, ...] = ()
+        filmed = dict.fromkeys(name for manifest in manifests for name in manifest.videos)
+        self.notes: tuple[str, ...] = tuple(
+            f"'{name}' is kept as h264 video: nearly the same pixels" for name in filmed
+        )
+        self.read_together = 32 if filmed else 0
         self._opened: dict[int, StoreSource] = {}
 
     def folder(self, episode: int) -> Path:

@@ -1,7 +1,7 @@
 """The project's own format: a folder of plain .npy files, read by position.
 
 dataset.json          format_version, task, fps, sensors, action_dim, episode_ends, checksums, provenance; where
-                      known: action {names, quaternions: first dimensions, robot}
+                      known: action {names, quaternions: first dimensions, robot}; videos (film.py)
 actions.npy           (N, Da) float32: all episodes, one behind the other
 <sensor>.npy          (N, ...) float32, or uint8 for pixels and text
 <sensor>.present.npy  (N,) bool, only where a sensor was ever missing
@@ -43,6 +43,7 @@ from prism.sensors import ActionSpec, SensorSpec
 # dataset.json of the project's own format: what it holds, and every way in which it can be wrong.
 
 if TYPE_CHECKING:
+    from prism.data.formats.film import Film, FilmRows
     from prism.data.formats.table import Entry
 
 FORMAT_VERSION = 1
@@ -65,6 +66,7 @@ class Manifest:
     checksums: bool = False  # every stream has a file of checksums
     sometimes_absent: tuple[str, ...] = ()  # sensors that have a file of presence
     action: ActionSpec = field(default_factory=ActionSpec)
+    videos: dict[str, Film] = field(default_factory=dict)  # sensors that are no .npy file
 
     def to_json(self) -> str:
         data: dict[str, Any] = {
@@ -78,6 +80,8 @@ class Manifest:
         }
         if action := self.action.to_json():
             data["action"] = action
+        if self.videos:
+            data["videos"] = {name: film.to_json() for name, film in self.videos.items()}
         if self.checksums:
             data |= {"checksums": "crc32", "sometimes_absent": list(self.sometimes_absent)}
             data["own_checksum"] = _checksum(data)
@@ -130,7 +134,12 @@ def read_manifest(file: Path) -> Manifest:
         )
     action = ActionSpec.from_json(data.get("action", {}), str(file))
     action.check(action_dim, f"{file}: 'action'")
-    return Manifest(task, float(fps), sensors, action_dim, ends, provenance, checked is not None, tuple(absent), action)
+    parts = (task, float(fps), sensors, action_dim, ends, provenance, checked is not None, tuple(absent), action)
+    if "videos" not in data:
+        return Manifest(*parts)
+    from prism.data.formats.film import films_of
+
+    return Manifest(*parts, films_of(file, data["videos"], {sensor.name: sensor for sensor in sensors}))
 
 
 def _read_sensors(file: Path, data: object) -> tuple[SensorSpec, ...]:
@@ -297,16 +306,20 @@ class StoreSource:
         self.lengths: IntArray = ends - self._starts
         self._checked = manifest.checksums
         self.notes: tuple[str, ...] = () if self._checked else ("recorded without checksums: damage may not be seen",)
+        self.read_together = 32 if manifest.videos else 0
         rows = int(ends[-1])
         self._actions = self._open(ACTIONS, (rows, self.action_dim), np.dtype(np.float32))
         self._present: dict[str, RowFile] = {}
-        self._streams: dict[str, RowFile] = {}
+        self._streams: dict[str, RowFile | FilmRows] = {}
         for sensor in self.sensors:
             if (path / f"{sensor.name}{PRESENT}.npy").exists() or sensor.name in manifest.sometimes_absent:
                 self._present[sensor.name] = self._open(f"{sensor.name}{PRESENT}", (rows,), np.dtype(np.bool_))
-            self._streams[sensor.name] = self._open(sensor.name, (rows, *sensor.shape), sensor.dtype)
+            if sensor.name in manifest.videos:
+                self._streams[sensor.name] = self._film(sensor, manifest.videos[sensor.name], rows)
+                continue
+            self._streams[sensor.name] = stream = self._open(sensor.name, (rows, *sensor.shape), sensor.dtype)
             if sensor.kind == "vector":
-                self._check_finite(self._streams[sensor.name], self._present.get(sensor.name))
+                self._check_finite(stream, self._present.get(sensor.name))
         self._check_finite(self._actions, None)
         self.sometimes_absent = frozenset(self._present)
 
@@ -319,6 +332,11 @@ class StoreSource:
             sums = RowFile(self.path / f"{name}{CHECKSUM}.npy", (rows.blocks,), np.dtype(np.uint32), MANIFEST)
             rows.check_with(sums.read(0, rows.blocks))
         return rows
+
+    def _film(self, sensor: SensorSpec, film: Film, rows: int) -> FilmRows:
+        from prism.data.formats.film import FRAMES, FilmRows
+
+        return FilmRows(self.path, sensor, film, self._open(f"{sensor.name}{FRAMES}", (rows,), np.dtype(np.int64)))
 
     def _check_finite(self, values: RowFile, present: RowFile | None) -> None:
         def parts() -> Iterator[tuple[Array, BoolArray | None]]:

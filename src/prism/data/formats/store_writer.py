@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array, BoolArray, FloatArray
+from prism.data.formats.film import FRAMES, Film
 from prism.data.formats.store import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Checksums, Manifest, as_bytes
 from prism.data.formats.writer import EpisodeWriter
 from prism.io.files import sync, sync_folder
@@ -35,9 +38,10 @@ class DatasetWriter(EpisodeWriter):
         overwrite: bool = False,
         provenance: Mapping[str, Any] | None = None,
         action: ActionSpec | None = None,
+        films: Mapping[str, Film] | None = None,  # cameras that are video: their streams are numbers of frames
     ) -> None:
         super().__init__(path, sensors, action_dim, fps, task, overwrite, action)
-        self.provenance = dict(provenance or {})
+        self.provenance, self._films = dict(provenance or {}), dict(films or {})
         self._absent: set[str] = set()
         self._files: dict[str, IO[bytes]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -45,16 +49,25 @@ class DatasetWriter(EpisodeWriter):
         with self._or_nothing():
             self._start_file(ACTIONS, (action_dim,), np.dtype(np.float32))
             for sensor in self.sensors:
-                self._start_file(sensor.name, sensor.shape, sensor.dtype)
+                if sensor.name in self._films:
+                    self._start_file(sensor.name + FRAMES, (), np.dtype(np.int64))
+                else:
+                    self._start_file(sensor.name, sensor.shape, sensor.dtype)
                 self._start_file(sensor.name + PRESENT, (), np.dtype(np.bool_))
 
     def _write(self, streams: Mapping[str, Array], actions: FloatArray, masks: Mapping[str, BoolArray]) -> None:
         self._absent |= {name for name, mask in masks.items() if not mask.all()}
         present = {name + PRESENT: np.ascontiguousarray(mask) for name, mask in masks.items()}
-        for name, array in {ACTIONS: actions, **streams, **present}.items():
+        named = {name + FRAMES if name in self._films else name: array for name, array in streams.items()}
+        for name, array in {ACTIONS: actions, **named, **present}.items():
             content = as_bytes(array)
             self._files[name].write(content)
             self._checksums[name].add(content)
+
+    def _checked(self, sensor: SensorSpec, values: ArrayLike, present: BoolArray, where: str) -> Array:
+        if sensor.name in self._films:
+            return np.ascontiguousarray(values, np.int64)
+        return super()._checked(sensor, values, present, where)
 
     def _release(self) -> None:
         for file in self._files.values():
@@ -81,10 +94,12 @@ class DatasetWriter(EpisodeWriter):
             with (self._temp / f"{name}{CHECKSUM}.npy").open("wb") as sums:
                 np.save(sums, self._checksums[name].result(), allow_pickle=False)
                 sync(sums)
+        for name, film in self._films.items():
+            os.replace(film.file, self._temp / f"{name}.mp4")
         ends = np.array(self._ends[1:], np.int64)
         absent = tuple(sorted(self._absent))
         sizes = (self.sensors, self.action_dim, ends, self.provenance)
-        manifest = Manifest(self.task, self.fps, *sizes, True, absent, self.action_spec)
+        manifest = Manifest(self.task, self.fps, *sizes, True, absent, self.action_spec, self._films)
         with (self._temp / MANIFEST).open("wb") as file:
             file.write(manifest.to_json().encode())
             sync(file)

@@ -108,7 +108,7 @@ class EpisodeWriter(AtomicWriter):
             if mask.shape != (length,) or mask.dtype != np.bool_:
                 raise PrismError(f"{where}: 'present' of '{name}' is {mask.dtype} {mask.shape}, needs bool ({length},)")
             masks[name] = mask
-        checked = {s.name: _checked_stream(s, streams[s.name], masks[s.name], where) for s in self.sensors}
+        checked = {s.name: self._checked(s, streams[s.name], masks[s.name], where) for s in self.sensors}
         self._write(checked, values, masks)  # everything is checked: from here on only the disk can fail
         self._rows += length
 
@@ -136,6 +136,17 @@ class EpisodeWriter(AtomicWriter):
         self._release()
         shutil.rmtree(self._temp, ignore_errors=True)
 
+    def _checked(self, sensor: SensorSpec, values: ArrayLike, present: BoolArray, where: str) -> Array:
+        array, needed = np.asarray(values), (len(present), *sensor.shape)
+        if array.shape != needed:
+            raise PrismError(f"{where}: '{sensor.name}' has shape {array.shape}, needs {needed}")
+        if sensor.dtype == np.uint8 and array.dtype != np.uint8:
+            raise PrismError(f"{where}: '{sensor.name}' is {array.dtype}, pixels must be uint8 (0..255)")
+        array = np.ascontiguousarray(array, dtype=sensor.dtype)
+        if sensor.kind == "vector":
+            _require_finite(array, f"{where}: '{sensor.name}'", present)
+        return array
+
     @contextmanager
     def _or_nothing(self) -> Iterator[None]:
         try:
@@ -143,18 +154,6 @@ class EpisodeWriter(AtomicWriter):
         except BaseException:
             self.abandon()
             raise
-
-
-def _checked_stream(sensor: SensorSpec, values: ArrayLike, present: BoolArray, where: str) -> Array:
-    array, needed = np.asarray(values), (len(present), *sensor.shape)
-    if array.shape != needed:
-        raise PrismError(f"{where}: '{sensor.name}' has shape {array.shape}, needs {needed}")
-    if sensor.dtype == np.uint8 and array.dtype != np.uint8:
-        raise PrismError(f"{where}: '{sensor.name}' is {array.dtype}, pixels must be uint8 (0..255)")
-    array = np.ascontiguousarray(array, dtype=sensor.dtype)
-    if sensor.kind == "vector":
-        _require_finite(array, f"{where}: '{sensor.name}'", present)
-    return array
 
 
 def _require_finite(values: Array, where: str, present: BoolArray | None = None) -> None:

@@ -1,0 +1,251 @@
+"""prism record on the twin, as a user types it: episodes, films, pages, LeRobot."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+pytest.importorskip("prism_client")
+
+from prism.cli import main
+from prism.data import open_dataset
+from prism.data.formats.recording import COMMANDS, RecordingSource
+from prism.errors import PrismError
+from prism.robots.base import ROBOTS, Reading, Robot, make_robot
+from prism.robots.recording import Recording
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+
+TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
+TASK = ("--robot", "ur5e-twin", "--option", "realtime=false", "rate=10")  # the tabletop itself
+SCRIPTED = ("--teleop", "scripted", "--episodes")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("robots") / "insert"
+    assert main(["record", str(path), *TWIN, *SCRIPTED, "3"]) == 0
+    return path
+
+
+def test_a_recording_is_what_the_task_shows(tmp_path: Path) -> None:
+    """Streams of 40 and 10 a second, brought to one rate, are the observations of the simulated task."""
+    recorded = tmp_path / "task"
+    assert main(["record", str(recorded), *TASK, "--teleop", "scripted", "--episodes", "3"]) == 0
+    from prism.sims.collect import demonstrate
+    from prism.sims.tasks import make_env, make_expert
+
+    env = make_env("tabletop-insert-left")
+    source = open_dataset(recorded)
+    assert source.fps == 10
+    assert action_spec_of(source) == ActionSpec(("x", "y", "z", "gripper"), (), "ur5e", "delta")
+    expert = make_expert("tabletop-insert-left", env)
+    for number, said in enumerate(RecordingSource(recorded).provenances):
+        attempt = demonstrate(env, expert, said["seed"])
+        episode = source.read(number)
+        assert np.array_equal(episode.actions, attempt.actions)
+        for name, values in attempt.streams.items():
+            assert np.allclose(episode.streams[name], values, atol=1e-5), name
+        assert said["commanded_by"] == [["script", len(attempt.actions)]]
+        assert said["success"] is True
+
+
+def test_a_step_is_five_commands(recorded: Path) -> None:
+    """At 50 commands a second: what is recorded of a step is the sum of what was sent, and nothing else moved."""
+    source = RecordingSource(recorded)
+    assert source.fps == 10
+    for number in range(3):
+        episode = source.read(number)
+        with np.load(recorded / f"episode-{number:06d}" / COMMANDS, allow_pickle=False) as sent:
+            assert np.allclose(np.diff(sent["time"]), 0.02)
+            assert np.array_equal(np.unique(sent["step"]), np.arange(episode.length))
+            sums = np.stack([sent["command"][sent["step"] == step].sum(0) for step in range(episode.length)])
+            assert np.abs(np.diff(sent["command"][:, :3], axis=0)).max() <= 6.0 / 50 / 50 / 0.03 + 1e-5, "acceleration"
+        assert np.allclose(episode.actions[:, :3], sums[:, :3], atol=1e-5)
+        moved = np.diff(episode.streams["proprio"][:, :3], axis=0)
+        assert np.abs(moved - 0.03 * episode.actions[:-1, :3]).max() < 0.012, "the hand follows"
+
+
+def test_the_same_command_adds_episodes(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "more"
+    for _ in range(2):
+        assert main(["record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "1"]) == 0
+    assert [said["seed"] for said in RecordingSource(path).provenances] == [0, 1]
+    other = ("--robot", "ur5e-twin", "--option", "realtime=false", "task=tabletop-rattle")
+    assert main(["record", str(path), *other, "--teleop", "scripted", "--episodes", "1"]) == 2
+    assert len(open_dataset(path).lengths) == 2
+
+
+def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
+    path = tmp_path / "killed"
+    words = [sys.executable, "-m", "prism.cli", "record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "500"]
+    there = 0
+    for more in (1, 2, 5):
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        said = 0
+        for line in process.stdout:
+            said += line.startswith("episode ")
+            if said == more:
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        source = RecordingSource(path)
+        assert len(source.lengths) >= there + said, "an episode that was said to be recorded is gone"
+        for episode in range(len(source.lengths)):
+            assert source.read(episode).length == source.lengths[episode]
+        there = len(source.lengths)
+    seeds = [said["seed"] for said in RecordingSource(path).provenances]
+    assert seeds == sorted(set(seeds))
+
+
+def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.fps = 25.0
+    with pytest.raises(PrismError, match="another task, rate"):
+        Recording(recorded, robot, "tabletop-insert-left")
+    robot.fps = 10.0
+    robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
+    with pytest.raises(PrismError, match="another task, rate"):
+        Recording(recorded, robot, "tabletop-insert-left")
+
+
+# ------------------------------------------------------------------ cameras
+
+EYE = SensorSpec("rgb_eye", "rgb", (48, 64, 3), fps=25.0)
+
+
+def make_seeing() -> Robot:
+    """The twin with a camera of 25 frames a second, each of which shows its own number."""
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.sensors = (*robot.sensors, EYE)
+    read, begin = robot.read, [0.0]
+
+    def seeing() -> dict[str, Reading]:
+        found = read()
+        begin[0] = begin[0] if robot.now() >= begin[0] else robot.now()
+        number = int((robot.now() - begin[0]) * EYE.fps + 1e-6)
+        return {**found, EYE.name: Reading(picture(number), begin[0] + number / EYE.fps)}
+
+    robot.read = seeing  # type: ignore[method-assign]
+    return robot
+
+
+def picture(number: int) -> np.ndarray[Any, Any]:
+    """A bright square on grey, elsewhere in each frame."""
+    pixels = np.full(EYE.shape, 60, np.uint8)
+    row, column = 8 * (number // 8 % 6), 8 * (number % 8)
+    pixels[row : row + 8, column : column + 8] = 220
+    return pixels
+
+
+@pytest.fixture
+def seeing(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setitem(ROBOTS._rows, "seeing", make_seeing)
+    return ("--robot", "seeing", *SCRIPTED)
+
+
+def test_cameras_are_compressed_while_they_are_recorded(seeing: tuple[str, ...], tmp_path: Path) -> None:
+    """Every frame is in the film, and every step has the one that was nearest: as without video, but for the codec."""
+    pytest.importorskip("av")
+    film, raw = tmp_path / "film", tmp_path / "raw"
+    assert main(["record", str(film), *seeing, "2"]) == 0
+    assert main(["record", str(raw), *seeing, "2", "--no-video"]) == 0
+    assert (film / "episode-000000" / "rgb_eye.mp4").is_file()
+    assert not (film / "episode-000000" / "rgb_eye.npy").exists()
+    ours, theirs = open_dataset(film), open_dataset(raw)
+    for number in range(2):
+        one, other = ours.read(number), theirs.read(number)
+        assert np.array_equal(one.actions, other.actions)
+        assert one.streams["rgb_eye"].shape == (one.length, *EYE.shape)
+        away = np.abs(one.streams["rgb_eye"].astype(int) - other.streams["rgb_eye"].astype(int))
+        assert away.mean() < 3, "another frame: more than 6"
+        part = ours.read(number, 3, 7, streams=["rgb_eye"]).streams["rgb_eye"]
+        assert np.array_equal(part, one.streams["rgb_eye"][3:7])
+    sizes = [sum(f.stat().st_size for f in path.rglob("*rgb_eye*")) for path in (film, raw)]
+    assert 4 * sizes[0] < sizes[1]
+    assert "'rgb_eye' is kept as h264 video: nearly the same pixels" in ours.notes
+    assert not [child.name for child in film.iterdir() if child.name.startswith(".tmp")]
+    assert main(["train", str(film), "--steps", "2", "--out", str(tmp_path / "run")]) == 0
+
+
+def test_a_damaged_film_is_one_line(seeing: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    assert main(["record", str(tmp_path / "d"), *seeing, "1"]) == 0
+    file = tmp_path / "d" / "episode-000000" / "rgb_eye.mp4"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-40] + bytes(40))
+    with pytest.raises(PrismError, match=r"rgb_eye.mp4: damaged: fails its checksum"):
+        open_dataset(tmp_path / "d").read(0)
+    assert open_dataset(tmp_path / "d").read(0, streams=["proprio"]).length
+    file.unlink()
+    with pytest.raises(PrismError, match="not found"):
+        open_dataset(tmp_path / "d").read(0)
+
+
+def test_a_page_and_a_lerobot_dataset_at_the_end(
+    seeing: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("av")
+    data, out = tmp_path / "d", tmp_path / "lerobot"
+    for count in (1, 2):
+        assert main(["record", str(data), *seeing, "1", "--lerobot", str(out)]) == 0
+        theirs, ours = open_dataset(out), open_dataset(data)
+        assert theirs.lengths.tolist() == ours.lengths.tolist()
+        assert len(theirs.lengths) == count
+    away = theirs.read(1).streams["rgb_eye"].astype(int) - ours.read(1).streams["rgb_eye"].astype(int)
+    assert np.abs(away).mean() < 4
+    page = (data / "page.html").read_text()
+    for words in ("How the sensors came", "longest gap", "rgb_eye", "Episode lengths", "constant", "data:image/png"):
+        assert words in page, words
+    assert str(data / "page.html") in capsys.readouterr().out
+    said = RecordingSource(data).provenances[0]["streams"]
+    assert said["rgb_eye"]["rate"] == pytest.approx(25, abs=1)
+    assert main(["record", str(tmp_path / "other"), *seeing, "1", "--lerobot", str(out)]) == 2
+    assert "holds other episodes" in capsys.readouterr().err
+    assert main(["record", str(tmp_path / "other"), *seeing, "1", "--lerobot", str(data)]) == 2
+    assert "is no LeRobot dataset" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists(), "refused before anything moves"
+
+
+KILLED = """
+import sys
+from prism.cli import main
+from prism.robots.base import ROBOTS
+from tests.test_robots_record import make_seeing
+ROBOTS._rows["seeing"] = make_seeing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_films_survive_kill_9(tmp_path: Path) -> None:
+    """Killed while it films: what was finished is there, and the next recording clears away what was not."""
+    pytest.importorskip("av")
+    path, there = tmp_path / "killed", 0
+    words = [sys.executable, "-c", KILLED, "record", str(path), "--robot", "seeing", *SCRIPTED, "500"]
+    for more in (0, 1, 3):
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        said = 0
+        for line in process.stdout:
+            said += line.startswith("episode ")
+            if said == more and (more or line.startswith("as video")):
+                break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        if said:
+            source = RecordingSource(path)
+            assert len(source.lengths) >= there + said, "an episode that was said to be recorded is gone"
+            for episode in range(there, len(source.lengths)):
+                assert source.read(episode).streams["rgb_eye"].shape[0] == source.lengths[episode]
+            there = len(source.lengths)
+    with Recording(path, make_seeing(), "tabletop-insert-left").alone():
+        assert not list(path.glob(".tmp*"))
