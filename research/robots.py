@@ -29,6 +29,7 @@ from prism.cli.run import Run as Command
 from prism.data.formats.recording import COMMANDS, RecordingSource
 from prism.errors import PrismError
 from prism.robots.base import Robot, make_robot
+from prism.robots.safety import LATE
 from prism.rollout.results import run_info
 from prism.runs.run import EvalOptions, Run
 from research.report import Written
@@ -65,7 +66,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         violations = 0
         for file in sorted(out.glob(f"*/{COMMANDS}")):
             with np.load(file, allow_pickle=False) as sent:
-                violations += beyond(robot, sent["command"], sent["time"] + 1e-3 * sent["latency_ms"])
+                violations += beyond(robot, sent["command"], sent["sent"])
         rows = RecordingSource(out).provenances
     outcomes = {int(row["seed"]): bool(row["success"]) for row in rows}
     commands = sum(int(row["commands"]) for row in rows)
@@ -85,10 +86,10 @@ def run(config: Config, console: Console) -> dict[str, Any]:
 
 
 def beyond(robot: Robot, actions: np.ndarray[Any, Any], times: np.ndarray[Any, Any]) -> int:
-    """Commands of an episode that move faster, or speed up more, than the robot's limits allow. Where it got none for
-    two periods it stands still, and starts from there."""
+    """Commands of an episode, sent at `times`, that move faster, or speed up more, than the robot's limits allow. One
+    that comes too late (safety.LATE) finds the robot standing still."""
     speed = actions[:, :3].astype(np.float64) * robot.actions.scales[:3] * robot.rate
-    waited = np.diff(times, prepend=-np.inf) > 2.0 / robot.rate
+    waited = np.diff(times, prepend=-np.inf) > LATE / robot.rate
     before = np.where(waited[:, None], 0.0, np.vstack([np.zeros((1, 3)), speed[:-1]]))
     fast = np.abs(speed) > np.array(robot.limits.speed[:3]) + 1e-4
     growth = np.abs(speed - before) * robot.rate

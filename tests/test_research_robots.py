@@ -12,10 +12,12 @@ pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
 from prism.robots.base import make_robot
-from prism.robots.safety import Guard
+from prism.robots.recording import Trace
+from prism.robots.safety import LATE, Guard
 from research.__main__ import main
 from research.faults import FAULTS, Faulty
 from research.robots import beyond
+from tests.test_robots_safety import GUARDED, Points
 
 
 def test_faults_has_its_keys(tmp_path: Path) -> None:
@@ -58,3 +60,28 @@ def test_what_was_recorded_is_judged_by_the_limits() -> None:
     assert beyond(robot, 3 * good, times) == 2
     assert beyond(robot, good, np.array([0.0, 0.2])) == 1, "from where it stands, 0.195 m/s is too much at once"
     assert Guard(robot, robot.limits).limits.speed == robot.limits.speed
+
+
+def test_a_loop_that_loses_time_anywhere_is_within_the_limits() -> None:
+    """The computer takes the loop's time away before or after a command: what was sent is judged by the clock that it
+    was limited by. By another clock, of when it had arrived, some of these commands seem to go beyond a limit."""
+    rng = np.random.default_rng(0)
+    robot = Points(GUARDED)
+    guard, trace = Guard(robot, GUARDED), Trace(robot)
+    guard.begin()
+    begin = robot.time
+    for tick in range(300):
+        due = begin + tick / robot.rate
+        robot.wait(max(robot.time, due) + float(rng.choice([0.0, 0.0, 0.03, 0.06])))
+        guard.observe()
+        trace.decide(tick, "test", None, None)
+        sent = guard.command(np.array([0.2 * (-1) ** (tick // 4), 0.0, 0.0]))
+        robot.wait(robot.time + float(rng.choice([0.0, 0.0, 0.04])))
+        if sent.action is not None:
+            trace.command(tick, due, sent.action, 1e3 * (robot.now() - due), sent.at)
+    found = trace.details()
+    assert guard.state == "go"
+    assert len(found["command"]) > 150
+    assert (np.diff(found["sent"]) * robot.rate > LATE).any()
+    assert beyond(robot, found["command"], found["sent"]) == 0
+    assert beyond(robot, found["command"], found["time"] + 1e-3 * found["latency_ms"]) > 0

@@ -295,6 +295,44 @@ def test_commands_at_twice_the_rate_are_not_twice_the_speed() -> None:
     assert guard.command((0.01, 0, 0)).action is not None
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    lateness=st.lists(st.one_of(st.floats(0, 0.6), st.sampled_from([0.0, 1.6, 1.9, 2.1, 3.0])), min_size=5, max_size=40)
+)
+def test_a_loop_that_is_late_stays_within_the_limits(lateness: list[float]) -> None:
+    """Ticks of the robot's rate, each late by so many periods: whoever gets no command for longer than a period and a
+    half stands still and starts from there, and no stretch of time has more commands than the rate allows."""
+    robot, guard = guarded()
+    begin, moves = robot.time, []
+    for tick, late in enumerate(lateness):
+        robot.wait(max(robot.time, begin + (tick + late) / RATE))
+        guard.observe()
+        sent = guard.command((1.0, 0.0, 0.0))
+        if sent.action is not None:
+            assert sent.at == robot.time
+            moves.append((sent.at, 0.5 * float(sent.action[0])))
+    v = 0.0
+    for number, (at, move) in enumerate(moves):
+        waited = at - moves[number - 1][0] if number else math.inf
+        before = 0.0 if waited > 1.5 / RATE else v
+        v = move * RATE
+        assert abs(v) <= LIMITS.speed[0] + 1e-5
+        assert abs(v - before) * RATE <= LIMITS.acceleration[0] + 1e-3
+        for end, _ in moves[number:]:
+            count = sum(at <= other <= end for other, _ in moves)
+            assert count <= (end - at) * RATE + 1.5 + 1e-6
+
+
+def test_commands_at_almost_twice_the_rate_are_not_twice_the_speed() -> None:
+    robot, guard = guarded()
+    begin = robot.x[0]
+    for _ in range(190):
+        guard.observe()
+        guard.command((0.002, 0.0, 0.0))
+        robot.wait(robot.time + 1 / (1.9 * RATE))
+    assert robot.x[0] - begin <= (10 * RATE + 2) * 0.5 * 0.002, "ten seconds have 100 commands, not 190"
+
+
 def test_the_watchdog_stops_a_robot_that_gets_no_commands() -> None:
     robot = Points(GUARDED, realtime=True)
     guard = Guard(robot, GUARDED)

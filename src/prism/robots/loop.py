@@ -250,7 +250,7 @@ def drive(
             trace.why[reason] = trace.why.get(reason, 0) + 1
         if sent.action is not None:
             done = done + sent.action
-            trace.command(tick // robot.parts, due, sent.action, 1e3 * (robot.now() - due))
+            trace.command(tick // robot.parts, due, sent.action, 1e3 * (robot.now() - due), sent.at)
         if guard.state == "stopped":
             return Outcome(False if robot.is_twin else None, guard.reason, False, pressed)
     else:

@@ -6,7 +6,8 @@
 `Trace` keeps what happened, each stream with its own stamps; `Trace.episode` brings all of them to one rate (App. A).
 `commands.npz` beside an episode holds what its steps do not say:
 
-    time, command, step, latency_ms      of each command: when it was due, what was sent, of which step, how late
+    time, sent, command, step, latency_ms    of each command: when it was due, when it was sent, what, of which step,
+                                             how late it had arrived
     plan_step, plan, plan_ms             of each plan: the step that it was made for, (P, Tp, D), how long it took
     candidates, chosen                   (P, K, Tp, D) and which was executed; of a policy in the same process
 """
@@ -51,7 +52,7 @@ class Trace:
     why: dict[str, int] = field(default_factory=dict)  # what the guard changed
     _times: list[float] = field(default_factory=list)  # of the steps' first commands
     _sent: list[list[NDArray[np.float32]]] = field(default_factory=list)  # commands of each step
-    _due: list[tuple[float, int]] = field(default_factory=list)  # of each command: when, which step
+    _due: list[tuple[float, float, int]] = field(default_factory=list)  # of each command: due, sent, which step
     _labels: list[Array | None] = field(default_factory=list)
     _plans: list[tuple[int, Reply]] = field(default_factory=list)
     _step: int = -1
@@ -92,8 +93,8 @@ class Trace:
         if plan is not None and plan.actions is not None:
             self._plans.append((step, plan))
 
-    def command(self, step: int, at: float, action: NDArray[np.float32], latency_ms: float) -> None:
-        """One command of step `step`, due at `at`."""
+    def command(self, step: int, at: float, action: NDArray[np.float32], latency_ms: float, sent: float) -> None:
+        """One command of step `step`, due at `at`, limited and sent at `sent`."""
         if step != self._step:
             self._step = step
             self._times.append(at)
@@ -101,16 +102,17 @@ class Trace:
             self.who.append(self._who)
             self._labels.append(self._label)
         self._sent[-1].append(action)
-        self._due.append((at, step))
+        self._due.append((at, sent, step))
         self.latency_ms.append(latency_ms)
 
     def details(self) -> dict[str, Array]:
         """commands.npz"""
-        due, steps = np.array(self._due, np.float64).reshape(-1, 2).T
+        due, sent, steps = np.array(self._due, np.float64).reshape(-1, 3).T
         found: dict[str, Array] = {
             "time": due,
+            "sent": sent,
             "step": steps.astype(np.int64),
-            "command": np.concatenate([np.stack(sent) for sent in self._sent]),
+            "command": np.concatenate([np.stack(one) for one in self._sent]),
             "latency_ms": np.array(self.latency_ms, np.float32),
         }
         if plans := [(step, plan) for step, plan in self._plans if np.shape(plan.actions) == self._shape_of_plans()]:

@@ -8,6 +8,8 @@ Policy, teleoperation and replay all go through one Guard. It is never off; a li
 | a command that is no finite vector             | held: braked within the limits                          |
 | a needed sensor is missing, NaN, late, frozen  | held at once; stopped after `hold_seconds`              |
 | too much force, pose outside the workspace     | stopped                                                 |
+| a command half a period too soon, or sooner    | not sent: twice the rate would be twice the speed       |
+| one half a period too late, or later           | the robot stands still meanwhile, and starts from there |
 | no command within a period and `watchdog`      | stopped, by a thread of its own (robots in real time)   |
 | the robot says that it is not healthy          | stopped                                                 |
 """
@@ -31,6 +33,7 @@ from prism.robots.limits import Limits
 
 Vector = NDArray[np.float64]
 _HUGE = 1e12  # of a command: no limit is as wide, and nothing overflows
+SOON, LATE = 0.5, 1.5  # periods after the command before: between them the motion goes on
 _FROZEN = 0.002  # of a position range: commanded travel without any change of the measured pose
 
 
@@ -202,6 +205,7 @@ class Seen:
 class Sent:
     action: NDArray[np.float32] | None  # None: nothing was sent
     why: tuple[str, ...] = ()  # it is another than was asked for
+    at: float = math.nan  # the robot's clock, by which it was limited
 
 
 @dataclass
@@ -235,7 +239,7 @@ class Guard:
         self._monitor.reset()
         self._stamps: dict[str, float] = {}
         self._held_since: float | None = None
-        self._last_sent: float | None = None
+        self._last_sent, self._due = math.inf, -math.inf  # the last command; when the next is due at the robot's rate
         self._pose: Vector | None = None
         self._pose_stamp, self._travel, self._same = -math.inf, 0.0, 0
         self.commands = self.changed = 0
@@ -338,10 +342,12 @@ class Guard:
         with self._lock:
             if self.state == "stopped":
                 return Sent(None, (f"stopped: {self.reason}",))
-            gap = math.inf if self._last_sent is None else now - self._last_sent
-            if 0 <= gap < 0.5 * period:  # twice the rate would be twice the speed
+            gap = now - self._last_sent
+            if gap < 0:  # the first one, or the clock was set back
+                self._due = now
+            elif now < self._due - (1.0 - SOON) * period:  # in the long run never more than the robot's rate
                 return Sent(None, ("too early",))
-            if gap > 2.0 * period or gap < 0:
+            if not 0 <= gap <= LATE * period:
                 self.envelope.rest()
             sent, why = self.envelope.limit(None if self.state == "hold" else action, self._pose)
             if sent is None:
@@ -352,11 +358,11 @@ class Guard:
             except PrismError as error:
                 self.stop(str(error))
                 return Sent(None, (str(error),))
-            self._last_sent, self._fed = now, time.monotonic()
+            self._last_sent, self._due, self._fed = now, max(now, self._due) + period, time.monotonic()
         self._count_travel()
         self.commands += 1
         self.changed += bool(why)
-        return Sent(sent, why)
+        return Sent(sent, why, now)
 
     def _count_travel(self) -> None:
         """The largest share of its range that a measured dimension was told to move since its pose last changed."""
