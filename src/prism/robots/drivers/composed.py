@@ -229,6 +229,8 @@ class DrivenRobot(Robot):
 
 def robot_from_file(file: Path) -> Robot:
     """A robot as its file describes it; nothing is connected. PrismError, with file and key, where it cannot be."""
+    if not file.is_file():
+        raise PrismError(f"{file}: not found; docs/howto/robots.md shows how such a file is written")
     try:
         text = file.read_text(encoding="utf-8")
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
