@@ -143,7 +143,7 @@ class D1(Part):
         if state is None or measured is None:
             raise self.error("it does not say where it is", "connect again")
         self._joints = measured[0][:6]
-        self._follower.prepare(state[0], self._speed)
+        self._follower.begin(state[0], self._speed)
 
     def send(self, target: Vector, due: float) -> None:
         self._follower.send(target, due)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +18,9 @@ import numpy as np
 from prism.errors import need
 from prism.robots.base import Health
 from prism.robots.drivers.parts import FIRST_READING, Axis, Part, Vector
+from prism.robots.drivers.talker import Talker
 
-_ACKNOWLEDGES, _SILENT = 0.06, 1.0  # seconds: of a stop; without news of the robot
+_SILENT = 1.0  # seconds without news of the robot
 
 
 def join(part: Part, interface: str, domain: int) -> Any:
@@ -47,10 +47,10 @@ class Go2(Part):
     state_hz = 50.0
 
     def __post_init__(self) -> None:
-        self._alive, self._wake, self._standing = threading.Event(), threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
+        self._talker = Talker(self.hz, self._say)
+        self._subscriber: Any = None
         self._state: tuple[Vector, float] | None = None
-        self._velocity, self._until, self._stopping, self._moving = (0.0, 0.0, 0.0), 0.0, True, False
+        self._velocity, self._until, self._moving = (0.0, 0.0, 0.0), 0.0, False
         self._code = self._error_code = 0
 
     def axes(self) -> tuple[Axis, ...]:
@@ -71,7 +71,6 @@ class Go2(Part):
         self._client = sport.SportClient()
         self._client.SetTimeout(0.3)  # seconds that an answer may take
         self._client.Init()
-        self._alive.set()
         until = time.monotonic() + FIRST_READING
         while self._state is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -81,60 +80,49 @@ class Go2(Part):
                 f"no news of the robot on {self.interface} (rt/sportmodestate)",
                 "is it on, is the cable in, has this computer an address in 192.168.123.x?",
             )
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._thread.start()
+        self._talker.start(self.name)
 
     def _hear(self, said: Any) -> None:
         rpy = said.imu_state.rpy
         numbers = (said.velocity[0], said.velocity[1], said.yaw_speed, rpy[0], rpy[1], rpy[2], said.body_height)
         self._state = np.array(numbers, np.float64), time.monotonic()
 
-    def _run(self) -> None:
-        """The only one who talks to the robot."""
-        while self._alive.is_set():
-            if not self._stopping and time.monotonic() < self._until:
-                self._code, self._moving = self._client.Move(*self._velocity), True
-            elif self._moving or (self._stopping and not self._standing.is_set()):
-                self._code = self._client.StopMove()
-                self._moving = self._code != 0  # else again
-                if self._stopping and self._code == 0:
-                    self._standing.set()
-            self._wake.wait(1.0 / self.hz)
-            self._wake.clear()
+    def _say(self) -> None:
+        if not self._talker.stopping and time.monotonic() < self._until:
+            self._code, self._moving = self._client.Move(*self._velocity), True
+        elif self._moving or (self._talker.stopping and not self._talker.standing.is_set()):
+            self._code = self._client.StopMove()
+            self._moving = self._code != 0  # else again
+            if self._talker.stopping and self._code == 0:
+                self._talker.standing.set()
 
     def prepare(self) -> None:
-        self._until, self._stopping = 0.0, False
-        self._standing.clear()
+        self._until = 0.0
+        self._talker.prepare()
 
     def send(self, target: Vector, due: float) -> None:
         self._velocity = (float(target[0]), float(target[1]), float(target[2]))
         self._until = due + 1.0 / max(self.rate, 1.0)
-        self._wake.set()
+        self._talker.wake()
 
     def halt(self) -> None:
-        self._stopping = True
-        self._wake.set()
+        self._talker.halt()
 
     def stop(self) -> None:
-        self.halt()
-        if self._thread is not None:
-            self._standing.wait(_ACKNOWLEDGES)
+        self._talker.stop()
 
     def close(self) -> None:
-        if not self._alive.is_set():
-            return
-        self.stop()
-        self._alive.clear()
-        if self._thread is not None:
-            self._thread.join(2.0)
-            self._thread = None
-        self._subscriber.Close()
-        self._state = None
-        self._standing.clear()
+        self._talker.close()
+        if self._subscriber is not None:
+            self._subscriber.Close()
+        self._subscriber = self._state = None
+        self._talker.standing.clear()
 
     def health(self) -> Health:
         if self._state is None or time.monotonic() - self._state[1] > _SILENT:
             return Health(False, f"no news of the robot on {self.interface}: look at the cable, connect again")
+        if self._talker.fault:
+            return Health(False, f"{self._talker.fault}: look at the cable, connect again")
         if self._code != 0:
             return Health(False, f"the robot refuses to move or to stop (code {self._code}): is it in sport mode?")
         return Health()

@@ -164,7 +164,7 @@ class RosArm(Stream):
 
     def prepare(self) -> None:
         assert self._state is not None  # of `connect`
-        self._follower.prepare(self._state[0], self._speed)
+        self._follower.begin(self._state[0], self._speed)
 
     def send(self, target: Vector, due: float) -> None:
         self._follower.send(target, due)
