@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec
-from prism.sims.base import Array, Simulation
+from prism.sims.base import Array
 
 from prism_sims import go2_model as parts
 from prism_sims import offscreen
 from prism_sims.go2_walk import FASTEST, Walker
+from prism_sims.mujoco_env import MujocoEnv, Vector, rounded
 
 Variant = Literal["state", "pixels"]
-Vector = NDArray[np.float64]
 FPS = 30.0
 BLOCKS, SUBSTEPS, _LEGS_EVERY = 2, 5, 6  # of a control step; substeps of 1/300 s; the legs' controller every so many
 IMAGE = (84, 84)
@@ -51,7 +51,7 @@ _START = np.array([0.05, 0.10, 0.05])  # metres by which the hand starts elsewhe
 _FALLEN = 0.6  # of the trunk's up, upright is 1
 
 
-class Go2Env(Simulation):
+class Go2Env(MujocoEnv):
     """The robot; a subclass is a task."""
 
     objects: ClassVar[int]  # numbers in object_state
@@ -78,11 +78,9 @@ class Go2Env(Simulation):
         self._dofs = np.array([self.model.joint(name).dofadr[0] for name in parts.ARM_JOINTS])
         self._finger = self.model.joint("finger_left").qposadr[0]
         tool = self.model.body(parts.ARM_JOINTS[-1]).id
-        self._hand_geoms = {i for i in range(self.model.ngeom) if self._is_under(self.model.geom_bodyid[i], tool)}
-        self._cameras: offscreen.Cameras | None = None
-        self._renderer: offscreen.OffscreenRenderer | None = None
+        self._hand_geoms = set(self._geoms_under(tool))
         self._people: Any = None
-        self.seen: dict[str, Array] = {}  # the last observation, without pictures: all that an expert may look at
+        self.seen = {}
         self.action_spec = ACTION
         super().__init__(name, self._sensors(), LOW, HIGH, FPS, max_steps or round(self.seconds * FPS))
 
@@ -106,11 +104,6 @@ class Go2Env(Simulation):
 
     # -- where things are
 
-    def _is_under(self, body: int, above: int) -> bool:
-        while body > 0 and body != above:
-            body = self.model.body_parentid[body]
-        return bool(body == above)
-
     def hand(self, data: Any = None) -> tuple[Vector, Vector]:
         """Place (3,) and turn (3, 3) of the hand in the arm's frame."""
         data = self.data if data is None else data
@@ -126,9 +119,6 @@ class Go2Env(Simulation):
     def heading(self) -> float:
         turn = self.data.xmat[self._mount].reshape(3, 3)
         return float(np.arctan2(turn[1, 0], turn[0, 0]))
-
-    def body(self, name: str) -> Vector:
-        return np.array(self.data.xpos[self.model.body(name).id])
 
     def put(self, name: str, place: Vector | list[float], yaw: float = 0.0) -> None:
         """Puts a thing there: one that is free, or one that is fixed to the floor."""
@@ -293,12 +283,12 @@ class Go2Env(Simulation):
         vx, vy, wz = self.walker.velocity
         gripper = 1.0 - 2.0 * self.data.qpos[self._finger] / parts.OPEN
         numbers = [gripper, *place, *quaternion(turn), vx, vy, 0.0, 0.0, 0.0, wz, *self.data.qpos[self._joints]]
-        return _rounded(numbers)
+        return rounded(numbers)
 
     def _observe(self) -> dict[str, Array]:
         self.seen = {
             "proprio": self.proprio(),
-            "object_state": _rounded(self._object_state()),
+            "object_state": rounded(self._object_state()),
             "tactile": np.round(self._wrench, 2).astype(np.float32) + np.float32(0),
         }
         shown = {spec.name: self.seen[spec.name].copy() for spec in self.sensors if spec.name in self.seen}
@@ -309,11 +299,6 @@ class Go2Env(Simulation):
         return shown
 
     # -- for people
-
-    def state(self) -> Vector:
-        """Joint positions and velocities."""
-        self._need_episode("state()")
-        return np.concatenate([self.data.qpos, self.data.qvel])
 
     def render(self) -> NDArray[np.uint8] | None:
         """The robot as it looks, from its right, in front of it."""
@@ -332,12 +317,6 @@ class Go2Env(Simulation):
     def _view(self) -> offscreen.View:
         middle = self.body("base") + np.array([0.25, 0.0, 0.0])
         return offscreen.View((round(middle[0], 2), round(middle[1], 2), 0.3), 1.7, 110.0, -20.0)
-
-    def close(self) -> None:
-        for pictures in (self._cameras, self._renderer):
-            if pictures is not None:
-                pictures.close()
-        self._cameras = self._renderer = None
 
 
 def matrix(quaternion: Vector) -> Vector:
@@ -376,8 +355,3 @@ def _rotated(rotation: Vector) -> Vector:
     if angle < 1e-12:
         return np.eye(3)
     return matrix(np.concatenate([[np.cos(angle / 2)], np.sin(angle / 2) * rotation / angle]))
-
-
-def _rounded(values: Any) -> NDArray[np.float32]:
-    """To 0.1 mm: what stands still is exactly constant; -0.0 -> 0.0."""
-    return np.round(np.asarray(values), 4).astype(np.float32) + np.float32(0)

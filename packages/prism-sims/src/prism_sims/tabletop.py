@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 
 from prism_sims import tabletop_model as parts
+from prism_sims.mjcf import box, free
 from prism_sims.tabletop_arm import RATE, SAMPLES, TabletopEnv, Variant, Vector
 
 CUPS = {"green": "0.15 0.6 0.2 1", "blue": "0.15 0.25 0.8 1", "yellow": "0.9 0.8 0.1 1"}
@@ -105,7 +106,7 @@ class Rattle(TabletopEnv):
     MARK = np.array([0.58, 0.0])
 
     def _xml(self) -> str:
-        mark = parts.box((0.04, 0.04, 0.0005), (*self.MARK, 0.0), "0.1 0.1 0.1 1", 'contype="0" conaffinity="0"')
+        mark = box((0.04, 0.04, 0.0005), (*self.MARK, 0.0), "0.1 0.1 0.1 1", 'contype="0" conaffinity="0"')
         sensors = "".join(f'<touch site="{site}"/>' for site in ("ball", "pad_left", "pad_right"))
         things = parts.container("left") + parts.container("right") + parts.ball("ball", parts.BALL, 0.006, "1 1 1 1")
         return parts.scene(mark + things, sensors=sensors)
@@ -176,11 +177,11 @@ class Height(TabletopEnv):
     FALL, PRESS = 0.45, 25.0  # metres a second (a fall of 1 cm), newtons: what breaks it
 
     def _xml(self) -> str:
-        post = parts.box((0.01, 0.01, 0.1), (0, 0, -0.105), "0.3 0.3 0.3 1")
-        top = parts.box((0.06, 0.06, 0.005), (0, 0, -0.005), "0.8 0.8 0.8 1", 'name="plate"')
-        block = parts.box((parts.BLOCK,) * 3, (0, 0, 0), "0.85 0.2 0.2 1", 'mass="0.06" friction="1 0.01 0.001"')
+        post = box((0.01, 0.01, 0.1), (0, 0, -0.105), "0.3 0.3 0.3 1")
+        top = box((0.06, 0.06, 0.005), (0, 0, -0.005), "0.8 0.8 0.8 1", 'name="plate"')
+        block = box((parts.BLOCK,) * 3, (0, 0, 0), "0.85 0.2 0.2 1", 'mass="0.06" friction="1 0.01 0.001"')
         self.broken = False
-        return parts.scene(f'<body name="stand">{top}{post}</body>' + parts.free("block", block))
+        return parts.scene(f'<body name="stand">{top}{post}</body>' + free("block", block))
 
     def _place(self, rng: np.random.Generator) -> Vector:
         stand = np.array([0.5, 0.0, rng.uniform(0.03, 0.15)])

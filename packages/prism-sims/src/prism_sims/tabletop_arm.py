@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import Array, Simulation
+from prism.sims.base import Array
 
 from prism_sims import offscreen
 from prism_sims import tabletop_model as parts
+from prism_sims.mujoco_env import MujocoEnv, Vector, rounded
 
 Variant = Literal["state", "pixels", "rgbd"]
-Vector = NDArray[np.float64]
 FPS = 10.0
 STEP = 0.03  # metres that an action of 1 asks for
 IMAGE, DEPTH, TAXELS = (84, 84), 24, 16
@@ -30,7 +30,7 @@ _VIEWS = {"static": "agentview", "wrist": "eye_in_hand"}
 _TEXT = 48
 
 
-class TabletopEnv(Simulation):
+class TabletopEnv(MujocoEnv):
     """The arm, its senses and its servo; a subclass is a task."""
 
     words: str  # the command
@@ -53,14 +53,12 @@ class TabletopEnv(Simulation):
         self.data = mujoco.MjData(self.model)
         self._site = self.model.site("hand").id
         tool = self.model.body("wrist_3").id
-        self._hand_geoms = [i for i in range(self.model.ngeom) if self._is_under(self.model.geom_bodyid[i], tool)]
+        self._hand_geoms = self._geoms_under(tool)
         self._pads = [self.model.geom(name).id for name in parts.PADS]
-        self._cameras: offscreen.Cameras | None = None
-        self._renderer: offscreen.OffscreenRenderer | None = None
         self._target = np.zeros(3)
         self._wrench = np.zeros(6)
         self._way, self._opening = (np.zeros(6), np.zeros(6)), parts.OPEN
-        self.seen: dict[str, Array] = {}  # the last observation, without pictures: all that an expert may look at
+        self.seen = {}
         limits = np.ones(4)
         super().__init__(name, self._sensors(), -limits, limits, FPS, max_steps or self.steps)
 
@@ -81,11 +79,6 @@ class TabletopEnv(Simulation):
     def succeeded(self) -> bool: ...
 
     # -- the arm
-
-    def _is_under(self, body: int, above: int) -> bool:
-        while body > 0 and body != above:
-            body = self.model.body_parentid[body]
-        return bool(body == above)
 
     def hand(self) -> Vector:
         """Between the fingertips, metres."""
@@ -249,8 +242,8 @@ class TabletopEnv(Simulation):
     def _observe(self) -> dict[str, Array]:
         objects = self._object_state()
         self.seen = {
-            "proprio": _rounded([*self.hand(), self.data.qpos[6]]),
-            "object_state": _rounded([*objects, *np.clip(objects, -STEP, STEP)]),
+            "proprio": rounded([*self.hand(), self.data.qpos[6]]),
+            "object_state": rounded([*objects, *np.clip(objects, -STEP, STEP)]),
         }
         if self.sense == "tactile":
             self.seen["tactile"] = np.round(self._wrench, 3).astype(np.float32) + np.float32(0)
@@ -272,9 +265,6 @@ class TabletopEnv(Simulation):
 
     # -- for tasks
 
-    def body(self, name: str) -> Vector:
-        return np.array(self.data.xpos[self.model.body(name).id])
-
     def put(self, name: str, place: Vector | list[float], yaw: float = 0.0) -> None:
         at = self.model.joint(name).qposadr[0]
         self.data.qpos[at : at + 7] = [*place, np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)]
@@ -291,23 +281,12 @@ class TabletopEnv(Simulation):
     def let_go(self, name: str) -> bool:
         return not self.touched(name) and float(self.data.qpos[6]) > 0.3 * parts.OPEN
 
-    def state(self) -> Vector:
-        """Joint positions and velocities."""
-        self._need_episode("state()")
-        return np.concatenate([self.data.qpos, self.data.qvel])
-
     def render(self) -> NDArray[np.uint8] | None:
         if offscreen.backend() is None:
             return None
         if self._renderer is None:
             self._renderer = offscreen.OffscreenRenderer(self.model, 240, 320, "agentview")
         return self._renderer.render(self.data)
-
-    def close(self) -> None:
-        for pictures in (self._cameras, self._renderer):
-            if pictures is not None:
-                pictures.close()
-        self._cameras = self._renderer = None
 
 
 def depth_rays() -> Vector:
@@ -316,8 +295,3 @@ def depth_rays() -> Vector:
     across = np.tan(np.pi / 6) * (2 * (np.arange(DEPTH) + 0.5) / DEPTH - 1)  # a field of view of 60 degrees
     x, y = np.meshgrid(across, -across)
     return np.stack([x, y, -np.ones_like(x)], -1)
-
-
-def _rounded(values: Any) -> NDArray[np.float32]:
-    """To 0.1 mm: what stands still is exactly constant; -0.0 -> 0.0."""
-    return np.round(np.asarray(values), 4).astype(np.float32) + np.float32(0)

@@ -7,9 +7,9 @@ a spring of about 3 N a millimetre. No mesh and no package but mujoco: a control
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
+
+from prism_sims.mjcf import box, free, numbers
 
 JOINTS = ("pan", "lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 REACH = np.array([0.0, -0.35, 2.25, np.pi / 2 - 1.9, -np.pi / 2, 0.0])  # joints, radians: the hand points down
@@ -82,18 +82,6 @@ def scene(things: str, tool: str = "", sensors: str = "", exclude: str = "") -> 
 </mujoco>"""
 
 
-def _numbers(values: Iterable[float]) -> str:
-    return " ".join(f"{float(value):.6g}" for value in values)
-
-
-def box(size: Iterable[float], pos: Iterable[float], rgba: str, more: str = "") -> str:
-    return f'<geom type="box" size="{_numbers(size)}" pos="{_numbers(pos)}" rgba="{rgba}" {more}/>'
-
-
-def free(name: str, geoms: str) -> str:
-    return f'<body name="{name}"><freejoint name="{name}"/>{geoms}</body>'
-
-
 def board(name: str) -> str:
     """What collides, a frame of four boxes that a reset puts where the hole is, and what is drawn, where it seems."""
     wide, off, half = (BOARD_UNIT - HOLE) / 2, (BOARD_UNIT + HOLE) / 2, BOARD_TOP / 2
@@ -141,9 +129,9 @@ def cup(name: str, rgba: str) -> str:
     geoms = [f'<geom type="cylinder" size="{CUP} 0.003" pos="0 0 0.003" rgba="{rgba}" mass="0.03"/>']
     width = (CUP + CUP_WALL) * np.tan(np.pi / 8)
     for angle in np.arange(8) * np.pi / 4:
-        place = _numbers((CUP * np.cos(angle), CUP * np.sin(angle), CUP_HEIGHT / 2 + 0.002))
+        place = numbers((CUP * np.cos(angle), CUP * np.sin(angle), CUP_HEIGHT / 2 + 0.002))
         place = f'pos="{place}" euler="0 0 {angle:.6g}"'
-        size = _numbers((CUP_WALL, width, CUP_HEIGHT / 2 - 0.002))
+        size = numbers((CUP_WALL, width, CUP_HEIGHT / 2 - 0.002))
         geoms.append(f'<geom type="box" size="{size}" {place} rgba="{rgba}" mass="0.005"/>')
     outer = CUP + CUP_WALL
     bar = 0.004

@@ -37,8 +37,9 @@ from prism.sims.base import Expert
 
 from prism_sims import go2, go2_tasks
 from prism_sims.go2_expert import make_go2_expert
+from prism_sims.mujoco_env import rounded
 from prism_sims.tabletop import NAMES, Insert, make_tabletop
-from prism_sims.tabletop_arm import BLOCKS, FINE_BLOCKS, FPS, STEP, _rounded
+from prism_sims.tabletop_arm import BLOCKS, FINE_BLOCKS, FPS, STEP
 from prism_sims.tabletop_expert import make_tabletop_expert
 
 GRACE, FINE_GRACE = 2.0, 1.5  # readings of the joints, at 10 and 50 commands a second
@@ -308,12 +309,12 @@ class UR5eTwin(Twin):
         env = self._env
         if env.fine:
             hand, wrench = env.hand(), np.round(env._wrench, 3).astype(np.float32)
-            return {"proprio": _rounded([*hand, env.data.qpos[6]])} | (
+            return {"proprio": rounded([*hand, env.data.qpos[6]])} | (
                 {"tactile": wrench} if "tactile" in self._readings else {}
             )
         self._view.qpos[:] = env.data.qpos
         env._mj.mj_kinematics(env.model, self._view)
-        return {"proprio": _rounded([*self._view.site_xpos[env._site], env.data.qpos[6]])}
+        return {"proprio": rounded([*self._view.site_xpos[env._site], env.data.qpos[6]])}
 
 
 class Go2Twin(Twin):
