@@ -21,6 +21,7 @@ _WALKING = 0.12  # m/s, at which _NEAR counts
 _GAIN = 1.6  # a second: at _NEAR it is above the twin's deadband
 _MOST = np.array([0.4, 0.2, 0.6])
 _STOWED_AT, _STOWED_DOWN = np.array([0.25, 0.0, 0.15]), 0.9  # the hand of go2_model.STOWED; radians it points down
+_LIFTED = 0.05  # metres above the foot of the arm: from there on it walks with the cube
 _LEAD = 0.12  # metres by which a command is ahead of the hand, at most
 _OPEN, _CLOSED = -1.0, 1.0
 
@@ -99,9 +100,8 @@ class InsertExpert(Go2Expert):
 
 
 class PickExpert(Go2Expert):
-    """What it does next shows in the scene: is the cube between the fingers, is it lifted, is the base at the bin."""
-
-    CARRY = np.array([0.28, 0.0, 0.06])
+    """What it does next shows in the scene: is the cube between the fingers, is it lifted, is the base at the bin. It
+    walks with the arm stowed, with the cube and without: then the cube says where to, and not the pose of the arm."""
 
     def act(self) -> NDArray[np.float32]:
         first, second, (sine, cosine) = self.see(0, 2), self.see(2, 2), self.see(4, 2)
@@ -121,8 +121,8 @@ class PickExpert(Go2Expert):
         """The cube is in the hand: up, to the bin, over it, let go."""
         base = self.walk(off, turn)
         if base is not None:
-            low = self.proprio()[3] < self.CARRY[2] - 0.03
-            return self.command(_CLOSED, self.CARRY, 0.0, base=None if low else base)
+            low = self.proprio()[3] < _LIFTED
+            return self.stowed(_CLOSED, None if low else base)
         bin, over = self.see(17), self.place(17) + np.array([0.0, 0.0, 0.10])
         return self.command(_OPEN if np.hypot(*bin[:2]) < 0.02 else _CLOSED, over)
 
