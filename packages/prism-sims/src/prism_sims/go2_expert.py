@@ -23,7 +23,7 @@ _MOST = np.array([0.4, 0.2, 0.6])
 _STOWED_AT, _STOWED_DOWN = np.array([0.25, 0.0, 0.15]), 0.9  # the hand of go2_model.STOWED; radians it points down
 _LIFTED = 0.05  # metres above the foot of the arm: from there on it walks with the cube
 _LEAD = 0.12  # metres by which a command is ahead of the hand, at most
-_OPEN, _CLOSED = -1.0, 1.0
+_OPEN, _WIDE, _CLOSED = -1.0, -0.7, 1.0
 
 
 class Go2Expert(ABC):
@@ -100,8 +100,11 @@ class InsertExpert(Go2Expert):
 
 
 class PickExpert(Go2Expert):
-    """What it does next shows in the scene: is the cube between the fingers, is it lifted, is the base at the bin. It
-    walks with the arm stowed, with the cube and without: then the cube says where to, and not the pose of the arm."""
+    """What it does next shows in the scene: is the cube between the fingers, is it lifted, is the base at the bin.
+
+    It walks with the arm stowed and the hand closed, with the cube and without: so a grasp that missed leads to what
+    was demonstrated, the way to the cube, and the cube says where to walk, not the pose of the arm.
+    """
 
     def act(self) -> NDArray[np.float32]:
         first, second, (sine, cosine) = self.see(0, 2), self.see(2, 2), self.see(4, 2)
@@ -111,9 +114,11 @@ class PickExpert(Go2Expert):
             return self.carry(second, turn)
         base = self.walk(first, turn)
         if base is not None and np.linalg.norm(cube) > 0.05:
-            return self.stowed(_OPEN, base)
+            return self.stowed(_CLOSED, base)
         beside = float(np.hypot(*cube[:2]))
         over = min(0.06, 4.0 * max(0.0, beside - 0.006))
+        if gripper > _WIDE and cube[2] < -0.03:  # it opens over the cube
+            over = 0.06
         close = np.linalg.norm(cube) < 0.012
         return self.command(_CLOSED if close else _OPEN, self.place(8) + np.array([0.0, 0.0, over]), twist)
 
