@@ -294,7 +294,7 @@ def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int
     with server() as (process, port):
         line = Wire(port)
         planner = RemotePlanner(f"ws://127.0.0.1:{line.port}", silence=0.03, timeout=0.5, retry_for=0.3)
-        executor = Executor(planner, lost="stop", blend=0, patience=0.4 / robot.rate, max_held=10)
+        executor = Executor(planner, lost="stop", patience=0.4 / robot.rate, max_held=10)
         after = float(rng.uniform(0.3, 1.4))
 
         def fail() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,7 +70,7 @@ def driving(transport: str, backend: Backend, selection: SelectionConfig = FIRST
         else:
             server = stack.enter_context(serving(BackendPolicy(backend), config))
             planner = RemotePlanner(f"ws://127.0.0.1:{server.port}", retry_for=1.0, first_pause=0.02)
-        yield stack.enter_context(Executor(planner, **{"blend": 0, **options}))
+        yield stack.enter_context(Executor(planner, **{"blend": 0, "margin": math.inf, "look": False, **options}))
 
 
 def see(t: float) -> dict[str, np.ndarray]:

@@ -269,7 +269,7 @@ def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:
 def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
     policy = _policy(encoder=dataclasses.replace(small_config().encoder, dropout=0.5))
     planner = LocalPlanner(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), EagerBackend(policy))
-    with Executor(planner, max_held=0) as control:
+    with Executor(planner, max_held=0, look=False) as control:
         frames = _stream(12, absent=0.5)
         for step in range(15_000):  # half a minute on a busy machine; four plans usually take a moment
             command = control.step(frames[step % 12])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,8 +13,14 @@ import numpy as np
 import pytest
 
 from prism.cli import main
+from prism.cli.serve import Serve, _announce
+from prism.errors import PrismError
+from prism.runs.run import Run
+from prism.sensors import ActionSpec
 from tests.policy_fakes import ACTION_DIM, save_run, small_policy
 from tests.server_fakes import OpenPi, see
+
+SOON = ("--set", "exec_horizon=2")
 
 
 @pytest.fixture
@@ -24,7 +31,16 @@ def run(tmp_path: Path) -> Path:
 def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("open-sesame\n")
     code = "import sys; from prism.cli import main; sys.exit(main(sys.argv[1:]))"
-    options = ["--port", "0", "--set", "exec_horizon=2", "--api-key-file", str(tmp_path / "key")]
+    options = [
+        "--port",
+        "0",
+        "--set",
+        "exec_horizon=2",
+        "--action-kind",
+        "absolute",
+        "--api-key-file",
+        str(tmp_path / "key"),
+    ]
     process = subprocess.Popen(
         [sys.executable, "-c", code, "serve", str(run), *options],
         stdout=subprocess.PIPE,
@@ -55,6 +71,30 @@ def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
     assert "stopped after 1 requests of 1 clients" in out
     assert "sensor 'proprio': the policy was trained with shape (3,)" in err
     assert "Traceback" not in err
+
+
+def test_a_hold_is_not_guessed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody said what the actions are: the server says so, and tells executors nothing, which then do not start."""
+    server = Serve(run, port=0, set=SOON[1:])._server()
+    _announce(server)
+    assert "nobody said whether the actions are poses or changes of a pose" in capsys.readouterr().out
+    assert server.metadata()["action_kind"] is None
+    for kind, taken in (("absolute", "absolute"), ("delta", "delta"), ("velocity", "delta")):
+        assert Serve(run, port=0, set=SOON[1:], action_kind=kind)._server().metadata()["action_kind"] == taken
+    with pytest.raises(PrismError, match="--action-kind jump: use one of absolute, delta, velocity"):
+        Serve(run, port=0, set=SOON[1:], action_kind="jump")._server()
+
+
+def test_a_checkpoint_copied_alone_knows_its_hold(tmp_path: Path) -> None:
+    """Without experiment.json: the kind of the actions and the gripper come from the weights' own description."""
+    policy = small_policy()
+    action = ActionSpec(("x", "y", "gripper"), kind="delta")
+    policy.spec = dataclasses.replace(policy.spec, action=action)
+    alone = Run(save_run(tmp_path / "run", policy)).weights()
+    selection = Run(alone).settings.selection
+    assert (selection.action_kind, selection.grippers) == ("delta", (2,))
+    about = Serve(alone, port=0, set=SOON[1:])._server().metadata()
+    assert (about["action_kind"], about["keep"]) == ("delta", [2])
 
 
 def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

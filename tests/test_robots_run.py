@@ -322,7 +322,12 @@ def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
             for shown, done in zip(before, actions, strict=True):
                 writer.add({"joints": shown}, done)
         assert main(["train", str(tmp_path / name), "--steps", "2", "--out", str(tmp_path / "runs" / name)]) == 0
-        assert said in " ".join(capsys.readouterr().err.split())
+        shown = capsys.readouterr()
+        assert said in " ".join(shown.err.split())
+        assert "it cannot lose joints: never trained without" in shown.out
+        assert main(["data", "inspect", str(tmp_path / name)]) == 0
+        inspected = {"delta": "actions look delta", "absolute": "actions look absolute", "hidden": "nothing says"}
+        assert inspected[name] in " ".join(capsys.readouterr().out.split())
     run = Run(tmp_path / "runs" / "delta")
     assert run.spec.action.kind == run.experiment.controller.selection.action_kind == "delta"
     words = ["train", str(tmp_path / "hidden"), "--steps", "2", "--out", str(tmp_path / "runs" / "stated")]

@@ -121,15 +121,6 @@ def test_a_hold_stands_still_for_every_kind() -> None:
         assert np.allclose(trace[-1], trace[-10], atol=1e-6), kind
 
 
-def test_the_range_of_the_demonstrations_and_constant_dimensions() -> None:
-    low, high = np.array([-0.1, 0.02, -0.1]), np.array([0.1, 0.02, 0.3])
-    envelope = Envelope(space("delta"), Limits(margin=0.05), RATE, (low, high))
-    sent, why = envelope.limit([1.0, 0.07, -1.0])
-    assert sent is not None
-    assert np.allclose(sent, [0.11, 0.02, -0.12])
-    assert "beyond the demonstrations" in why
-
-
 def test_quaternions_turn_at_the_speed_of_the_rotation() -> None:
     spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", "absolute")
     turning = ActionSpace(spec, ("",) * 4, pose="pose", pose_dims=4)

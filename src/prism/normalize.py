@@ -283,6 +283,10 @@ class Normalizer(nn.Module):
             raise PrismError(f"sensor '{name}' has no statistics; this policy knows {', '.join(self._slices)}")
         return ((values - self.vector_center[part]) / self.vector_scale[part]).clamp(-LIMIT, LIMIT)
 
+    def center(self, name: str) -> Float[Tensor, " D"]:
+        """The mean of a vector sensor over the training set."""
+        return self.vector_center[self._slices[name]]
+
     def scale(self, name: str) -> Float[Tensor, " D"]:
         """The standard deviation of a vector sensor over the training set, or its floor; 1 where it is constant."""
         return self.vector_scale[self._slices[name]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,8 @@ class SensorSpec:
     max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
     max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
     names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
+    # rgb: mean of the pictures that a policy was trained on; says on the robot that red and blue are swapped
+    colour: tuple[float, float, float] | None = field(default=None, compare=False)
     history: int = 0  # vectors, touch, sound: readings in a time step (prism.data.history); 0: as the training decides
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ class SensorSpec:
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
-        new = ("names", "history")  # not in the files of earlier versions
+        new = ("names", "history", "colour")  # not in the files of earlier versions
         return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in new}
 
     @staticmethod

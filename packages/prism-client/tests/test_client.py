@@ -254,7 +254,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def driving(server: FakeServer, client: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Executor]:
-    with Executor(RemotePlanner(client_of(server, **(client or {}))), **options) as executor:
+    with Executor(RemotePlanner(client_of(server, **(client or {}))), **{"look": False, **options}) as executor:
         yield executor
 
 
@@ -334,7 +334,7 @@ def test_errors_do_not_stop_a_moving_robot_but_a_resting_one() -> None:
 
 def test_a_lost_server_is_reported_and_closing_does_not_wait_for_it() -> None:
     with running() as server:
-        executor = Executor(RemotePlanner(client_of(server, retry_for=60.0)))
+        executor = Executor(RemotePlanner(client_of(server, retry_for=60.0)), look=False)
         executor.act({"t": 0})
     for t in range(1, 12):
         executor.act({"t": t})

@@ -415,7 +415,7 @@ def test_synchronous_control_waits_for_each_plan_and_raises() -> None:
 
 
 def test_statistics_of_a_long_run_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism_client.executor._KEPT", 10)
+    monkeypatch.setattr("prism_client.stats._KEPT", 10)
     control = executor(Script([0.0]))
     run(control, 100)
     assert control.stats.steps == 100

@@ -209,7 +209,7 @@ def measure(ready: Ready, slots: int, config: Realtime, on_slot: Any = None, sat
     controller = controller_for(policy, config.candidates, config.seed)
     planner = LocalPlanner(controller, backend, count)
     lanes = planner.lanes
-    with Executor(planner, budget_ms=1e3 * controller.config.exec_horizon / rate, max_held=0) as control:
+    with Executor(planner, budget_ms=1e3 * controller.config.exec_horizon / rate, max_held=0, look=False) as control:
         warm_up(backend, config.candidates)
         control.reset(config.seed)
         for slot in range(policy.spec.pred_horizon):  # the first plans, and every code path once

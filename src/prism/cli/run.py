@@ -16,6 +16,7 @@ from prism.errors import PrismError
 if TYPE_CHECKING:
     from prism_client import Planner
 
+    from prism.controller import ControllerConfig
     from prism.report.rerun_log import RerunLog
     from prism.robots.base import Robot
     from prism.robots.limits import Limits
@@ -73,6 +74,8 @@ class Run:
     """What to do, for a policy that is told. Default: what the robot's own text sensor says, if it has one."""
     resize: bool = False
     """Bring the robot's pictures to the size that the policy was trained with."""
+    trust_sensors: bool = False
+    """Do not compare the first readings with what the policy was trained on: units, sizes, colours."""
     action_kind: Annotated[str | None, option("KIND")] = None
     """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
@@ -123,24 +126,24 @@ class Run:
         with ExitStack() as stack:
             keys = stack.enter_context(Keys())
             stack.enter_context(_steady(robot))  # before the threads of a policy start: they go behind it, not last
-            commander, needs, demonstrated = self._commander(robot, keys, stack)
+            commander, needs = self._commander(robot, limits, keys, stack)
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
-            guard = Guard(robot, limits, needs, demonstrated, self.dry_run)
+            guard = Guard(robot, limits, needs, self.dry_run)
             robot.connect()
             stack.callback(guard.close)
             self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)))
 
-    def _commander(self, robot: Robot, keys: Keys, stack: ExitStack) -> tuple[Any, list[str], Any]:
-        """Who commands, the sensors that it needs, and the range of the commands that it has learned from."""
+    def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Any, list[str]]:
+        """Who commands, and the sensors that it needs."""
         from prism_client import Executor
 
-        from prism.robots.loop import PolicyCommander, ReplayCommander, Takeover, check_fit, demonstrated_range
+        from prism.robots.loop import PolicyCommander, ReplayCommander, Takeover, check_fit
         from prism.robots.teleop import make_teleop
         from prism.robots.told import tell_for
 
         if self.replay is not None:
-            return ReplayCommander(_recorded(self.replay, robot)), [], None
+            return ReplayCommander(_recorded(self.replay, robot)), []
         planner = stack.enter_context(self._planner(robot))
         if self.text is not None:
             tell_for(robot, self.text, planner.info)
@@ -150,7 +153,9 @@ class Run:
             asynchronous=robot.realtime,
             patience=(0.4 if robot.parts == 1 else 0.2) / robot.rate,  # a plan that comes within its step serves it
             lost="stop",
-            blend=0,  # the guard bounds a jump; fading it out over three steps pressed the peg into the board
+            action_kind=self.action_kind if planner.info.get("action_kind") is None else None,
+            margin=limits.margin,
+            look=not self.trust_sensors,
             clock=robot.now,
             hook=(lambda _: "slow") if self.slow < 1 else None,
             slow_factor=self.slow,
@@ -162,7 +167,7 @@ class Run:
             print(teleop.help, end="\n" if teleop.help else "")
             commander = Takeover(commander, teleop)
         needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
-        return commander, needs, demonstrated_range(planner.info, robot)
+        return commander, needs
 
     def _out(self, robot: Robot) -> Path:
         if self.out is not None:
@@ -180,6 +185,7 @@ class Run:
             finally:
                 remote.close()
             return
+        from prism.controller import Controller
         from prism.runs.run import Run as Trained
         from prism.serve.backends import backend_device, check_backend, load_backend
         from prism.serve.lanes import LocalPlanner
@@ -193,7 +199,7 @@ class Run:
             with self._live(trained, device) as beside:
                 yield beside
             return
-        controller = trained.controller(device, seed=self.first_seed, settings=self.set)
+        controller = Controller(trained.policy(device), self._settings(trained), self.first_seed)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
         backend, _ = load_backend(self.backend, controller.policy, frames)
         warm_up(backend, controller.config.candidates)
@@ -203,19 +209,22 @@ class Run:
         finally:
             local.close()
 
+    def _settings(self, trained: Trained) -> ControllerConfig:
+        from prism.runs.action_kind import as_stated
+        from prism.runs.run import changed
+
+        return as_stated(trained, changed(trained.settings, settings=self.set), self.action_kind)[0]
+
     @contextmanager
     def _live(self, trained: Trained, device: Any) -> Iterator[Planner]:
         from prism_client import RemotePlanner
 
-        from prism.runs.run import changed
         from prism.serve.beside import served
         from prism.serve.server import PolicyServer, ServerConfig
 
         policy = trained.policy(device, backend=self.backend)
-        controller = changed(trained.settings, settings=self.set)
-        with served(
-            PolicyServer(policy, controller, ServerConfig(port=self.live or 0, rate=0.0), trained.name)
-        ) as server:
+        config = ServerConfig(port=self.live or 0, rate=0.0)
+        with served(PolicyServer(policy, self._settings(trained), config, trained.name)) as server:
             print(f"live page: http://127.0.0.1:{server.port}/")
             remote = RemotePlanner(f"ws://127.0.0.1:{server.port}")
             try:

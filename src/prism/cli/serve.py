@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +48,8 @@ class Serve:
     """Action sequences to draw for each plan; default: as the run."""
     selection: Annotated[str | None, option("RULE")] = None
     """Which of them to send; default: as the run (prism eval --help lists the rules)."""
+    action_kind: Annotated[str | None, option("KIND")] = None
+    """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
     backend: Annotated[str, option("NAME")] = "eager"
@@ -81,6 +83,7 @@ class Serve:
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:
+        from prism.runs.action_kind import as_stated
         from prism.runs.run import Run, changed
         from prism.serve.backends import backend_device, check_backend
         from prism.serve.server import PolicyServer, ServerConfig
@@ -100,6 +103,8 @@ class Serve:
         )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, settings=self.set)
+        settings, stated = as_stated(run, settings, self.action_kind)
+        config = replace(config, action_kind_known=stated)
         device = backend_device(self.device, self.backend)
         policy = run.policy(device, backend=self.backend, threads=config.threads or 1)
         return PolicyServer(policy, settings, config, run.name)
@@ -170,11 +175,17 @@ def _announce(server: PolicyServer) -> None:
             "[/yellow]"
         )
     selection = server.controller.selection
+    if not config.action_kind_known:
+        console.print(
+            "[yellow]nobody said whether the actions are poses or changes of a pose, so nobody knows what a hold is. "
+            "prism-client does not start with it: say it with --action-kind[/yellow]"
+        )
     moving = (
         "" if selection.action_kind == "absolute" else f", the first {selection.pose_dims or spec.action_dim} motion"
     )
+    kind = spec.action.kind or selection.action_kind if config.action_kind_known else "of an unknown kind"
     console.print(
-        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({selection.action_kind}{moving}) at "
+        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({kind}{moving}) at "
         f"{spec.fps:g} a second; execute {server.controller.exec_horizon}, then ask again. Ctrl-C ends the server."
     )
 

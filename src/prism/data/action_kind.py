@@ -21,6 +21,18 @@ _NEAR, _TOGETHER = 0.35, 0.7  # rms of the difference, in deviations of the acti
 Float = NDArray[np.float64]
 
 
+WORDS = {"absolute": "each names a pose", "delta": "each is a change of pose", "velocity": "each is a speed"}
+
+
+def told_kind(source: EpisodeSource) -> str:
+    """What the actions of a dataset are and how that is known, in a sentence."""
+    if kind := action_spec_of(source).kind:
+        return f"actions are {kind} ({WORDS[kind]}), as the dataset says"
+    if kind := guess_kind(source):
+        return f"actions look {kind} ({WORDS[kind]}); if they are not, say it: prism train --action-kind"
+    return "nothing says whether actions are poses or changes of a pose: prism train --action-kind absolute or delta"
+
+
 def guess_kind(source: EpisodeSource) -> str:
     """ "absolute", "delta", or "" where the data do not show it."""
     names = [spec.name for spec in source.sensors if spec.kind == "vector"]

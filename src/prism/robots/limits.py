@@ -11,7 +11,7 @@ A file is JSON or TOML. Lists have one entry a dimension of the commands; units 
     hold_seconds = 0.3                       # without a sensor that is needed the robot is held, and then stopped
     frozen = 2                               # readings of the pose that stay the same while the robot is told to move
     watchdog = 0.1                           # seconds after which a command that does not come stops the robot
-    margin = 0.05                            # of the demonstrated range of a command, beyond it
+    margin = 0.05                            # of the range of its demonstrations that a policy may go beyond it
 """
 
 from __future__ import annotations

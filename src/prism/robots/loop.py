@@ -297,7 +297,7 @@ def check_fit(
     kind = action.get("kind") or action_kind or ("delta" if taken == "delta" else None)  # absolute may be a default
     if kind is None:
         raise PrismError(
-            f"nobody said what the policy's actions are (it takes them for '{taken}'), and robot "
+            f"nobody said what the policy's actions are{f' (it takes them for {taken!r})' if taken else ''}, and robot "
             f"'{robot.name}' takes '{robot.actions.spec.kind}': if they are that, say --action-kind "
             f"{robot.actions.spec.kind}"
         )
@@ -364,11 +364,3 @@ def ask_success(keys: Keys, patience: float = 60.0) -> bool | None:
             if key in SUCCESS + FAILURE:
                 return key in SUCCESS
     return None
-
-
-def demonstrated_range(info: Mapping[str, Any], robot: Robot) -> tuple[Array, Array] | None:
-    """Of the robot's commands, from the actions that the policy has learned from, where the planner says them."""
-    if not (found := info.get("action_range")):
-        return None
-    share = np.where(np.array(robot.actions.kinds) == "delta", robot.parts, 1)
-    return np.array(found[0], np.float64) / share, np.array(found[1], np.float64) / share

@@ -1,6 +1,7 @@
 """Between everything that commands and the robot: `Envelope` limits a command, `Guard` watches the robot.
 
 Policy, teleoperation and replay all go through one Guard. It is never off; a limits file can narrow it (limits.py).
+What only a policy can do, to leave the range of its demonstrations, the executor of prism-client does not let it.
 
 | what                                           | then                                                    |
 | ---------------------------------------------- | ------------------------------------------------------- |
@@ -43,14 +44,9 @@ class Envelope:
     Each dimension follows x (units) with velocity v: an absolute command is x, a change is v dt, a velocity v. Bounds
     on v come from the speed, from the acceleration and jerk since the last command, and from the position: the robot
     must be able to brake before its end. Braking uses all of the acceleration, so it is always within the bounds.
-
-    `demonstrated` (low, high): the range of the commands that a policy has learned from; beyond it, plus the margin,
-    nothing is sent, and what was constant stays so.
     """
 
-    def __init__(
-        self, space: ActionSpace, limits: Limits, rate: float, demonstrated: tuple[Array, Array] | None = None
-    ) -> None:
+    def __init__(self, space: ActionSpace, limits: Limits, rate: float) -> None:
         limits.check(space.dim)
         self._space, self._dt, self._scale = space, 1.0 / rate, space.scales
         kinds = np.array(space.kinds)
@@ -68,11 +64,6 @@ class Envelope:
         self._quaternions = space.spec.quaternions
         turned = [first + i for first in self._quaternions for i in range(4)]
         self._acceleration[turned] = self._jerk[turned] = math.inf  # their speed is that of the rotation
-        self._range: tuple[Vector, Vector] | None = None
-        if demonstrated is not None:
-            low, high = (np.asarray(side, np.float64) for side in demonstrated)
-            room = limits.margin * (high - low)
-            self._range = low - room, high + room
         self.start(None)
 
     def start(self, pose: Vector | None) -> None:
@@ -100,15 +91,14 @@ class Envelope:
         wanted, why = self._understood(action)
         if wanted is None and not np.isfinite(self._x[self._absolute]).all():
             return None, why
-        bounded, reasons = self._ranged(wanted) if wanted is not None else (None, ())
-        asked = np.zeros(self._space.dim) if bounded is None else self._velocity_of(bounded)
+        asked = np.zeros(self._space.dim) if wanted is None else self._velocity_of(wanted)
         v = self._bounds(asked)
-        sent = self._command_of(v, bounded)
+        sent = self._command_of(v, wanted)
         if wanted is not None:
             moved = np.abs(sent - wanted) > 1e-6 * np.maximum(1.0, np.abs(wanted))
             sent = np.where(moved, sent, wanted).astype(np.float32)  # what is within the limits is not even rounded
             names = ", ".join(self._space.name(i) for i in np.flatnonzero(moved)[:4])
-            why = (*reasons, f"limited: {names}") if names else reasons
+            why = (f"limited: {names}",) if names else ()
         return sent, why
 
     def _understood(self, action: object) -> tuple[Vector | None, tuple[str, ...]]:
@@ -121,12 +111,6 @@ class Envelope:
         if wanted.shape != (self._space.dim,) or not np.isfinite(wanted).all():
             return None, ("held: not a finite command",)
         return np.clip(wanted, -_HUGE, _HUGE), ()
-
-    def _ranged(self, wanted: Vector) -> tuple[Vector, tuple[str, ...]]:
-        if self._range is None:
-            return wanted, ()
-        inside = np.clip(wanted, *self._range)
-        return inside, ("beyond the demonstrations",) if (np.abs(inside - wanted) > 1e-6).any() else ()
 
     def _velocity_of(self, command: Vector) -> Vector:
         units = command * self._scale
@@ -215,14 +199,13 @@ class Guard:
     robot: Robot
     limits: Limits
     needs: Collection[str] = ()  # sensors without which nothing may move, beside those that safety needs
-    demonstrated: tuple[Array, Array] | None = None
     dry: bool = False  # commands are limited and counted, and not sent
     state: Literal["go", "hold", "stopped"] = field(default="stopped", init=False)
     reason: str = field(default="it has not begun", init=False)
 
     def __post_init__(self) -> None:
         space = self.robot.actions
-        self.envelope = Envelope(space, self.limits, self.robot.rate, self.demonstrated)
+        self.envelope = Envelope(space, self.limits, self.robot.rate)
         self._monitor = SensorMonitor(self.robot.sensors, self.robot.rate)
         names = {spec.name for spec in self.robot.sensors}
         safety = [name for name in (space.pose, self.limits.force_sensor) if name]

@@ -46,8 +46,10 @@ from prism.rollout.results import (
     save_result,
     write_json,
 )
+from prism.runs.action_kind import as_the_data_say
 from prism.runs.demonstrations import open_demonstrations, split_demonstrations
 from prism.runs.recipes import FILE, Experiment
+from prism.selection import SelectionConfig
 from prism.serve.backends import Frame, backend_device, load_behind
 from prism.sims.tasks import make_env
 from prism.sims.told import make_told
@@ -202,7 +204,9 @@ class Run:
             return self.experiment.controller
         path = self.weights() / "config.json"
         stored = files.read_json(path).get("controller")  # LeRobot's checkpoints have them there
-        return ControllerConfig() if stored is None else from_json(ControllerConfig, stored, str(path))
+        if stored is not None:
+            return from_json(ControllerConfig, stored, str(path))
+        return ControllerConfig(selection=as_the_data_say(SelectionConfig(), self.spec.action))
 
     def controller(
         self,

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from prism.controller import check_controller
 from prism.data import EpisodeSource
-from prism.data.action_kind import guess_kind
+from prism.data.action_kind import WORDS, guess_kind
 from prism.data.history import unseen
 from prism.data.pictures import as_recorded
 from prism.data.views import portion
@@ -32,6 +32,8 @@ from prism.normalize import Normalizer, Statistics, compute_statistics
 from prism.policy import Policy, PolicySpec
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EvaluationResult, pooled, write_json
+from prism.runs.action_kind import as_the_data_say
+from prism.runs.colours import with_colours
 from prism.runs.demonstrations import open_demonstrations, split_demonstrations
 from prism.runs.mixture import mixed
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
@@ -302,7 +304,7 @@ def _sensors(
     statistics: Statistics,
 ) -> tuple[SensorSpec, ...]:
     """The policy's sensors, with limits of their health where the experiment asks for them."""
-    sensors = experiment.sensors(recorded)
+    sensors = with_colours(experiment.sensors(recorded), source)
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
@@ -321,8 +323,8 @@ def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[Action
 def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
     """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
     absolute = experiment.controller.selection.action_kind == "absolute"
-    kind = "absolute (each names a pose)" if absolute else "delta (each is a change of pose)"
-    kind = "velocity (each is a speed)" if spec.action.kind == "velocity" else kind
+    kind = spec.action.kind or ("absolute" if absolute else "delta")
+    kind = f"{kind} ({WORDS[kind]})"
     wrong = f"; {how}; if not: --action-kind {'delta' if absolute else 'absolute'}" if how else ""
     names = ", ".join(s.name + (f" ({s.steps} readings in a time step)" if s.steps > 1 else "") for s in spec.sensors)
     steps = experiment.controller.exec_horizon
@@ -355,13 +357,7 @@ def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
     others are poses or changes; a task says it itself."""
     if experiment.tasks:
         return experiment
-    selection = experiment.controller.selection
-    if not selection.grippers and len(action.grippers) not in (0, len(action.names)):
-        selection = replace(selection, grippers=action.grippers)
-    if action.kind:  # a velocity is a change, too: standing still is 0
-        if (action.kind, selection.action_kind) == ("absolute", "delta"):
-            raise PrismError("the dataset says that its actions are absolute: drop action_kind=delta, or mend the data")
-        selection = replace(selection, action_kind="absolute" if action.kind == "absolute" else "delta")
+    selection = as_the_data_say(experiment.controller.selection, action)
     return replace(experiment, controller=replace(experiment.controller, selection=selection))
 
 

@@ -54,10 +54,7 @@ def about_policy(controller: Controller) -> dict[str, Any]:
     moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
     return {
         "method": spec.method,
-        "sensors": [
-            {"name": s.name, "kind": s.kind, "shape": list(s.shape), "dtype": s.dtype.name, "history": s.steps}
-            for s in spec.sensors
-        ],
+        "sensors": [_about_sensor(s, controller.policy) for s in spec.sensors],
         "needs": needed_sensors(controller.policy),
         "action_dim": spec.action_dim,
         "action_kind": selection.action_kind,
@@ -72,6 +69,16 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "exec_horizon": controller.config.exec_horizon,
         "candidates": controller.config.candidates,
     }
+
+
+def _about_sensor(spec: SensorSpec, policy: Policy) -> dict[str, Any]:
+    """Its shape, and what it showed in the training data: mean and std of a vector, the mean colour of pictures."""
+    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
+    known = {"colour": list(spec.colour)} if spec.colour else {}
+    if spec.kind == "vector":
+        trained = policy.normalizer
+        known = {"mean": trained.center(spec.name).tolist(), "std": trained.scale(spec.name).tolist()}
+    return {"name": spec.name, "kind": spec.kind, **shape, **known}
 
 
 def _action_range(policy: Policy) -> list[list[float]]:

@@ -1,9 +1,10 @@
 """The robot's side of PRISM: `Executor` executes plans in time, `RemotePlanner` and `Client` get them from a server."""
 
 from prism_client.client import Client, ConnectionLostError, ServerError
-from prism_client.executor import Command, Executor, Stats, limit_uncertainty
+from prism_client.executor import Command, Executor
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
 from prism_client.remote import RemotePlanner
+from prism_client.stats import Stats, limit_uncertainty
 
 __version__ = "0.1.0"
 __all__ = [

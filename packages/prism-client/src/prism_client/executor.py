@@ -7,7 +7,12 @@
 
 join   The gap d = A6 - B2 between both plans is added to the new one and taken away in equal parts over `blend` steps,
        at most `max_step` each: no step is larger than that of the plans plus min(|d| / (blend + 1), max_step).
-       Quaternions (info["action"]["quaternions"]) go the shorter way and keep their length of 1.
+       Quaternions (info["action"]["quaternions"]) go the shorter way and keep their length of 1. Changes and
+       velocities are not joined: what is added to a change stays in the pose.
+range  Of the actions in the demonstrations (info["action_range"]), and `margin` of it beyond: no plan goes farther, and
+       what was constant stays so.
+look   The first observation of an episode is compared with what the policy was trained on, and the rate of the loop
+       with that of its data (first_look.py); PlanError says what does not fit.
 hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
        or a velocity becomes zero, except in the dimensions `keep` (a gripper). Held steps are no actions, so a plan
        that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
@@ -24,68 +29,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from prism_client.first_look import rate_problem, unlike
+from prism_client.joining import joined, within
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
 from prism_client.rotations import same_side, unit
+from prism_client.stats import DECISIONS, Decision, Hook, Stats
 
 Array = np.ndarray[Any, Any]
-Decision = Literal["continue", "slow", "stop"]
-Hook = Callable[[Mapping[str, Any]], Decision]  # what the planner says of a plan -> what to do with it
-DECISIONS: tuple[Decision, ...] = ("continue", "slow", "stop")  # from harmless to safe
 KINDS = ("absolute", "delta", "velocity")
-BLEND = 3  # steps
+BLEND = 3  # steps, of positions
+MARGIN = 0.05
+RATE_STEPS = 10  # after which the rate of the loop is judged
 MAX_HELD = 100  # steps in a row: 2 s at 50 Hz, 10 s at 10 Hz
-_KEPT = 50_000  # latest values of a statistic: a robot may run for days
 logger = logging.getLogger("prism_client")
-
-
-@dataclass
-class Stats:
-    """Of an episode so far."""
-
-    steps: int = 0
-    plans: int = 0  # taken over
-    late: int = 0  # plans that took longer than the budget
-    too_late: int = 0  # plans of which no action was left
-    errors: int = 0  # requests that failed
-    refused: int = 0  # ... because the observation could not be used
-    held: int = 0  # steps without a planned action
-    held_in_a_row: int = 0
-    uncertain: int = 0  # plans to which the hook did not say "continue"
-    plan_age: int = 0  # steps since the observation of the plan in use
-    spread: float = 0.0  # of the last plan: how far apart its candidates are
-    modes: int = 0  # ... and in how many groups
-    decision: Decision = "continue"
-    absent: tuple[str, ...] = ()  # sensors that the planner does not have, or does not believe, now
-    absent_steps: dict[str, int] = field(default_factory=dict)  # by sensor: how many steps it was absent
-    error: str = ""  # of the last request that failed, or why nothing comes
-    latency_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every plan
-    plan_age_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every action
-    skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT), repr=False)  # of every plan: past ones
-
-    def summary(self) -> dict[str, Any]:
-        ages, latencies = np.array(self.plan_age_ms or [0.0]), np.array(self.latency_ms or [0.0])
-        return {
-            "plans": self.plans,
-            "plan_misses": self.late,
-            "plans_too_late": self.too_late,
-            "plan_errors": self.errors - self.refused,
-            "holds": self.held,
-            "uncertain_plans": self.uncertain,
-            "observations_refused": self.refused,
-            "absent_steps": dict(self.absent_steps),
-            "plan_latency_p50_ms": float(np.median(latencies)),
-            "plan_latency_p99_ms": float(np.quantile(latencies, 0.99)),
-            "plan_age_p50_ms": float(np.median(ages)),
-            "plan_age_max_ms": float(ages.max()),
-            "actions_skipped_mean": float(np.mean(self.skipped)) if self.skipped else 0.0,
-        }
 
 
 @dataclass(frozen=True)
@@ -106,21 +68,6 @@ class _Plan:
     actions: Array  # (T, D), joined to the plan before
 
 
-def limit_uncertainty(max_spread: float | None = None, max_modes: int | None = None, then: Decision = "slow") -> Hook:
-    """A hook: `then` where the candidates of a plan disagree by more than this (spread in half ranges of an action)."""
-    if then not in DECISIONS:
-        raise ValueError(f"then {then!r} is unknown: use one of {', '.join(DECISIONS)}")
-    if (max_spread is not None and not 0 <= max_spread < math.inf) or (max_modes is not None and max_modes < 1):
-        raise ValueError(f"max_spread {max_spread} and max_modes {max_modes}: use at least 0, and at least 1")
-
-    def hook(info: Mapping[str, Any]) -> Decision:
-        spread, modes = float(info.get("spread", 0.0)), int(info.get("modes", 0))
-        exceeded = (max_spread is not None and spread > max_spread) or (max_modes is not None and modes > max_modes)
-        return then if exceeded else "continue"
-
-    return hook
-
-
 class Executor:
     """`act` at every control step, at the rate of the policy; it never waits once the first plan is there.
 
@@ -134,7 +81,11 @@ class Executor:
                    and an error where it does not
     keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
                    planner says
-    blend          steps over which two plans are joined; default: 3, or 0 (jump) without `asynchronous`
+    blend          steps over which two plans are joined; default: 3 for positions, 0 (jump) for changes and velocities,
+                   and without `asynchronous`
+    margin         share of the demonstrated range of an action that a plan may go beyond it; default: 0.05, or any
+                   without `asynchronous`
+    look           compare sensors and rate with the training data; default: True
     max_step       the most of the gap that is closed in a step, in half ranges of an action; default: no bound
     hook           looks at every plan (spread, modes, ...) and says "continue", "slow" or "stop"; one that fails says
                    stop
@@ -158,6 +109,8 @@ class Executor:
         action_kind: str | None = None,
         keep: Sequence[int] | None = None,
         blend: int | None = None,
+        margin: float | None = None,
+        look: bool = True,
         max_step: float | None = None,
         hook: Hook | None = None,
         slow_factor: float = 0.5,
@@ -172,7 +125,8 @@ class Executor:
     ) -> None:
         self.planner = planner
         self._given = (exec_horizon, action_kind, keep, budget_ms)
-        self._blend = (BLEND if asynchronous else 0) if blend is None else int(blend)
+        self._asked_blend, self._look = blend, look
+        self._margin = (MARGIN if asynchronous else math.inf) if margin is None else margin
         self._max_step = max_step
         self._hook = hook
         self._slow_factor = slow_factor
@@ -184,7 +138,8 @@ class Executor:
         self._patience = patience
         self._clock = clock
         for name, value, good, hint in (
-            ("blend", self._blend, self._blend >= 0, "0 (off) or more"),
+            ("blend", blend, blend is None or blend >= 0, "0 (off) or more"),
+            ("margin", margin, self._margin >= 0, "0 or more"),
             ("max_step", max_step, max_step is None or 0 < max_step < math.inf, "more than 0"),
             ("slow_factor", slow_factor, 0 < slow_factor <= 1, "a value in (0, 1]"),
             ("patience", patience, 0 <= patience < math.inf, "0 or more"),
@@ -212,6 +167,8 @@ class Executor:
                 f"action_kind = {self.action_kind!r} is not one of {', '.join(KINDS)}: it decides what standing still "
                 "is, so say it: Executor(..., action_kind='absolute')"
             )
+        usual = BLEND if self._asynchronous and self.action_kind == "absolute" else 0
+        self._blend = usual if self._asked_blend is None else int(self._asked_blend)
         self.keep = [int(d) for d in (info.get("keep") or () if keep is None else keep)]
         self._quaternions = [int(first) for first in (info.get("action") or {}).get("quaternions", ())]
         if self.action_kind != "absolute":  # a rotation is one whatever the others are, and zeros are none
@@ -223,6 +180,10 @@ class Executor:
         self.budget_ms = (1e3 * self.exec_horizon / self.fps if self.fps else math.inf) if budget is None else budget
         self._needs = frozenset(info.get("needs") or ())
         self._scale = np.asarray(info.get("action_scale") or 1.0, dtype=np.float64)
+        self._range: tuple[Array, Array] | None = None
+        if self._margin < math.inf and (known := info.get("action_range")):
+            low, high = np.array(known[0], np.float64), np.array(known[1], np.float64)
+            self._range = low - self._margin * (high - low), high + self._margin * (high - low)
 
     def _clear(self) -> None:
         self.stats = Stats()
@@ -243,6 +204,7 @@ class Executor:
         self._taken: Reply | None = None  # in this step
         self._failure: Exception | None = None  # in this step
         self._problem = ""  # in this step, in words
+        self._times: list[float] = []  # of the first steps
 
     def reset(self, seed: int | None = None) -> None:
         """Start an episode; a seed repeats its random numbers."""
@@ -267,6 +229,8 @@ class Executor:
         """Take in one observation, and say what to do now. Waits for the first plan of an episode, then for none."""
         self._taken = self._failure = None
         self._problem = ""
+        if self._look:
+            self._check(observation)
         self._collect()
         step = Step(self._step, self._done, observation, ages, self._asked is None and self._due(), self._clock())
         self._step += 1
@@ -303,6 +267,15 @@ class Executor:
         command = self._command()
         self._commanded = command.action
         return command
+
+    def _check(self, observation: Mapping[str, Any]) -> None:
+        """PlanError where this cannot be what the policy was trained on."""
+        if self._step == 0 and (problem := unlike(self.planner.info, observation)):
+            raise PlanError(problem)
+        if self._step and self._asynchronous and len(self._times) <= RATE_STEPS:  # the first step waits for its plan
+            self._times.append(self._clock())
+            if len(self._times) > RATE_STEPS and (problem := rate_problem(self._times, self.fps)):
+                raise PlanError(problem)
 
     # ------------------------------------------------------------------ plans
 
@@ -412,7 +385,7 @@ class Executor:
             raise PlanError("the hook says stop to the first plan: there is nothing to execute yet")
         if blind:
             verdict = max(verdict, self._absent, key=DECISIONS.index)
-        self._plan = _Plan(reply.step, self._join(actions, skip))
+        self._plan = _Plan(reply.step, self._within(self._join(actions, skip)))
         self._verdict = verdict
         self._phase, self._before = 0.0, self._commanded
         self.stats.plans += 1
@@ -446,15 +419,16 @@ class Executor:
             return actions
         next_row = self._row()
         reference = self._held() if next_row is None else next_row
-        actions = same_side(actions, row, reference, self._quaternions)
-        gap = np.asarray(reference - actions[row], dtype=np.float64)
-        part = np.abs(gap) / (self._blend + 1)
-        if self._max_step is not None:
-            part = np.minimum(part, self._max_step * self._scale)
-        steps = np.arange(1, len(actions) - row + 1)[:, None]
-        joined = actions.astype(np.result_type(actions.dtype, np.float32))
-        joined[row:] += np.sign(gap) * np.maximum(np.abs(gap) - steps * part, 0.0)
-        return unit(joined, self._quaternions)
+        most = None if self._max_step is None else self._max_step * self._scale
+        return joined(actions, row, reference, self._blend, most, self._quaternions)
+
+    def _within(self, actions: Array) -> Array:
+        """The plan, kept within the range of the demonstrations."""
+        if self._range is None or self._range[0].shape != actions.shape[1:]:
+            return actions
+        inside, moved = within(actions, self._range, self._quaternions)
+        self.stats.beyond += moved
+        return inside
 
     # ------------------------------------------------------------------ actions
 
