@@ -46,6 +46,7 @@ MODULES = {
     "failures": "failures",
     "trends": "trends",
     "tables": "tables",
+    "one-policy": "one_policy",
     "lerobot-pusht": "lerobot_pusht",
 }
 

@@ -31,6 +31,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.rollout.metrics import mean
 from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare
+from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
 from research.report import Claim, Study, Verdict, Written, show_rows
 
@@ -109,9 +110,16 @@ class Config(Written):
     def rows(self) -> tuple[str, ...]:
         return self.tasks or protocol(self.table).tasks
 
+    @property
+    def count(self) -> int:
+        return self.demonstrations or protocol(self.table).demonstrations
+
+    def data(self, work: Path, task: str) -> Path:
+        """Where the demonstrations of a task are."""
+        return work / "data" / f"{task}-{self.count}"
+
     def grid(self, work: Path, task: str) -> CompareConfig:
         plan = protocol(self.table)
-        count = self.demonstrations or plan.demonstrations
         return CompareConfig(
             recipes=(task,),
             contestants=tuple(Contestant.parse(method) for method in self.methods),
@@ -119,8 +127,8 @@ class Config(Written):
             minutes=self.minutes or plan.minutes,
             clock="cpu",
             settings=(
-                f"demonstrations.episodes={count}",
-                f'demonstrations.path="{work / "data" / f"{task}-{count}"}"',
+                f"demonstrations.episodes={self.count}",
+                f'demonstrations.path="{self.data(work, task)}"',
                 "train.val_fraction=0.0",  # ten demonstrations are ten, not nine
                 *self.set,
             ),
@@ -140,11 +148,10 @@ def run(config: Config, console: Console) -> Study:
 def record(config: Config, work: Path, task: str, console: Console) -> None:
     from prism.sims.collect import collect
 
-    count = config.demonstrations or protocol(config.table).demonstrations
-    folder = work / "data" / f"{task}-{count}"
+    folder = config.data(work, task)
     if not folder.exists():
-        noise = 0.0 if config.table == "metaworld" else 0.1
-        collect(task, count, folder, noise=noise, console=console, workers=config.jobs)
+        noise = recipe(task).demonstrations.noise
+        collect(task, config.count, folder, noise=noise, console=console, workers=config.jobs)
 
 
 def summary(config: Config, done: Mapping[str, Comparison]) -> Study:

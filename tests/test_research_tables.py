@@ -52,6 +52,23 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "reach" in capsys.readouterr().out
 
 
+def test_one_policy_beside_those_of_a_table(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    same = ["--tasks", "metaworld-reach", "metaworld-push", "--demonstrations", "2", "--episodes", "1"]
+    same += ["--work", str(tmp_path / "work")]
+    apart, file = tmp_path / "table.json", tmp_path / "one.json"
+    assert main(["tables", "metaworld", *same, "--minutes", "0.005", "--seeds", "0", "--json", str(apart)]) == 0
+    words = ["one-policy", *same, "--minutes", "0.01", "--separate", str(apart)]
+    assert main([*words, "--json", str(file)]) == 0
+    stored = json.loads(file.read_text())
+    assert stored["tasks"].keys() == stored["separate"].keys() == {"reach", "push"}
+    assert stored["tasks_done"] == "2 of 2"
+    assert stored["difference"]["mean"] == pytest.approx(stored["mean"] - stored["separate_mean"])
+    assert stored["by_split"].keys() == {"all", "easy", "hard"}
+    assert main([*words, "--status", "--json", str(file), "--overwrite"]) == 0
+    assert json.loads(file.read_text())["tasks"] == stored["tasks"]
+
+
 def test_what_is_missing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
