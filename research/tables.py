@@ -150,8 +150,9 @@ def record(config: Config, work: Path, task: str, console: Console) -> None:
 
     folder = config.data(work, task)
     if not folder.exists():
-        noise = recipe(task).demonstrations.noise
-        collect(task, config.count, folder, noise=noise, console=console, workers=config.jobs)
+        own = recipe(task).demonstrations
+        disturbed = {"noise": own.noise, "pushes": own.pushes}
+        collect(task, config.count, folder, console=console, workers=config.jobs, **disturbed)
 
 
 def summary(config: Config, done: Mapping[str, Comparison]) -> Study:

@@ -34,6 +34,7 @@ from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import TASKS, make_env, make_expert
 
 _PATIENCE = 10  # attempts allowed per wanted episode
+_PUSH = (4, 10)  # steps that a push lasts
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,14 @@ class Attempt:
     actions: NDArray[np.float32]
 
 
-def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False) -> Attempt:
+def demonstrate(
+    env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False, pushes: float = 0.0
+) -> Attempt:
     """One attempt; what was seen in a failure is kept only if `failures`.
 
-    With noise, the disturbed action is executed and the expert's own is recorded, so that the demonstrations show how
-    to recover; noise is in units of half the action range.
+    With noise or pushes, the disturbed action is executed and the expert's own is recorded, so that the demonstrations
+    show how to recover. Noise is in units of half the action range. `pushes` is the chance that one begins in a step:
+    a random action, executed for some steps.
     """
     observation = env.reset(seed)
     expert.reset(seed)
@@ -80,6 +84,7 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
     record: Callable[[dict[str, Array]], dict[str, Array]] = getattr(env, "record", lambda shown: shown)
     rows: list[dict[str, Array]] = []
     actions: list[NDArray[np.float32]] = []
+    push, left = np.zeros(env.action_dim), 0
     while True:
         action = np.clip(expert.act(), env.action_low, env.action_high)
         rows.append(record(observation))
@@ -87,6 +92,10 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
         executed = action
         if noise > 0.0:
             executed = (action + noise * half * rng.standard_normal(env.action_dim)).astype(np.float32)
+        if pushes > 0.0 and not left and rng.random() < pushes:
+            push, left = rng.uniform(env.action_low, env.action_high), int(rng.integers(*_PUSH, endpoint=True))
+        if left:
+            executed, left = push.astype(np.float32), left - 1
         result = env.step(executed)
         observation = result.observation
         if result.done:
@@ -96,14 +105,14 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
     return Attempt(seed, result.success, streams, np.stack(actions))
 
 
-def _attempts(task: str, seeds: range, workers: int, noise: float, failures: bool) -> Generator[Attempt]:
+def _attempts(task: str, seeds: range, workers: int, *how: Any) -> Generator[Attempt]:
     """One a seed, in their order. With several workers a few are computed ahead, in processes; close() ends them."""
     if workers == 1:
         env = make_env(task)
         try:
             expert = make_expert(task, env)
             for seed in seeds:
-                yield demonstrate(env, expert, seed, noise, failures)
+                yield demonstrate(env, expert, seed, *how)
         finally:
             env.close()
         return
@@ -112,7 +121,7 @@ def _attempts(task: str, seeds: range, workers: int, noise: float, failures: boo
     try:
         while True:
             for seed in itertools.islice(left, 2 * workers - len(waiting)):
-                waiting.append(pool.submit(_attempt, task, seed, noise, failures))
+                waiting.append(pool.submit(_attempt, task, seed, *how))
             if not waiting:
                 return
             yield waiting.popleft().result()
@@ -133,11 +142,11 @@ def _player(task: str) -> tuple[Env, Expert]:
     return env, make_expert(task, env)
 
 
-def _attempt(task: str, seed: int, noise: float, failures: bool) -> Attempt:
+def _attempt(task: str, seed: int, *how: Any) -> Attempt:
     """In a worker. Ctrl-C reaches it while it plays, and not while it waits."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return demonstrate(*_player(task), seed, noise, failures)
+        return demonstrate(*_player(task), seed, *how)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -145,11 +154,12 @@ def _attempt(task: str, seed: int, noise: float, failures: bool) -> Attempt:
 def collect(
     task: str, episodes: int, path: Path, *, seed: int = 0, console: Console | None = None, overwrite: bool = False,
     workers: int | None = None, noise: float = 0.0, failures: bool = False, go_on: bool = False,
+    pushes: float = 0.0,
 ) -> Collected:  # fmt: skip
     """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
 
     `failures`: records `episodes` attempts, whatever becomes of them. `go_on`: keeps those that are there, recorded
-    from the same seed with the same noise, and adds what is missing: the dataset is the same as recorded at once.
+    from the same seed with the same disturbance, and adds what is missing: the dataset is the same as recorded at once.
     """
     if episodes < 1 or seed < 0 or noise < 0.0:
         raise PrismError(f"cannot record {episodes} episodes from seed {seed} with noise {noise}: use 1, 0, 0 or more")
@@ -164,7 +174,7 @@ def collect(
     make_expert(task, probe)
     probe.close()
 
-    provenance = settings(task, episodes, seed, noise, failures)
+    provenance = settings(task, episodes, seed, noise, failures, pushes)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
     attempts = successes = steps = 0
@@ -177,7 +187,7 @@ def collect(
                 episode = there.read(number)
                 writer.add(episode.streams, episode.actions, episode.present)
         shown = bar.add_task(f"{task}: demonstrations", total=episodes, completed=writer.episodes)
-        source = _attempts(task, range(seed + attempts, last), workers, noise, failures)
+        source = _attempts(task, range(seed + attempts, last), workers, noise, failures, pushes)
         try:
             for attempt in source:
                 attempts += 1
@@ -197,15 +207,17 @@ def collect(
     return Collected(Path(path), episodes, attempts, successes, steps)
 
 
-def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) -> dict[str, Any]:
+def settings(task: str, episodes: int, seed: int, noise: float, failures: bool, pushes: float = 0.0) -> dict[str, Any]:
     """What determines a recording, as its provenance says it."""
     return {
         "by": "prism data collect",
         "command": f"prism data collect {task} --episodes {episodes} --seed {seed}"
         + (f" --noise {noise:g}" if noise else "")
+        + (f" --pushes {pushes:g}" if pushes else "")
         + (" --failures" if failures else ""),
         "first_seed": seed,
         "noise": noise,
+        **({"pushes": pushes} if pushes else {}),
         "failures": failures,
         "versions": _versions(task),
     }
