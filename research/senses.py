@@ -5,11 +5,12 @@ Try:
     python -m research senses --parts all without --seeds 0        the first columns of the table, one seed
     python -m research senses --parts --json senses.json           runs nothing: the figures of what is there
 
-Three tasks of the tabletop (docs/reference/tabletop.md). Every training has the same CPU time, data and test episodes.
+Three tasks of the tabletop (docs/reference/tabletop.md). Trainings have the same CPU time, data and test episodes.
     all         PRISM with all senses
     without     PRISM trained without the sense that decides
     baselines   Diffusion Policy, Flow Matching and IMLE Policy with all senses
-    dropout     PRISM as it is, and trained with dropout, with each sensor and each pair missing at run time
+    dropout     PRISM as it is, and trained with dropout (twice as long: it learns to do with less, too), with each
+                sensor and each pair missing at run time
 Every policy is a cell of the folder `work`: killed, the same command goes on; each part may have a process of its own.
 Cells that are not there are in `missing`, and a mean says how many seeds it is of.
 
@@ -55,7 +56,7 @@ SENSES = {
 # The hand's place is in the offsets of object_state too: of the hole, of the mark, of the stand.
 REDUNDANT = {"touch": ["proprio"], "sound": ["proprio"], "depth": ["proprio"]}
 PRISM = Contestant("prism", "prism")
-TRAINED = Contestant("prism-dropout", "prism", ("policy.encoder.dropout=0.2",))
+TRAINED = Contestant("prism-dropout", "prism", ("policy.encoder.dropout=0.1",))
 ARMS = {"plain": PRISM, "trained": TRAINED}
 NOTHING = "nothing"  # is missing
 
@@ -69,7 +70,7 @@ class Config(Written):
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("diffusion", "flow_matching", "imle")
     """What PRISM is compared with."""
     minutes: float = 1.0
-    """CPU minutes of each training."""
+    """CPU minutes of each training; with dropout twice as many."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
     """Seeds of the training."""
     episodes: int = 50
@@ -77,7 +78,7 @@ class Config(Written):
     demonstrations: int = 200
     """Of each task."""
     dropped_episodes: int = 20
-    """The first of them, of each policy under each condition of the part `dropout`."""
+    """The first of them, of each policy under each condition of the part `dropout`; a redundant sensor's are all."""
     jobs: int = 1
     """Trainings at the same time, one thread each."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-senses")
@@ -98,7 +99,7 @@ class Config(Written):
             recipes=tuple(SENSES[name][0] for name in names),
             contestants=tuple(contestants),
             seeds=tuple(seeds),
-            minutes=self.minutes,
+            minutes=self.minutes * (2 if TRAINED in contestants else 1),
             clock="cpu",
             settings=tuple(settings),
             evaluation=EvaluationPlan(self.episodes, curve=()),
@@ -143,14 +144,19 @@ class Drops:
                     id = CellId(SENSES[sense][0], contestant.name, seed)
                     folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
                     if (folder / RESULT).is_file():
-                        spec = {"policy": id.name, "episodes": self.config.dropped_episodes}
-                        self.cells.get(self.name(sense, arm, seed), spec, functools.partial(self.play, folder))
+                        episodes = [self.config.dropped_episodes, self.config.episodes]
+                        spec = {"policy": id.name, "episodes": episodes, "redundant": REDUNDANT[sense]}
+                        play = functools.partial(self.play, folder, REDUNDANT[sense])
+                        self.cells.get(self.name(sense, arm, seed), spec, play)
 
-    def play(self, folder: Path) -> Result:
+    def play(self, folder: Path, redundant: Sequence[str]) -> Result:
         """condition -> a row an episode."""
-        run = Run(folder)
-        found = modality.study(folder, run.task(None), self.config.dropped_episodes, controller=run.settings, workers=0)
-        return {" + ".join(out) or NOTHING: [e.row() for e in result.episodes] for out, result in found.results.items()}
+        run, config = Run(folder), self.config
+        look = functools.partial(modality.study, folder, run.task(None), controller=run.settings, workers=0)
+        found = look(config.dropped_episodes).results
+        if config.episodes > config.dropped_episodes:  # a small difference needs more of them
+            found |= look(config.episodes, most=1, sensors=redundant).results
+        return {" + ".join(out) or NOTHING: [e.row() for e in result.episodes] for out, result in found.items()}
 
     def read(self, sense: str, arm: str) -> dict[int, dict[str, Any]]:
         """By seed, what is there."""
@@ -173,11 +179,13 @@ def values(rows: Mapping[int, Sequence[Mapping[str, Any]]], seeds: Sequence[int]
 def difference(
     one: Mapping[int, Sequence[Mapping[str, Any]]], other: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> dict[str, Any] | None:
-    """Success of one minus the other's, on the seeds that both have; None without any."""
+    """Success of one minus the other's, on the seeds and first episodes that both have; None without any."""
     both = sorted(one.keys() & other.keys())
     if not both:
         return None
-    return asdict(paired(values(one, both, "success"), values(other, both, "success")))
+    tables = [values(rows, both, "success") for rows in (one, other)]
+    shared = min(table.shape[1] for table in tables)
+    return asdict(paired(*(table[:, :shared] for table in tables)))
 
 
 def episodes_of(cells: Mapping[CellId, Cell], task: str, name: str) -> dict[int, Sequence[Mapping[str, Any]]]:
@@ -320,8 +328,8 @@ def write_page(path: Path, study: Study) -> Path:
 def render(study: Study) -> str:
     settings = study.settings
     lead = f"""Every policy trained for {settings["minutes"]:g} CPU minutes of one core, then {settings["episodes"]}
-test episodes ({settings["dropped_episodes"]} where sensors are missing). Lines are 95 % intervals over training seeds
-and episodes."""
+test episodes (at least {settings["dropped_episodes"]} where sensors are missing); with dropout twice as long. Lines are
+95 % intervals over training seeds and episodes."""
     if study.missing:
         lead += f" <b>{len(study.missing)} cells are missing</b>: a bar says how many seeds it is of."
     sections = "".join(_section(study, sense) for sense in study.figures["tasks"])
