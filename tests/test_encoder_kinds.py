@@ -16,6 +16,7 @@ from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.encoders.audio import AudioConfig, LogMel
 from prism.encoders.kinds import RgbEncoder
+from prism.encoders.sentence import Gate, Picks
 from prism.encoders.text import TextConfig
 from prism.encoders.vision import ResNet18, cut, draw_shift, prepare_depth, prepare_image
 from prism.errors import PrismError
@@ -192,7 +193,7 @@ def test_a_sentence_gates_the_other_sensors(gates: bool) -> None:
     config = EncoderConfig(vector_hidden=0, fusion_hidden=0, text=TextConfig(gates=gates))
     torch.manual_seed(0)
     encoder = Encoder(config, sensors, 1, 8, Normalizer.empty(sensors, 2))
-    if encoder.gate is not None:
+    if isinstance(encoder.gate, Gate):
         torch.nn.init.normal_(encoder.gate.scale.weight)
     there = {spec.name: torch.ones(1, 1, dtype=torch.bool) for spec in sensors}
 
@@ -205,6 +206,42 @@ def test_a_sentence_gates_the_other_sensors(gates: bool) -> None:
         return pushed - still
 
     assert torch.allclose(slope("push"), slope("pull"), atol=1e-5) != gates
+
+
+def test_a_sentence_picks_among_things_and_each_counts_alike() -> None:
+    """What follows sees the picked things only: two that change places, told the other's sentence, are the same."""
+    sensors = tuple(SensorSpec(name, "vector", (size,)) for name, size in (("places", 6), ("hand", 2)))
+    sensors = (SensorSpec("text", "text", (24,)), *sensors)
+    config = EncoderConfig(vector_hidden=0, fusion_hidden=0, text=TextConfig(things={"places": 3}, picks=1))
+    encoder = Encoder(config, sensors, 1, 8, Normalizer.empty(sensors, 2))
+    picks = encoder.gate
+    assert isinstance(picks, Picks)
+    there = {spec.name: torch.ones(1, 1, dtype=torch.bool) for spec in sensors}
+    cup, ball = torch.tensor([0.1, 0.2]), torch.tensor([0.3, -0.4])
+
+    def fused(places: list[torch.Tensor]) -> torch.Tensor:
+        text = torch.from_numpy(encode_text("the cup", 24).copy())[None, None]
+        streams = {"text": text, "places": torch.cat(places)[None, None], "hand": torch.zeros(1, 1, 2)}
+        return encoder.steps(Observation(streams, there))
+
+    with torch.no_grad():
+        picks.query.weight.zero_()
+        picks.query.bias.copy_(torch.tensor([50.0, 0.0, 0.0]))  # says: the first
+        first = fused([cup, ball, ball])
+        torch.testing.assert_close(first, fused([cup, cup, 9 * ball]))
+        assert not torch.allclose(first, fused([ball, cup, ball]))
+        picks.query.bias.copy_(torch.tensor([0.0, 0.0, 50.0]))
+        torch.testing.assert_close(first, fused([ball, ball, cup]))
+
+
+@pytest.mark.parametrize(
+    ("things", "words"),
+    [({"places": 4}, "not hold 4 things"), ({"place": 3}, "text.things names 'place'"), ({"places": 0}, "1 or more")],
+)
+def test_things_that_do_not_fit_are_refused(things: dict[str, int], words: str) -> None:
+    sensors = (SensorSpec("text", "text", (24,)), SensorSpec("places", "vector", (6,)))
+    with pytest.raises(PrismError, match=words):
+        Encoder(EncoderConfig(text=TextConfig(things=things)), sensors, 1, 8, Normalizer.empty(sensors, 2))
 
 
 def test_text_ignores_what_lies_behind_its_end_and_minds_the_order() -> None:

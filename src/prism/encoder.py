@@ -10,7 +10,6 @@ context and the generator K times, so this is the cheap place for computation: d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from prism.distributed.rows import Random
 from prism.encoders.audio import AudioConfig, AudioNet
 from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
+from prism.encoders.sentence import ThingsEncoder, join
 from prism.encoders.text import ByteText, ClipText, TextConfig
 from prism.encoders.vision import Drawn, NormKind, PooledCNN, prepare_depth, prepare_image
 from prism.errors import PrismError, check_choices, check_numbers
@@ -69,7 +69,12 @@ class EncoderConfig:
                 raise PrismError(f"encoder: the dropout of '{name}' is {chance}; it must be in [0, 1)")
 
 
-def make_sensor_encoder(spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer) -> SensorEncoder:
+def make_sensor_encoder(
+    spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer, told: bool = False
+) -> SensorEncoder:
+    """`told`: there is a sentence beside it."""
+    if told and spec.name in config.text.things:
+        return ThingsEncoder(spec, config.text.things[spec.name], normalizer)
     if spec.kind == "vector":
         return VectorEncoder(spec, config.vector_hidden, config.vector_features, normalizer)
     if spec.kind == "rgb":
@@ -122,25 +127,6 @@ class ResidualBlock(nn.Module):
         return y
 
 
-class Gate(nn.Module):
-    """What was said scales the features of the other sensors (FiLM): one layer then follows one thing among several. It
-    starts as the identity. Normalised, because an encoder of bytes begins with sentences that hardly differ."""
-
-    def __init__(self, features: Sequence[int], told: Sequence[bool]) -> None:
-        super().__init__()
-        self.told = tuple(told)
-        text = sum(n for n, said in zip(features, told, strict=True) if said)
-        self.norm = nn.LayerNorm(text)
-        self.scale = nn.Linear(text, sum(features) - text)
-        nn.init.zeros_(self.scale.weight)
-        nn.init.zeros_(self.scale.bias)
-
-    def forward(self, parts: Sequence[Tensor]) -> Tensor:
-        said = self.norm(torch.cat([part for part, text in zip(parts, self.told, strict=True) if text], dim=-1))
-        others = torch.cat([part for part, text in zip(parts, self.told, strict=True) if not text], dim=-1)
-        return torch.cat([others * (1.0 + self.scale(said)), said], dim=-1)
-
-
 class Encoder(nn.Module):
     """Observation -> context (B, S, D). `steps` can be cached per observation; `mix` runs per window."""
 
@@ -156,23 +142,22 @@ class Encoder(nn.Module):
         self.config = config
         self.sensors = sensors
         self.width = width
-        encoders = [make_sensor_encoder(spec, config, normalizer) for spec in sensors]
-        if unknown := set(config.sensor_dropout) - {spec.name for spec in sensors}:
-            known = ", ".join(spec.name for spec in sensors)
-            raise PrismError(f"encoder.sensor_dropout names '{min(unknown)}', which is no sensor here: {known}")
+        told = any(spec.kind == "text" for spec in sensors)
+        encoders = [make_sensor_encoder(spec, config, normalizer, told) for spec in sensors]
+        for setting, named in (("sensor_dropout", config.sensor_dropout), ("text.things", config.text.things)):
+            if unknown := set(named) - {spec.name for spec in sensors}:
+                known = ", ".join(spec.name for spec in sensors)
+                raise PrismError(f"encoder.{setting} names '{min(unknown)}', which is no sensor here: {known}")
         self.dropout = [config.sensor_dropout.get(spec.name, config.dropout) for spec in sensors]
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
-        total = sum(encoder.features for encoder in encoders)
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width
         if step_width < 1:  # the mixer would see nothing
             raise PrismError(
                 f"encoder.mix_width {config.mix_width} is less than obs_horizon {obs_horizon}, which leaves no number "
                 "for a time step: use a larger mix_width, or mix_blocks = 0"
             )
-        self.gate: Gate | None = None
-        told = [spec.kind == "text" for spec in sensors]
-        if config.text.gates and any(told) and not all(told):
-            self.gate = Gate([encoder.features for encoder in encoders], told)
+        self.gate = join(config.text, encoders)
+        total = sum(encoder.features for encoder in encoders) if self.gate is None else self.gate.features
         self.fusion = mlp(total, config.fusion_hidden, step_width)
         self.mixer: nn.Module | None = None
         self.tokens = obs_horizon

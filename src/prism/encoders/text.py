@@ -5,7 +5,7 @@ An instruction is the same at every step of an episode, so each distinct one of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,12 +26,17 @@ class TextConfig:
     features: int = 128
     width: int = 64  # learned: of a byte's embedding; twice as much inside
     gates: bool = False  # the sentence also scales the features of the other sensors (FiLM): which of them count
+    # vector sensors that describe so many things of one form, one after the other: the sentence picks some of them
+    things: dict[str, int] = field(default_factory=dict)
+    picks: int = 4  # how many
     clip: str = "openai/clip-vit-base-patch32"  # paper, App. D: ViT-B/32; a local folder, or a name on the hub
     clip_features: int = 512  # what that model gives
 
     def __post_init__(self) -> None:
         check_choices(self, "encoder.text")
-        check_numbers(self, "encoder.text", {"[1, inf)": "features width clip_features"})
+        check_numbers(self, "encoder.text", {"[1, inf)": "features width clip_features picks"})
+        if self.things and min(self.things.values()) < 1:
+            raise PrismError(f"encoder.text.things is {self.things}; a sensor holds 1 or more")
 
 
 class ByteText(nn.Module):

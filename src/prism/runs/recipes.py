@@ -146,16 +146,21 @@ def grasped(task: str) -> Experiment:
 
 
 def commanded(task: str) -> Experiment:
-    """`grasped` where a sentence says what to do. It gates the other senses: which thing counts. Few candidates: among
-    many there is always one near the demonstration, whatever was said, and the sentence is not learned.
+    """`grasped` where a sentence says what to do: it picks the things that count, so that what is learned of one cup
+    holds for all. Few candidates: among many there is always one near the demonstration, whatever was said.
 
     Command: prism train tabletop-stack-blue tabletop-stack-yellow tabletop-ball tabletop-hang --episodes 25
+    Cost:    half a minute to record, two minutes of one core to train.
     """
     one = grasped(task)
     policy = sensed_policy()
-    text = replace(policy.encoder.text, gates=True)
+    encoder = replace(policy.encoder, text=replace(policy.encoder.text, things={"object_state": 9}))
     objective = replace(policy.objective, candidates=2, soft_candidates=2)
-    return replace(one, policy=replace(policy, encoder=replace(policy.encoder, text=text), objective=objective))
+    return replace(
+        one,
+        policy=replace(policy, encoder=encoder, objective=objective, pred_horizon=4),
+        train=replace(one.train, minutes=0.5, batch_size=192),
+    )
 
 
 def sensed_policy() -> PrismConfig:
