@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 pytest.importorskip("mujoco")
 
@@ -13,9 +17,13 @@ from prism_sims.tabletop import COMMANDS, Height, Insert, Rattle, make_tabletop
 from prism_sims.tabletop_arm import RATE, TabletopEnv
 from prism_sims.tabletop_expert import TabletopExpert, loudness, make_tabletop_expert, surface_below
 
+from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
+from prism.runs.demonstrations import Demonstrations, record_if_missing
 from prism.sensors import decode_text, encode_text
+from prism.sims import tasks
 from prism.sims.base import StepResult
+from prism.sims.told import sentence_of
 
 TASKS = ("insert-left", "insert-right", "rattle", "height", *COMMANDS)
 
@@ -163,6 +171,51 @@ def test_words_differ_in_one_scene() -> None:
     assert [decode_text(start["text"]) for start in starts] == list(COMMANDS.values())
     with pytest.raises(PrismError, match="tabletop-hang"):
         make_tabletop("juggle")
+
+
+def test_a_task_has_one_sentence() -> None:
+    """What a policy of several tasks is told is what the environment says."""
+    for task in TASKS:
+        assert sentence_of(f"tabletop-{task}") == make_tabletop(task).words
+    for command in COMMANDS:
+        assert sentence_of(f"tabletop-{command}") == decode_text(make_tabletop(command).reset(0)["text"])
+
+
+def test_commands_are_demonstrated_in_scenes_of_their_own(tmp_path: Path) -> None:
+    rows = [tasks.TASKS[f"tabletop-{command}"] for command in COMMANDS]
+    first = sorted(row.first_seed for row in rows)
+    assert min(b - a for a, b in itertools.pairwise(first)) >= 1000
+    path = record_if_missing(
+        Demonstrations("expert", 1, path=str(tmp_path / "data")), "tabletop-ball", Console(quiet=True)
+    )
+    assert StoreSource(path).provenance["first_seed"] == tasks.TASKS["tabletop-ball"].first_seed > 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_expert_without_memory(command: str) -> None:
+    """Another expert, asked in the middle of an episode, does the same: one observation tells all it acts on."""
+    env = make_tabletop(command)
+    expert = make_tabletop_expert(env)
+    env.reset(7)
+    expert.reset(7)
+    for _ in range(15):
+        action = expert.act()
+        assert np.array_equal(make_tabletop_expert(env).act(), action)
+        env.step(action)
+
+
+def test_a_cup_that_was_dropped_is_taken_again() -> None:
+    env = make_tabletop("stack-blue")
+    expert = make_tabletop_expert(env)
+    env.reset(3)
+    while env.body("blue")[2] < 0.03:
+        env.step(expert.act())
+    for _ in range(4):  # let go, a few centimetres above the table
+        env.step(np.array([0.0, 0.0, 0.0, -1.0], np.float32))
+    assert env.body("blue")[2] < 0.01
+    while not (result := env.step(expert.act())).done:
+        pass
+    assert result.success
 
 
 def test_the_expert_does_what_the_sentence_says() -> None:

@@ -36,8 +36,8 @@ class Collect(CalvinOption):
     """Successful episodes to record."""
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache."""
-    seed: int = 0
-    """Of the first episode; each one has its own."""
+    seed: Annotated[int | None, option("N")] = None
+    """Of the first episode; each one has its own; default: the task's, most often 0."""
     noise: float = 0.0
     """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
     pushes: float = 0.0
@@ -58,6 +58,7 @@ class Collect(CalvinOption):
         from prism.data.locate import DOWNLOADS
         from prism.runs.demonstrations import COLLECTED
         from prism.sims.collect import collect
+        from prism.sims.tasks import TASKS
 
         self.find_calvin()
         if self.task in DOWNLOADS:
@@ -67,7 +68,7 @@ class Collect(CalvinOption):
             self.task,
             self.episodes,
             self.out or COLLECTED / self.task,
-            seed=self.seed,
+            seed=TASKS[self.task].first_seed if self.seed is None else self.seed,
             console=Console(stderr=True),
             overwrite=self.overwrite,
             workers=self.workers,

@@ -251,7 +251,7 @@ def record_if_missing(config: Demonstrations, task: str, console: Console, worke
     if there < config.episodes:
         what = f"{config.episodes - there} more to the {there}" if there else f"{config.episodes}"
         console.print(f"recording {what} demonstrations of {task} in {path}", highlight=False, soft_wrap=True)
-        first = int(StoreSource(path).provenance["first_seed"]) if there else 0
+        first = int(StoreSource(path).provenance["first_seed"]) if there else TASKS[task].first_seed
         options: dict[str, Any] = {"workers": workers, "seed": first, "go_on": there > 0}
         options |= {"noise": config.noise, "pushes": config.pushes}
         collect(task, config.episodes, path, console=console, **options)

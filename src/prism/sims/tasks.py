@@ -36,6 +36,7 @@ class Task:
     contradictions: Callable[[EpisodeSource], list[str]] | None = None
     text: str = ""  # what to do, in words; "": its name (prism.sims.told)
     group: str = ""  # the part of its benchmark that it belongs to, for means
+    first_seed: int = 0  # of its demonstrations: tasks that share scenes begin apart, one policy sees all of them
     quick: bool = True  # twenty demonstrations are recorded before a second process has started
 
 

@@ -15,7 +15,7 @@ The last four share one scene. 10 steps a second. An action is a displacement of
 the base, and the gripper (1 closes, -1 opens); the hand points down.
 
     proprio        (4,)        hand xyz, opening of the fingers, metres
-    object_state   (4..48,)    things seen from the hand and from each other, metres, whole and cut off at 3 cm;
+    object_state   (4..54,)    things seen from the hand and from each other, metres, whole and cut off at 3 cm;
                                what the sense tells is left out
     tactile        (6,)        force (N) and torque (Nm) of contacts at the tip of the tool, mean of the control step
     audio          (400,)      a contact microphone at the wrist, 4 kHz
@@ -45,6 +45,14 @@ COMMANDS = {
     "ball": "put the green ball into the green cup",
     "hang": "hang the green cup on the hook",
 }
+# What to do, in words; an environment that hears it and the table of tasks have it from here.
+WORDS = {
+    "insert-left": "put the peg into the left hole",
+    "insert-right": "put the peg into the right hole",
+    "rattle": "put the box with the ball on the mark",
+    "height": "put the block on the stand",
+    **COMMANDS,
+}
 _RINGING = 240  # samples after which a click has faded
 
 
@@ -56,7 +64,7 @@ class Insert(TabletopEnv):
     LIMIT = 45.0  # newtons, at which the robot's protective stop ends all motion
 
     def __init__(self, hole: Literal["left", "right"], name: str, variant: Variant = "state", **more: Any) -> None:
-        self.hole, self.words = hole, f"put the peg into the {hole} hole"
+        self.hole, self.words = hole, WORDS[f"insert-{hole}"]
         self.middle = np.zeros(3)
         super().__init__(name, variant, **more)
 
@@ -102,7 +110,7 @@ class Insert(TabletopEnv):
 class Rattle(TabletopEnv):
     """Two boxes that look and weigh the same; the ball in one of them can be heard when it is shaken."""
 
-    sense, objects, steps, words = "audio", 15, 100, "put the box with the ball on the mark"
+    sense, objects, steps, words = "audio", 15, 100, WORDS["rattle"]
     MARK = np.array([0.58, 0.0])
 
     def _xml(self) -> str:
@@ -173,7 +181,7 @@ class Height(TabletopEnv):
     """The block in the hand is fragile: it breaks when it falls or is pressed down; how high the stand is shows only
     in depth. Its plate has a random size, so that a picture tells nothing of its distance."""
 
-    sense, objects, steps, words = "depth", 2, 60, "put the block on the stand"
+    sense, objects, steps, words = "depth", 2, 60, WORDS["height"]
     FALL, PRESS = 0.45, 25.0  # metres a second (a fall of 1 cm), newtons: what breaks it
 
     def _xml(self) -> str:
@@ -223,7 +231,7 @@ class Height(TabletopEnv):
 class Command(TabletopEnv):
     """Three cups, a ball and a hook; the sentence says which of four things to do."""
 
-    sense, objects, steps = "text", 24, 100
+    sense, objects, steps = "text", 27, 100
 
     def __init__(self, command: str, name: str, variant: Variant = "state", **more: Any) -> None:
         self.command, self.words = command, COMMANDS[command]
@@ -242,11 +250,19 @@ class Command(TabletopEnv):
         return np.array([0.45, 0.0, 0.2]) + rng.uniform(-0.03, 0.03, 3)
 
     def _object_state(self) -> Vector:
-        """Green, blue, yellow cup (their feet), ball, hook: from the hand; blue from green, yellow from blue, ball from
-        green."""
+        """From the hand: green, blue, yellow cup (where they are held), ball, tip of the hook. Then what belongs
+        together: from the blue cup's foot to the green one's rim, from yellow to blue, from the ball to the middle of
+        the green rim, from the green handle to the tip of the hook."""
         hand, (green, blue, yellow, ball) = self.hand(), (self.body(name) for name in (*CUPS, "ball"))
-        seen = [thing - hand for thing in (green, blue, yellow, ball, parts.HOOK)]
-        return np.concatenate([*seen, blue - green, yellow - blue, ball - green])
+        held, rim = np.array([0.0, 0.0, parts.CUP_HELD]), np.array([0.0, 0.0, parts.CUP_HEIGHT])
+        handle = green + np.array([parts.HANDLE, 0.0, parts.HANDLE_Z])
+        tip = parts.HOOK - np.array([0.0, parts.HOOK_LENGTH, 0.0])
+        seen = [thing + held - hand for thing in (green, blue, yellow)] + [ball - hand, tip - hand]
+        return np.concatenate([*seen, green + rim - blue, blue + rim - yellow, green + rim - ball, tip - handle])
+
+    def _twice(self, whole: Vector, cut: Vector) -> Vector:
+        """Six numbers for each of the nine: a policy that picks one by the sentence has all of it."""
+        return np.hstack([whole.reshape(-1, 3), cut.reshape(-1, 3)]).ravel()
 
     def succeeded(self) -> bool:
         if self.command == "ball":
@@ -265,7 +281,7 @@ class Command(TabletopEnv):
 NAMES: dict[str, tuple[str, Variant]] = {
     f"tabletop-{task}" + ("" if variant == "state" else f"-{variant}"): (task, variant)
     for variant in get_args(Variant)
-    for task in ("insert-left", "insert-right", "rattle", "height", *COMMANDS)
+    for task in WORDS
 }
 
 

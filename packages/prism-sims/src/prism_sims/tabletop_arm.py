@@ -75,6 +75,9 @@ class TabletopEnv(MujocoEnv):
         """Where things are, metres. object_state has it twice: whole, and cut off at 3 cm, because beside the ways
         across the table a network hardly learns the last centimetres."""
 
+    def _twice(self, whole: Vector, cut: Vector) -> Vector:
+        return np.concatenate([whole, cut])
+
     @abstractmethod
     def succeeded(self) -> bool: ...
 
@@ -243,7 +246,7 @@ class TabletopEnv(MujocoEnv):
         objects = self._object_state()
         self.seen = {
             "proprio": rounded([*self.hand(), self.data.qpos[6]]),
-            "object_state": rounded([*objects, *np.clip(objects, -STEP, STEP)]),
+            "object_state": rounded(self._twice(objects, np.clip(objects, -STEP, STEP))),
         }
         if self.sense == "tactile":
             self.seen["tactile"] = np.round(self._wrench, 3).astype(np.float32) + np.float32(0)

@@ -3,7 +3,7 @@
 Insert   proprio, where the hole seems to be, the wrench at the peg's tip
 Rattle   the boxes' places and the sound: shakes the left box; silent, it goes aside, and the right one is taken
 Height   the stand's place without its height, and depth
-Command  the things' places and the sentence
+Command  the things' places, the fingers' opening and the sentence
 
 What was found out stays to be seen and heard: a full box rattles on its way, an empty left box stands aside. So a
 policy that remembers little can do the same.
@@ -21,8 +21,6 @@ from prism.sensors import decode_text
 from prism_sims import tabletop_model as parts
 from prism_sims.tabletop import Command, Height, Insert, Rattle
 from prism_sims.tabletop_arm import RATE, STEP, TabletopEnv, Vector, depth_rays
-
-_THINGS = ("green", "blue", "yellow", "ball", "hook")  # in object_state of the commands
 
 
 @dataclass(frozen=True)
@@ -174,59 +172,74 @@ def surface_below(depth: NDArray[np.generic], stand: Vector) -> float:
     return float(np.median(below[plate])) if plate.any() else 0.1
 
 
+@dataclass(frozen=True)
+class Move:
+    """A command: which of object_state's places is taken, which is the way left to its goal."""
+
+    word: str  # of the sentence, by which it is known
+    thing: int
+    goal: int
+    half: float = parts.CUP + parts.CUP_WALL  # opening of the fingers that hold it
+    rest: float = parts.CUP_HELD  # height of that place when it stands on the table
+    drop: float = 0.0  # metres above the goal where it is let go
+
+
+_MOVES = (
+    Move("hook", thing=0, goal=8),
+    Move("ball", thing=3, goal=7, half=parts.SMALL_BALL, rest=parts.SMALL_BALL, drop=0.024),
+    Move("yellow", thing=2, goal=6),
+    Move("blue", thing=1, goal=5),
+)
+
+
 class CommandExpert(TabletopExpert):
-    def plan(self) -> Iterator[Go]:
+    """No memory: an action follows from one observation, so whatever went wrong is tried again from there."""
+
+    GAIN = 0.7  # share of the way that is gone in a step: the last centimetre takes a few
+
+    def act(self) -> NDArray[np.float32]:
         words = decode_text(self.env.seen["text"])
-        if "hook" in words:
-            yield from self.take("green", 0.05)
-            yield from self.hang()
-        elif "ball" in words:
-            yield from self.take("ball", 0.004)
-            yield from self.place("ball", "green", parts.CUP_HEIGHT + 0.035)
-        elif "yellow" in words:
-            yield from self.take("yellow", 0.05)
-            yield from self.place("yellow", "blue", parts.CUP_HEIGHT)
+        move = next(move for move in _MOVES if move.word in words)
+        way, left = self.see(6 * move.thing), self.see(6 * move.goal)
+        opening = float(self.env.seen["proprio"][3])
+        beside, up = float(np.hypot(*way[:2])), float(self.hand()[2] + way[2]) - move.rest
+        loose = opening > move.half + 0.003
+        hangs = move.word == "hook"
+        if self.there(move, left) or (hangs and loose and up > 0.1):
+            return action(np.array([0.0, 0.0, STEP if loose else 0.0]), False)
+        if not loose and max(beside, abs(way[2])) < 0.025 and opening > move.half - 0.008:
+            goal = self.along_hook(left) if hangs else left + np.array([0.0, 0.0, move.drop])
+            return self.carry(goal, funnel=not hangs, speed=float(np.clip(0.3 + 20.0 * up, 0.3, 0.9)))
+        if loose and beside < 0.008 and abs(way[2]) < 0.006:
+            return action(np.zeros(3), True)
+        above = np.array([0.0, 0.0, np.clip(12.0 * (beside - 0.004), 0.0, 0.1)])  # over it, down as into a funnel
+        return action(self.GAIN * (way + above), False)
+
+    def carry(self, left: Vector, funnel: bool, speed: float) -> NDArray[np.float32]:
+        """Up first, then across; over the goal down, as into a funnel."""
+        rise = left[2] + (np.clip(3.0 * (np.hypot(*left[:2]) - 0.004), 0.0, 0.05) if funnel else 0.0)
+        across = left[:2] * np.clip(1.0 - rise / 0.05, 0.0, 1.0)
+        return action(self.GAIN * np.array([*across, rise]), True, speed)
+
+    @staticmethod
+    def there(move: Move, left: Vector) -> bool:
+        x, y, z = left
+        if move.word == "hook":
+            return abs(x) < 0.012 and y < -0.015 and 0.006 < z < 0.02
+        return bool(np.hypot(x, y) < (0.010 if move.drop else 0.007) and abs(z + move.drop) < 0.006 + move.drop / 3)
+
+    @staticmethod
+    def along_hook(left: Vector) -> Vector:
+        """The handle goes round the hook to a place before its tip, over the tip, along the arm, down on it."""
+        x, y, z = -left  # of the handle's opening, from the tip
+        level = abs(x) < 0.007 and abs(z - 0.004) < 0.006
+        if y > -0.005 and abs(x) < 0.012 and abs(z) < 0.018:
+            goal = (0.0, 0.025, 0.004 if y < 0.017 else -0.012)
+        elif level and y > -0.07:
+            goal = (0.0, 0.025, 0.004)
         else:
-            yield from self.take("blue", 0.05)
-            yield from self.place("blue", "green", parts.CUP_HEIGHT)
-
-    def thing(self, name: str) -> Vector:
-        return self.see(_THINGS.index(name) * 3)
-
-    def take(self, name: str, height: float) -> Iterator[Go]:
-        over = np.array([0.0, 0.0, 0.13])
-        grasp = np.array([0.0, 0.0, height])
-        yield Go(lambda: self.thing(name) + over, False, near=0.02)
-        yield Go(lambda: self.thing(name) + grasp, False, near=0.005, speed=0.7)
-        yield Go(lambda: np.zeros(3), True, near=-1.0, most=3)
-        lift = self.hand()[2] + 0.12
-        yield Go(lambda: np.array([0.0, 0.0, lift - self.hand()[2]]), True, near=0.02)
-
-    def place(self, name: str, onto: str, height: float) -> Iterator[Go]:
-        def to(above: float) -> Vector:
-            return np.asarray(self.thing(onto) - self.thing(name) + (0.0, 0.0, height + above))
-
-        yield Go(lambda: to(0.04), True, near=0.006)
-        yield Go(lambda: to(0.001), True, near=0.003, speed=0.5, most=12)
-        yield from self.leave()
-
-    def hang(self) -> Iterator[Go]:
-        handle = np.array([parts.HANDLE, 0.0, parts.HANDLE_Z])
-
-        def to(along: float, above: float) -> Vector:
-            """The handle's opening to a place `along` the hook from its tip, `above` its arm."""
-            place = np.array([0.0, along - parts.HOOK_LENGTH, above])
-            return np.asarray(self.thing("hook") + place - self.thing("green") - handle)
-
-        yield Go(lambda: to(-0.05, 0.006) - (0.06, 0.0, 0.0), True, near=0.02)  # round the hook
-        yield Go(lambda: to(-0.05, 0.006), True, near=0.008)
-        yield Go(lambda: to(0.025, 0.006), True, near=0.005, speed=0.7)
-        yield Go(lambda: to(0.025, -0.011), True, near=0.003, speed=0.5, most=10)
-        yield from self.leave()
-
-    def leave(self) -> Iterator[Go]:
-        yield Go(lambda: np.zeros(3), False, near=-1.0, most=3)
-        yield Go(lambda: np.array([0.0, 0.0, 0.03]), False, near=-1.0, most=6)
+            goal = (0.0, -0.045, 0.004) if y < -0.025 else (-0.06, -0.05, 0.004)
+        return np.asarray(left + goal)
 
 
 def make_tabletop_expert(env: TabletopEnv) -> TabletopExpert:

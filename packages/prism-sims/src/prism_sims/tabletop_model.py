@@ -28,6 +28,7 @@ BLOCK = 0.02  # half an edge
 CUP, CUP_WALL, CUP_HEIGHT = 0.031, 0.003, 0.07  # distance of the walls' middle from the axis, half thickness
 HANDLE = CUP + 0.021  # from the axis to the middle of the handle's opening
 HANDLE_Z = 0.036  # its height
+CUP_HELD = 0.036  # height of the hand's point above the foot of a cup that it takes
 SMALL_BALL = 0.017
 HOOK, HOOK_LENGTH = np.array([0.62, 0.02, 0.21]), 0.09  # the root of the hook, which points to -y
 

@@ -25,7 +25,7 @@ def _make(path: str, *arguments: Any) -> Any:
 def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
     """Tasks of one simulator: a name -> what its environment is made with. `recipe`: one, or one for each variant."""
     expert = row.pop("expert", None)
-    recipe, group = row.pop("recipe"), row.pop("group", {})
+    recipe, group, text, seeds = (row.pop(key, {}) for key in ("recipe", "group", "text", "first_seed"))
     rows = {}
     for name, made_with in names.items():
         arguments = made_with if isinstance(made_with, tuple) else (made_with,)
@@ -34,6 +34,8 @@ def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
             None if expert is None else partial(_make, expert),
             recipe if isinstance(recipe, str) else recipe[arguments[-1]],
             group=group.get(arguments[0], ""),
+            text=text.get(arguments[0], ""),
+            first_seed=seeds.get(arguments[0], 0),
             **row,
         )
     return rows
@@ -90,6 +92,8 @@ TABLETOP = {
         actions="delta",
         grippers=(3,),
         packages=("mujoco",),
+        text=tabletop.WORDS,
+        first_seed={command: 1000 * number for number, command in enumerate(tabletop.COMMANDS)},  # they share scenes
     ).items()
 }
 GO2 = _family(
