@@ -13,6 +13,7 @@ command, the paper's protocol. Killed, the same command goes on; what is not the
     mean                   over the four commands
     swapped                in scenes of one command, told another: share of episodes in which that other one was done
     swapped_by_command     the same, by the command that was told; ignored: share in which the scene's own was done
+    both                   of the same scenes, played once with each sentence: share in which each did what it says
     paraphrase             share done of what was told in words that were not in training; paraphrase_by_sentence
 CLIP's sentences are not measured: its weights are not on this machine.
 """
@@ -54,7 +55,7 @@ Played = dict[str, list[bool]]  # name of a measurement -> an entry an episode
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Written):
-    minutes: float = 4.0
+    minutes: float = 2.0
     """CPU minutes of the training."""
     demonstrations: int = 25
     """Of each command."""
@@ -63,7 +64,7 @@ class Config(Written):
     episodes: int = 50
     """Test episodes of each command, and of each that was swapped."""
     paraphrased: int = 20
-    """Test episodes of each paraphrase, and of each scene whose own command may not be done when another is told."""
+    """Test episodes of each paraphrase, and of each command's scenes: told its own, and told another."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe."""
     status: bool = False
@@ -134,15 +135,16 @@ def told(config: Config, run: Run) -> Played:
 
 
 def swapped(config: Config, run: Run) -> Played:
-    """`OTHER > SCENE`: the other command, told in the scene of a command, was done; `SCENE < OTHER`: its own was.
-
-    Scenes are equal for equal seeds and a controller's draws are too, so the second are the first of the same episodes.
+    """`OTHER > SCENE`: the other command, told in the scene of a command, was done; `SCENE < OTHER`: its own was, in
+    the first of the same episodes (scenes are equal for equal seeds, and a controller's draws are too);
+    `SCENE = SCENE`: its own was, told its own, in the same scenes.
     """
     played: Played = {}
     for number, (scene, other) in enumerate(OTHER.items()):
         first = SWAPPED_SEED + 1000 * number
         played[f"{other} > {scene}"] = done(run, other, config.episodes, first, words(other))
         played[f"{scene} < {other}"] = done(run, scene, config.paraphrased, first, words(other))
+        played[f"{scene} = {scene}"] = done(run, scene, config.paraphrased, first)
     return played
 
 
@@ -172,9 +174,21 @@ def summary(found: Mapping[str, Mapping[int, Played]]) -> dict[str, Any]:
     other = {b: f"{b} > {a}" for a, b in OTHER.items()}
     own = {b: f"{a} < {b}" for a, b in OTHER.items()}
     figures |= _rate("swapped", found["swapped"], other) | _rate("ignored", found["swapped"], own)
+    figures["both"] = both(found["swapped"])
     sentences = {f"{command}: {text}": f"{command}: {text}" for command, texts in PARAPHRASES.items() for text in texts}
     figures |= _rate("paraphrase", found["paraphrase"], sentences)
     return figures | {"seeds_done": {part: sorted(by_seed) for part, by_seed in found.items()}}
+
+
+def both(by_seed: Mapping[int, Played]) -> float | None:
+    """Share of the scenes in which each of two sentences did what it says."""
+    pairs = [
+        (played[f"{scene} = {scene}"], played[f"{other} > {scene}"])
+        for played in by_seed.values()
+        for scene, other in OTHER.items()
+    ]
+    each = [own and swapped for owns, others in pairs for own, swapped in zip(owns, others, strict=False)]
+    return float(np.mean(each)) if each else None
 
 
 def _rate(name: str, by_seed: Mapping[int, Played], keys: Mapping[str, str]) -> dict[str, Any]:

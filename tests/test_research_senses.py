@@ -64,8 +64,11 @@ def test_every_other_command_is_another_one() -> None:
 def test_swapped_counts_what_was_told() -> None:
     played = {f"{b} > {a}": [True, True] for a, b in language.OTHER.items()}
     played |= {f"{a} < {b}": [False, False] for a, b in language.OTHER.items()}
+    played |= {f"{a} = {a}": [a == "ball"] for a in language.OTHER}
     figures = language.summary({"told": {}, "swapped": {0: played}, "paraphrase": {}})
     assert (figures["swapped"], figures["ignored"], figures["mean"], figures["paraphrase"]) == (1.0, 0.0, None, None)
+    assert figures["both"] == 0.25
+    assert figures["commands"]["hang"] == "hang the green cup on the hook"
 
 
 @pytest.mark.slow
