@@ -5,8 +5,8 @@ Try:
     python -m research loco --status --json loco.json       nothing is run: what is there so far
 
 Three tasks, each method at equal minutes of CPU time, 50 trials on seeds on which nothing was chosen. Cells are run in
-the order of what is asked first: PRISM with all demonstrations, the others with all, then fewer. Killed at any moment,
-the same command goes on where it was.
+the order of what is asked first: PRISM with all demonstrations, the others with all, then PRISM with fewer, then the
+others. Killed at any moment, the same command goes on where it was.
 
     success.METHOD.TASK, ci.METHOD.TASK     with the most demonstrations; the 95 % interval
     curve.METHOD.TASK.N                     with N; success, ci, seeds
@@ -49,6 +49,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS = "prism"
+# As published: one plan is drawn, and 8 of its actions are executed. IMLE Policy has rules of its own (prism/methods).
+AS_PUBLISHED = {
+    "diffusion": ("controller.candidates=1", "controller.selection.rule=first", "controller.exec_horizon=8"),
+    "flow_matching": ("controller.candidates=1", "controller.selection.rule=first", "controller.exec_horizon=8"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +94,7 @@ class Config(Drawn):
         data = self.work / "data" / task
         return CompareConfig(
             recipes=(task,),
-            contestants=tuple(Contestant(method, method) for method in methods),
+            contestants=tuple(Contestant(method, method, AS_PUBLISHED.get(method, ())) for method in methods),
             seeds=self.seeds,
             minutes=self.minutes,
             clock=self.clock,
@@ -102,8 +107,10 @@ class Config(Drawn):
 
     def order(self) -> list[tuple[int, str, tuple[str, ...]]]:
         """What is run when: count, task, methods."""
-        first = [(self.counts[-1], task, self.methods[:1]) for task in self.tasks]
-        return first + [(count, task, self.methods) for count in reversed(self.counts) for task in self.tasks]
+        *fewer, most = self.counts
+        ours, less = self.methods[:1], fewer[::-1]
+        parts = (([most], ours), ([most], self.methods), (less, ours), (less, self.methods))
+        return [(count, task, methods) for counts, methods in parts for count in counts for task in self.tasks]
 
 
 def run(config: Config, console: Console) -> Study:

@@ -22,7 +22,7 @@ from prism.normalize import Normalizer, compute_statistics
 from prism.robots.base import make_robot
 from prism.robots.safety import Guard
 from prism.sensors import action_spec_of
-from prism.sims.collect import collect
+from prism.sims.collect import collect, demonstrate
 
 TASKS = ("park", "insert", "pick")
 
@@ -77,6 +77,30 @@ def test_the_hand_goes_where_it_is_sent() -> None:
     for _ in range(45):
         env.step(action)
     assert np.allclose(env.seen["proprio"][1:8], action[1:8], atol=0.005)
+
+
+def test_an_episode_in_which_nothing_moves_is_over() -> None:
+    env = make_go2("park")
+    env.reset(0)
+    hold, results = still(env), []
+    while not results or not results[-1].done:
+        results.append(env.step(hold))
+    assert len(results) in (150, 300), "5 seconds, or 10 if it settled in the first"
+    assert not results[-1].success
+
+
+def test_fingers_feel_what_they_hold_and_a_nudged_expert_comes_back() -> None:
+    env = make_go2("pick")
+    attempt = demonstrate(env, make_go2_expert(env), 0, noise=0.015, failures=True)
+    assert attempt.success
+    pressed, gripper = attempt.streams["tactile"][:, 6:].min(axis=1), attempt.actions[:, 0]
+    assert pressed[0] == 0.0
+    assert (pressed > 3.0).sum() > 60, "the cube is carried for seconds"
+    assert ((gripper > 0) | (pressed < 12.0)).all()
+    env.reset(0)
+    rng, action = np.random.default_rng(0), np.zeros(14, np.float32)
+    pushes = np.array([env.disturb(action, 0.015, rng)[8] for _ in range(300)])
+    assert 0.02 < (np.abs(pushes) > 0.04).mean() < 0.5, "now and then, beyond what standing ignores"
 
 
 def test_what_is_no_turn_leaves_the_hand_as_it_is_turned() -> None:

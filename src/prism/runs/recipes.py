@@ -174,7 +174,7 @@ def sensed_policy() -> PrismConfig:
 
 def loco(task: str) -> Experiment:
     """A task of the Go2 with an arm, as the paper's hardware: 35 demonstrations, actions that name the hand's pose and
-    the base's velocity. Plans are offsets from what is measured of both.
+    the base's velocity. Short plans and one reading of touch: the experts act on what is sensed now.
 
     Command: prism train go2-insert && prism eval runs/go2-insert --episodes 50
     Cost:    a minute to record, 5 minutes of one core to train.
@@ -183,10 +183,11 @@ def loco(task: str) -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=35, noise=0.02),
-        policy=replace(tiny, encoder=replace(tiny.encoder, mix_width=256), observation_noise=0.005),
+        demonstrations=Demonstrations("expert", episodes=35, noise=0.015),
+        policy=replace(tiny, pred_horizon=8, encoder=replace(tiny.encoder, mix_width=256), observation_noise=0.005),
         train=TrainConfig(minutes=5.0, val_fraction=0.0, threads=1, log_every=20),
         controller=replace(controller_of(task), exec_horizon=4),
+        history=1,
     )
 
 

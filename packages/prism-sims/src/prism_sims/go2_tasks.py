@@ -25,7 +25,8 @@ import numpy as np
 from prism.errors import PrismError
 
 from prism_sims import go2_model as parts
-from prism_sims.go2 import Go2Env, Variant, Vector
+from prism_sims.go2 import Go2Env, Variant
+from prism_sims.mujoco_env import Vector
 
 AHEAD = 0.36  # metres from the foot of the arm to the middle of a stand, parked
 HEIGHT = 0.22  # of the stands
@@ -158,6 +159,10 @@ class Pick(Station):
         x, y, *facing = self.parking()
         things = [self.goal_of(self.from_hand(self.body(name))) for name in ("cube", "bin")]
         return np.concatenate([[x, y], self.parking(self.beside)[:2], facing, [np.sin(turn), np.cos(turn)], *things])
+
+    def lost(self) -> bool:
+        """It fell, or the cube lies on the floor, where the arm does not reach."""
+        return self.fallen or bool(self.body("cube")[2] < HEIGHT / 2)
 
     def succeeded(self) -> bool:
         off = _turned((self.body("cube") - self.body("bin"))[:2], -self.facing)

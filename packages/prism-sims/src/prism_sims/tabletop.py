@@ -36,7 +36,8 @@ from prism.errors import PrismError
 
 from prism_sims import tabletop_model as parts
 from prism_sims.mjcf import box, free
-from prism_sims.tabletop_arm import RATE, SAMPLES, TabletopEnv, Variant, Vector
+from prism_sims.mujoco_env import Vector
+from prism_sims.tabletop_arm import RATE, SAMPLES, TabletopEnv, Variant
 
 CUPS = {"green": "0.15 0.6 0.2 1", "blue": "0.15 0.25 0.8 1", "yellow": "0.9 0.8 0.1 1"}
 COMMANDS = {

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from prism.sensors import decode_text
 
 from prism_sims import tabletop_model as parts
+from prism_sims.mujoco_env import Vector
 from prism_sims.tabletop import Command, Height, Insert, Rattle
-from prism_sims.tabletop_arm import RATE, STEP, TabletopEnv, Vector, depth_rays
+from prism_sims.tabletop_arm import RATE, STEP, TabletopEnv, depth_rays
 
 
 @dataclass(frozen=True)
