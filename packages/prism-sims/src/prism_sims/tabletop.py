@@ -6,6 +6,8 @@
 | tabletop-insert-right | the same with the right hole                                            | tactile      |
 | tabletop-rattle       | of two boxes that look alike, the one with the ball in it on the mark   | audio        |
 | tabletop-height       | the fragile block on a stand of unknown height                          | depth_wrist  |
+| tabletop-can          | the fragile can on a mark of unknown height (tabletop_place.py)         | tactile      |
+| tabletop-nest         | three containers into each other (tabletop_place.py)                    | -            |
 | tabletop-stack-blue   | "stack the blue cup on the green cup"                                   | text         |
 | tabletop-stack-yellow | "stack the yellow cup on the blue cup"                                  | text         |
 | tabletop-ball         | "put the green ball into the green cup"                                 | text         |
@@ -28,7 +30,7 @@ Each task has proprio, object_state and the sense that decides. `-pixels`: rgb_s
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +54,8 @@ WORDS = {
     "insert-right": "put the peg into the right hole",
     "rattle": "put the box with the ball on the mark",
     "height": "put the block on the stand",
+    "can": "put the can on the mark",
+    "nest": "put the containers into each other",
     **COMMANDS,
 }
 _RINGING = 240  # samples after which a click has faded
@@ -178,18 +182,38 @@ def _ring(hertz: float, fall: float, loud: float) -> Vector:
 _RINGS = (_ring(900.0, 0.008, 3.0), _ring(180.0, 0.015, 0.02))  # wood, rubber: Hz, seconds, of full scale a newton
 
 
-class Height(TabletopEnv):
-    """The block in the hand is fragile: it breaks when it falls or is pressed down; how high the stand is shows only
-    in depth. Its plate has a random size, so that a picture tells nothing of its distance."""
+class Fragile(TabletopEnv):
+    """A thing that breaks when it falls or is pressed down."""
 
-    sense, objects, steps, words = "depth", 2, 60, WORDS["height"]
+    fragile: ClassVar[str]  # its body
+    broken = False
     FALL, PRESS = 0.45, 25.0  # metres a second (a fall of 1 cm), newtons: what breaks it
+
+    def _substeps(self) -> None:
+        thing, force = self.model.body(self.fragile).id, np.zeros(6)
+        for _ in range(self.substeps):
+            falling = -float(self.data.qvel[self.model.joint(self.fragile).dofadr[0] + 2])
+            self._mj.mj_step(self.model, self.data)
+            pressed = 0.0
+            for i in range(self.data.ncon):
+                pair = (self.data.contact.geom1[i], self.data.contact.geom2[i])
+                others = [g for g in pair if self.model.geom_bodyid[g] != thing]
+                if len(others) == 1 and others[0] not in self._hand_geoms:
+                    self._mj.mj_contactForce(self.model, self.data, i, force)
+                    pressed += force[0]
+            self.broken |= pressed > self.PRESS or (pressed > 0.0 and falling > self.FALL)
+
+
+class Height(Fragile):
+    """The block is in the hand; how high the stand is shows only in depth. Its plate has a random size, so that a
+    picture tells nothing of its distance."""
+
+    sense, objects, steps, words, fragile = "depth", 2, 60, WORDS["height"], "block"
 
     def _xml(self) -> str:
         post = box((0.01, 0.01, 0.1), (0, 0, -0.105), "0.3 0.3 0.3 1")
         top = box((0.06, 0.06, 0.005), (0, 0, -0.005), "0.8 0.8 0.8 1", 'name="plate"')
         block = box((parts.BLOCK,) * 3, (0, 0, 0), "0.85 0.2 0.2 1", 'mass="0.06" friction="1 0.01 0.001"')
-        self.broken = False
         return parts.scene(f'<body name="stand">{top}{post}</body>' + free("block", block))
 
     def _place(self, rng: np.random.Generator) -> Vector:
@@ -204,20 +228,6 @@ class Height(TabletopEnv):
     def _take(self) -> None:
         self.data.qpos[6:8], self.data.ctrl[6] = parts.BLOCK + 0.0003, 0.0
         self.put("block", self.hand() - (0.0, 0.0, 0.004))
-
-    def _run(self, block: int) -> None:
-        thing, force = self.model.body("block").id, np.zeros(6)
-        for _ in range(self.substeps):
-            falling = -float(self.data.qvel[self.model.joint("block").dofadr[0] + 2])
-            self._mj.mj_step(self.model, self.data)
-            pressed = 0.0
-            for i in range(self.data.ncon):
-                pair = (self.data.contact.geom1[i], self.data.contact.geom2[i])
-                others = [g for g in pair if self.model.geom_bodyid[g] != thing]
-                if len(others) == 1 and others[0] not in self._hand_geoms:
-                    self._mj.mj_contactForce(self.model, self.data, i, force)
-                    pressed += force[0]
-            self.broken |= pressed > self.PRESS or (pressed > 0.0 and falling > self.FALL)
 
     def _object_state(self) -> Vector:
         """The stand's middle from the hand, without its height."""
@@ -296,4 +306,8 @@ def make_tabletop(task: str, variant: Variant = "state", **more: Any) -> Tableto
         return Rattle(name, variant, **more)
     if task == "height":
         return Height(name, variant, **more)
+    if task in ("can", "nest"):
+        from prism_sims.tabletop_place import Can, Nest
+
+        return (Can if task == "can" else Nest)(name, variant, **more)
     return Insert("left" if task == "insert-left" else "right", name, variant, **more)

@@ -165,12 +165,15 @@ class TabletopEnv(MujocoEnv):
 
     def _run(self, block: int) -> None:
         """The physics of one block of a control step."""
-        self._mj.mj_step(self.model, self.data, nstep=self.substeps)
+        self._substeps()
         if self.sense == "tactile" and self.fine:  # of the last control step, whenever it is asked for
             self._wrenches = [*self._wrenches, self._contact_wrench()][-self.blocks :]
             self._wrench = np.sum(self._wrenches, axis=0) / self.blocks
         elif self.sense == "tactile":
             self._wrench = (self._wrench if block else 0.0) + self._contact_wrench() / self.blocks
+
+    def _substeps(self) -> None:
+        self._mj.mj_step(self.model, self.data, nstep=self.substeps)
 
     def _refresh(self) -> None:
         """Poses of the state that the step ended in."""

@@ -244,5 +244,10 @@ class CommandExpert(TabletopExpert):
 
 
 def make_tabletop_expert(env: TabletopEnv) -> TabletopExpert:
-    kinds = {Insert: InsertExpert, Rattle: RattleExpert, Height: HeightExpert, Command: CommandExpert}
+    from prism_sims.tabletop_place import Can, CanExpert, Nest, NestExpert
+
+    kinds: dict[type[TabletopEnv], type[TabletopExpert]] = {
+        Insert: InsertExpert, Rattle: RattleExpert, Height: HeightExpert, Command: CommandExpert,
+        Can: CanExpert, Nest: NestExpert,
+    }  # fmt: skip
     return kinds[type(env)](env)

@@ -81,7 +81,7 @@ TABLETOP = {
     name: row
     for learned, tasks in (
         ("sensed", ("insert-left", "insert-right", "height")),
-        ("grasped", ("rattle",)),
+        ("grasped", ("rattle", "can", "nest")),
         ("commanded", tabletop.COMMANDS),
     )
     for name, row in _family(
