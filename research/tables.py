@@ -150,9 +150,8 @@ def record(config: Config, work: Path, task: str, console: Console) -> None:
 
     folder = config.data(work, task)
     if not folder.exists():
-        own = recipe(task).demonstrations
-        disturbed = {"noise": own.noise, "pushes": own.pushes}
-        collect(task, config.count, folder, console=console, workers=config.jobs, **disturbed)
+        own, workers = recipe(task).demonstrations, config.jobs
+        collect(task, config.count, folder, console=console, workers=workers, noise=own.noise, pushes=own.pushes)
 
 
 def summary(config: Config, done: Mapping[str, Comparison]) -> Study:

@@ -38,6 +38,7 @@ SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
         "tabletop-insert-left",
         "tabletop-rattle",
         "tabletop-height",
+        "tabletop-nest",
         "tabletop-hang",
         "tabletop-stack-blue-rgbd",
     ),
@@ -50,6 +51,7 @@ MAX_STEPS = {
     "go2": 1800,
     "tabletop-insert-left": 60,
     "tabletop-height": 60,
+    "tabletop-nest": 140,
 }  # by the name or its first word
 DRAWS_SLOWLY = ("-pixels", "-rgbd")  # the physics of these is tested without pictures
 

@@ -25,7 +25,7 @@ from prism.sims import tasks
 from prism.sims.base import StepResult
 from prism.sims.told import sentence_of
 
-TASKS = ("insert-left", "insert-right", "rattle", "height", *COMMANDS)
+TASKS = ("insert-left", "insert-right", "rattle", "height", "can", "nest", *COMMANDS)
 
 
 def play(env: TabletopEnv, expert: TabletopExpert, seed: int) -> StepResult:
@@ -163,6 +163,19 @@ def test_the_block_breaks(press: bool) -> None:
         result = env.step(np.array([*way, -1.0 if press else 0.0, 1.0 if press else -1.0], np.float32))
     assert env.broken
     assert not result.success
+
+
+def test_the_can_breaks_when_it_is_let_go_in_the_air() -> None:
+    env = make_tabletop("can")
+    expert = make_tabletop_expert(env)
+    env.reset(2)
+    expert.reset(2)
+    for _ in range(30):
+        env.step(expert.act())
+    assert not env.broken  # type: ignore[attr-defined]
+    for _ in range(10):
+        env.step(np.array([0.0, 0.0, 0.0, -1.0], np.float32))
+    assert env.broken  # type: ignore[attr-defined]
 
 
 def test_words_differ_in_one_scene() -> None:

@@ -6,7 +6,7 @@
 | tabletop-insert-right | the same with the right hole                                            | tactile      |
 | tabletop-rattle       | of two boxes that look alike, the one with the ball in it on the mark   | audio        |
 | tabletop-height       | the fragile block on a stand of unknown height                          | depth_wrist  |
-| tabletop-can          | the fragile can on a mark of unknown height (tabletop_place.py)         | tactile      |
+| tabletop-can          | the fragile can on a mark of unknown height (tabletop_place.py)         | -            |
 | tabletop-nest         | three containers into each other (tabletop_place.py)                    | -            |
 | tabletop-stack-blue   | "stack the blue cup on the green cup"                                   | text         |
 | tabletop-stack-yellow | "stack the yellow cup on the blue cup"                                  | text         |

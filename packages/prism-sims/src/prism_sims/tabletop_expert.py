@@ -226,7 +226,7 @@ class CommandExpert(TabletopExpert):
     def there(move: Move, left: Vector) -> bool:
         x, y, z = left
         if move.word == "hook":
-            return abs(x) < 0.012 and y < -0.015 and 0.006 < z < 0.02
+            return bool(abs(x) < 0.012 and y < -0.015 and 0.006 < z < 0.02)
         return bool(np.hypot(x, y) < (0.010 if move.drop else 0.007) and abs(z + move.drop) < 0.006 + move.drop / 3)
 
     @staticmethod

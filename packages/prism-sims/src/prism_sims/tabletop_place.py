@@ -1,12 +1,13 @@
 """Two tasks of the tabletop in which things are put down with care, and their experts.
 
-| task          | what to do                                                             | what decides |
-| ------------- | ---------------------------------------------------------------------- | ------------ |
-| tabletop-can  | the can on the mark, which lies 0 to 3 cm above the table              | tactile      |
-| tabletop-nest | the middle container into the large one, the small one into the middle | -            |
+| task          | what to do                                                             |
+| ------------- | ---------------------------------------------------------------------- |
+| tabletop-can  | the can on the mark, which lies 0 to 3 cm above the table              |
+| tabletop-nest | the middle container into the large one, the small one into the middle |
 
-The can is fragile: it breaks when it falls by a centimetre or is pressed down, and only the force at the fingers tells
-that it stands. Experts have no memory: an action follows from one observation.
+The can is fragile: it breaks when it falls by a centimetre or is pressed down. The force at the fingers tells that it
+stands; that it slips in the hand tells it a little later, so no sense alone decides. Experts have no memory: an action
+follows from one observation.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from prism_sims import tabletop_model as parts
 from prism_sims.mjcf import box, free
+from prism_sims.mujoco_env import Vector
 from prism_sims.tabletop import WORDS, Fragile
-from prism_sims.tabletop_arm import TabletopEnv, Vector
+from prism_sims.tabletop_arm import TabletopEnv
 from prism_sims.tabletop_expert import TabletopExpert, action
 
 CAN, CAN_HEIGHT, CAN_HELD = 0.028, 0.10, 0.054  # radius; the hand's point above its foot
@@ -28,7 +30,7 @@ HELD = 0.014  # metres below its rim where a container is held
 
 
 class Can(Fragile):
-    """How high the mark lies shows only in the force when the can stands on it."""
+    """How high the mark lies shows when the can stands on it."""
 
     sense, objects, steps, words, fragile = "tactile", 5, 80, WORDS["can"], "can"
 
@@ -49,7 +51,7 @@ class Can(Fragile):
     def _object_state(self) -> Vector:
         """From the hand to where the can is held; from the can to the mark, without its height."""
         can = self.body("can")
-        return np.concatenate([can + (0.0, 0.0, CAN_HELD) - self.hand(), (self.body("mark") - can)[:2]])
+        return np.concatenate([can + np.array([0.0, 0.0, CAN_HELD]) - self.hand(), (self.body("mark") - can)[:2]])
 
     def succeeded(self) -> bool:
         off = self.body("can") - self.body("mark")
@@ -77,7 +79,7 @@ class Nest(TabletopEnv):
         one's floor, from the small one's to the middle one's."""
         hand, (large, middle, small) = self.hand(), (self.body(name) for name in NEST)
         up = np.array([0.0, 0.0, 2 * WALL])
-        held = [self.body(name) + (0.0, 0.0, NEST[name][1] - HELD) - hand for name in ("middle", "small")]
+        held = [self.body(name) + np.array([0.0, 0.0, NEST[name][1] - HELD]) - hand for name in ("middle", "small")]
         return np.concatenate([*held, large + up - middle, middle + up - small])
 
     def succeeded(self) -> bool:
