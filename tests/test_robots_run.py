@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -411,6 +412,9 @@ def test_a_run_is_shown_and_replayed(trained: Path, tmp_path: Path, capsys: pyte
     shown = (out / "report.html").read_text()
     for words in ("1 episodes of ur5e-twin", "0 of 1 succeeded", "highest candidate", "policy 10", "proprio"):
         assert words in shown, words
+    drawn = set(re.findall(r'class="curve (\w+)"', shown))
+    assert drawn >= {"s0", "s1", "s2", "s3"}
+    assert all(f".curve.{one} {{ stroke" in shown for one in drawn), "a line without a colour is not seen"
     again = ["--replay", str(out / "episode-000000"), "--seconds", "1", "--out", str(tmp_path / "again")]
     assert main(["run", *TWIN, *again]) == 0
     first, second = RecordingSource(out), RecordingSource(tmp_path / "again")

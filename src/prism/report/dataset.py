@@ -27,6 +27,7 @@ from prism.data.inspect import (
 from prism.io.files import atomic_file
 from prism.report.charts import page, table
 from prism.report.recorded import recorded_section
+from prism.sensors import action_spec_of
 
 _BINS = 32
 _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
@@ -59,7 +60,8 @@ def render(source: EpisodeSource, summary: Summary, progress: Progress | None = 
     traces = _traces(source, streams)
     parts = [_head(summary), recorded_section(source), _lengths(summary)]
     parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
-    parts += [_stream_section(*drawn) for drawn in zip(streams, histograms, traces, strict=True)]
+    named = {"actions": action_spec_of(source).names, **{spec.name: spec.names for spec in source.sensors}}
+    parts += [_stream_section(*drawn, named[drawn[0].name]) for drawn in zip(streams, histograms, traces, strict=True)]
     lead = escape(summary.format) + (f" &middot; task {escape(summary.task)}" if summary.task else "")
     return page(summary.path.name, lead, "".join(parts), "", style=_STYLE)
 
@@ -140,7 +142,7 @@ def _lengths(summary: Summary) -> str:
     )
 
 
-def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array]) -> str:
+def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array], names: Sequence[str]) -> str:
     stats = stream.statistics
     assert stats is not None
     cards = []
@@ -153,9 +155,9 @@ def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array
         if not flat:
             body += f"<figcaption><span>{low:.4g}</span><span>{high:.4g}</span></figcaption>"
             body += _lines([trace[:, dim] for trace in traces], low, high)
-        mean, std = float(stats.mean[dim]), float(stats.std[dim])
+        mean, std, name = float(stats.mean[dim]), float(stats.std[dim]), escape(names[dim]) if names else f"[{dim}]"
         cards.append(
-            f"<figure class=panel><h4>[{dim}] <small>mean {mean:.4g}, std {std:.4g}</small></h4>{body}</figure>"
+            f"<figure class=panel><h4>{name} <small>mean {mean:.4g}, std {std:.4g}</small></h4>{body}</figure>"
         )
     more = stream.shape[0] - len(cards)
     rest = f"<p class=sub>{more} more dimensions are not drawn.</p>" if more > 0 else ""

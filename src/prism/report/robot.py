@@ -23,7 +23,8 @@ _SHOWN, _FRAMES = 6, 6  # episodes with all their curves, failures first; pictur
 _STYLE = """
 .who { display: flex; height: 10px; border-radius: 5px; overflow: hidden; margin: 4px 0 2px }
 .who i { display: block; height: 100% }
-.who .policy { background: var(--s0, #4878d0) } .who .other { background: var(--s1, #d65f5f) }
+.who .policy { background: var(--m0) } .who .other { background: var(--m1) }
+td.words { text-align: left; white-space: normal; min-width: 14em } th:last-child { text-align: left }
 .frames { display: flex; gap: 6px; overflow-x: auto } .frames img { border-radius: 4px }
 """
 Details = Mapping[str, NDArray[Any]]
@@ -60,17 +61,17 @@ def _outcome(row: Mapping[str, Any]) -> str:
 def _table(source: RecordingSource) -> str:
     rows = []
     for i, row in enumerate(source.provenances):
-        changed = ", ".join(f"{escape(str(why))}: {count}" for why, count in (row.get("changed") or {}).items())
         details = read_details(source, i)
         latency = details.get("latency_ms", np.zeros(0))
         rows.append(
             [
-                *(str(i), escape(str(row.get("seed", ""))), _outcome(row), escape(str(row.get("stopped") or ""))),
-                *(str(int(source.lengths[i])), str(row.get("commands", len(latency))), str(row.get("late", ""))),
-                *(f"{np.quantile(latency, 0.99):.1f}" if len(latency) else "", _commanded(row), changed),
+                *(str(i), escape(str(row.get("seed", ""))), _outcome(row), str(int(source.lengths[i]))),
+                *(str(row.get("commands", len(latency))), str(row.get("late", ""))),
+                *(f"{np.quantile(latency, 0.99):.1f}" if len(latency) else "", str(row.get("limited", ""))),
+                *(_commanded(row), f'<td class="words">{escape(str(row.get("stopped") or ""))}</td>'),
             ]
         )
-    heads = ("episode", "seed", "outcome", "stopped", "steps", "commands", "late", "p99 ms", "who", "limits changed")
+    heads = ("episode", "seed", "outcome", "steps", "commands", "late", "p99 ms", "limited", "who", "stopped")
     return f"<h2>Episodes</h2>{table(heads, rows, 'Episodes')}"
 
 
@@ -115,9 +116,10 @@ def _episode(source: RecordingSource, number_: int) -> str:
         figures.append(_figure(label, line_chart(curves, label, "seconds")))
     for spec in (s for s in source.sensors if s.kind == "vector"):
         values = part.streams[spec.name].reshape(length, -1)
-        curves = [Series(str(i), seconds, values[:, i].tolist(), f"s{i % 4}") for i in range(min(values.shape[1], 8))]
+        said = spec.names or tuple(map(str, range(values.shape[1])))
+        curves = [Series(said[i], seconds, values[:, i].tolist(), f"s{i % 4}") for i in range(min(len(said), 8))]
         figures.append(_figure(spec.name, line_chart(curves, spec.name, "seconds")))
-    if "latency_ms" in details and len(details["latency_ms"]):
+    if details.get("latency_ms", np.zeros(1)).max(initial=0.0) > 1e-3:  # in real time
         when = (details["time"] - details["time"][0]).tolist()
         late = Series("ms from its tick", when, details["latency_ms"].tolist(), "s3")
         figures.append(_figure("Commands", line_chart([late], "latency of the commands", "seconds")))
@@ -156,7 +158,8 @@ def _strip(row: Mapping[str, Any]) -> str:
         f'{int(count)} steps"></i>'
         for who, count in said
     )
-    return f'<div class="who">{bars}</div><p class="sub">{_commanded(row)} steps</p>'
+    changed = "".join(f"; {escape(str(why))} {count} times" for why, count in (row.get("changed") or {}).items())
+    return f'<div class="who">{bars}</div><p class="sub">steps: {_commanded(row)}{changed}</p>'
 
 
 def _pictures(source: RecordingSource, episode: int) -> str:

@@ -1,0 +1,186 @@
+"""The policy server: who may connect, what else answers at its port, and how much one client may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from prism_client import wire
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from prism.controller import ControllerConfig
+from prism.errors import PrismError
+from prism.sensors import SensorSpec
+from prism.serve.server import PolicyServer, RateLimit, ServerConfig, message_limit
+from tests.evaluation_fakes import PointPolicy
+from tests.policy_fakes import ACTION_DIM, small_policy
+from tests.server_fakes import CONTROLLER, OpenPi, see, serving
+
+
+def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_keys() -> None:
+    with serving(api_key="open-sesame") as server:
+        for key in (None, "open-sesamd", "x"):
+            with pytest.raises(InvalidStatus) as refused:
+                OpenPi(server.port, key)
+            assert refused.value.response.status_code == 401
+        with OpenPi(server.port, "open-sesame") as client:
+            assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
+        assert get(server.port, "/healthz") == (200, "OK\n")
+        assert get(server.port, "/metrics")[0] == 401
+        status, text = get(server.port, "/metrics", {"Authorization": "Api-Key open-sesame"})
+        assert status == 200
+        assert 'prism_connections_total{result="unauthorized"} 3' in text
+        with connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
+            assert json.loads(viewer.recv(timeout=10))["locked"]
+            viewer.send(json.dumps({"key": "wrong"}))
+            with pytest.raises(ConnectionClosed):
+                viewer.recv(timeout=10)
+        with connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
+            viewer.recv(timeout=10)
+            viewer.send(json.dumps({"key": "open-sesame"}))
+            assert "clients" in json.loads(viewer.recv(timeout=10))
+    assert "sesame" not in repr(server.config)
+
+
+def test_pages_of_other_sites_may_not_look() -> None:
+    with serving() as server:
+        here = f"127.0.0.1:{server.port}"
+        for origin, host in (("http://evil.example", here), (f"http://evil.example:{server.port}", None)):
+            headers = {"Origin": origin}
+            uri = f"ws://{here}/live"
+            with pytest.raises(InvalidStatus) as refused, connect(uri, additional_headers=headers) as _:
+                pass
+            assert refused.value.response.status_code == 403, host
+        with connect(f"ws://{here}/live", additional_headers={"Origin": f"http://{here}"}) as viewer:
+            assert "hello" in json.loads(viewer.recv(timeout=10))
+        # A foreign name that was made to resolve to this computer.
+        with socket.create_connection(("127.0.0.1", server.port)) as raw:
+            raw.sendall(
+                b"GET /live HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\nUpgrade: websocket\r\n"
+                b"Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                b"Sec-WebSocket-Version: 13\r\n\r\n"
+            )
+            assert b"403" in raw.recv(1000)
+
+
+def test_http_beside_the_websocket() -> None:
+    with serving() as server, OpenPi(server.port) as client:
+        client.infer(see())
+        assert get(server.port, "/healthz") == (200, "OK\n")
+        status, text = get(server.port, "/metrics")
+        assert status == 200
+        lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert lines["prism_clients"] == "1"
+        assert lines['prism_requests_total{kind="plan"}'] == "1"
+        assert lines['prism_request_seconds_bucket{le="+Inf"}'] == lines["prism_request_seconds_count"] == "1"
+        for path, words in (("/", "<title>PRISM live"), ("/live.js", "WebSocket"), ("/live.css", "--accent")):
+            status, text = get(server.port, path)
+            assert status == 200
+            assert words in text
+            assert "http://" not in text.replace("http://www.w3.org", "")  # nothing from elsewhere
+        assert get(server.port, "/etc/passwd")[0] == 404
+        assert get(server.port, "/../live.py")[0] == 404
+
+
+def test_more_clients_than_allowed_are_turned_away() -> None:
+    with serving(max_clients=1) as server:
+        with OpenPi(server.port), pytest.raises(InvalidStatus) as refused:
+            OpenPi(server.port)
+        assert refused.value.response.status_code == 503
+        deadline = time.monotonic() + 5
+        while server.metrics.clients and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with OpenPi(server.port) as client:
+            client.infer(see())
+
+
+def test_a_silent_client_is_closed() -> None:
+    with serving(idle_timeout=0.2) as server, OpenPi(server.port) as client:
+        with pytest.raises(ConnectionClosed) as closed:
+            client.socket.recv(timeout=10)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.reason == "idle"
+
+
+def test_a_client_that_stops_reading_is_dropped_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="prism")
+    policy = PointPolicy(pred_horizon=4096)  # replies of 32 KiB
+    point = {"proprio": np.zeros(2, np.float32), "goal": np.ones(2, np.float32)}
+    frame = wire.pack(point)
+    with serving(policy, write_timeout=0.3, rate=0.0) as server, OpenPi(server.port) as other:
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            raw.connect(("127.0.0.1", server.port))
+            raw.sendall(
+                b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+            )
+            masked = bytes([0x82, 0x80 | 126]) + len(frame).to_bytes(2, "big") + b"\0\0\0\0" + frame
+            raw.setblocking(False)
+            deadline = time.monotonic() + 20
+            while not server.metrics.errors["slow_reader"] and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):  # full, until the server gives it up
+                    raw.send(masked * 100)
+                time.sleep(0.01)
+        assert other.infer(point)["actions"].shape == (4096, 2)
+    assert server.metrics.errors["slow_reader"] == 1
+    assert "it did not read its replies" in caplog.text
+
+
+def test_the_rate_limit_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("prism.serve.server.time.monotonic", lambda: now[0])
+    limit = RateLimit(10.0)
+    assert [limit.delay() for _ in range(10)] == [0.0] * 10  # a second's worth at once
+    assert limit.delay() == pytest.approx(0.1)
+    assert limit.delay() == pytest.approx(0.2)
+    now[0] += 0.2
+    assert limit.delay() == pytest.approx(0.1)
+    now[0] += 100.0
+    assert limit.delay() == 0.0
+    assert RateLimit(0.0).delay() == 0.0
+
+
+def test_a_fast_client_waits_and_the_metrics_tell() -> None:
+    with serving(rate=2.0) as server, OpenPi(server.port) as client:
+        start = time.monotonic()
+        for _ in range(4):
+            client.infer(see())
+        assert time.monotonic() - start > 0.9
+        assert server.metrics.throttled > 0
+
+
+def test_bad_configurations_and_a_port_in_use_are_one_line() -> None:
+    for bad in ({"port": -1}, {"max_clients": 0}, {"rate": -1.0}, {"api_key": ""}, {"idle_timeout": 0.0}):
+        with pytest.raises(PrismError):
+            ServerConfig(**bad)
+    with serving() as server:
+        again = PolicyServer(small_policy(), CONTROLLER, ServerConfig(port=server.port))
+        with pytest.raises(PrismError, match="in use"):
+            asyncio.run(again.run(asyncio.Event()))
+    with pytest.raises(PrismError, match=r"controller\.warm_start is not served: use --set warm_start=false"):
+        PolicyServer(small_policy(), ControllerConfig(exec_horizon=2, warm_start=True), ServerConfig())
+    with pytest.raises(PrismError, match="exceeds"):
+        PolicyServer(small_policy(), ControllerConfig(exec_horizon=99), ServerConfig())
+    assert message_limit((SensorSpec("c", "rgb", (480, 640, 3)),)) > 4 * 480 * 640 * 3
+    with pytest.raises(PrismError, match="word of the protocol"):
+        PolicyServer(small_policy(sensors=(SensorSpec("reset", "vector", (1,)),)), CONTROLLER, ServerConfig())
