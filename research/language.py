@@ -55,7 +55,7 @@ Played = dict[str, list[bool]]  # name of a measurement -> an entry an episode
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Written):
-    minutes: float = 2.0
+    minutes: float = 2.5
     """CPU minutes of the training."""
     demonstrations: int = 25
     """Of each command."""

@@ -28,7 +28,7 @@ class TextConfig:
     gates: bool = False  # the sentence also scales the features of the other sensors (FiLM): which of them count
     # vector sensors that describe so many things of one form, one after the other: the sentence picks some of them
     things: dict[str, int] = field(default_factory=dict)
-    picks: int = 4  # how many
+    picks: int = 8  # how many, one thing perhaps several times
     clip: str = "openai/clip-vit-base-patch32"  # paper, App. D: ViT-B/32; a local folder, or a name on the hub
     clip_features: int = 512  # what that model gives
 
