@@ -43,6 +43,7 @@ MODULES = {
     "ablations": "ablations",
     "demonstrations": "demonstrations",
     "selection": "selection",
+    "replan": "replan",
     "failures": "failures",
     "trends": "trends",
     "tables": "tables",

@@ -51,6 +51,31 @@ def test_executes_the_first_actions_of_each_plan_and_then_replans() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("horizon", "delay", "expected", "steps"),
+    [
+        # asked for 2 steps before it is due: a plan begins with its third action
+        (3, 2, [1.0, 1.01, 1.02, 2.02, 2.03, 2.04, 3.02, 3.03], [0, 3, 6]),
+        # later than T_a: the next one is asked for at once, the old one goes on until it is there
+        (1, 3, [1.0, 1.01, 1.02, 1.03, 2.03, 2.04, 2.05, 3.03], [0, 4, 7]),
+    ],
+)
+def test_a_late_plan_begins_where_time_has_gone_on(
+    horizon: int, delay: int, expected: list[float], steps: list[int]
+) -> None:
+    policy = IndexPolicy(pred_horizon=8)
+    config = ControllerConfig(exec_horizon=horizon, candidates=2, selection=FIRST, delay=delay)
+    controller = Controller(policy, config)
+    actions = [float(controller.act(see(t))[0]) for t in range(8)]
+    np.testing.assert_allclose(actions, expected, rtol=1e-6)
+    assert [replan.step for replan in controller.replans] == steps
+    controller.reset()
+    first = len(policy.seen) + 1
+    assert float(controller.act(see(0))[0]) == first  # nothing of the last episode comes late
+    with pytest.raises(PrismError, match="is over before the next one is there"):
+        Controller(policy, replace(config, delay=5))
+
+
 @pytest.mark.parametrize("kind", ["absolute", "delta"])
 @pytest.mark.parametrize(("restless", "moves_at"), [(0, None), (2, 2), (3, 3)])
 def test_a_robot_that_waits_takes_a_draw_as_it_comes(kind: str, restless: int, moves_at: int | None) -> None:

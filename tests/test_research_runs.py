@@ -23,6 +23,7 @@ from research import (
     demonstrations,
     failures,
     modality_dropout,
+    replan,
     selection,
     threshold,
 )
@@ -120,6 +121,21 @@ def test_selection_rules_are_measured_once_and_kept(run: Path, tmp_path: Path, m
     selection.draw(study)
     with pytest.raises(PrismError, match="same weights"):
         selection.subjects((run, run))
+
+
+def test_a_late_plan_is_measured_in_real_time(run: Path, tmp_path: Path) -> None:
+    config = replan.Config(runs=(run,), work=tmp_path, exec_horizons=(8, 16), delays=(0, 200), episodes=1)
+    study = replan.run(config, QUIET)
+    (row,) = study.figures["horizons"]  # a plan of 16 has no remainder to go on from: said, not averaged over
+    assert (row["method"], row["exec_horizon"], row["policies"]) == ("prism", 8, 1)
+    assert len(study.missing) == 1
+    assert "ta-16" in study.missing[0]
+    assert [(row["way"], row["delay"]) for row in study.figures["delays"]] == [
+        (way, steps) for way in replan.WAYS for steps in (0, 2)
+    ]
+    assert replan.run(config, QUIET).figures == study.figures
+    replan.show(study, QUIET)
+    replan.draw(study)
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:

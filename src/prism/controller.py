@@ -51,10 +51,14 @@ class ControllerConfig:
     # The chosen plan gives way to the nearest one whose third differences, from the last executed actions on, are
     # small: see least_jerk. 0: off, as the paper. Grippers stay as they are.
     jerk_weight: float = 0.0
+    # Steps that a plan takes to be made: until then the old one goes on, and the new one begins that many steps in.
+    # 0: the world waits. For evaluations; on a robot the clock decides.
+    delay: int = 0
 
     def __post_init__(self) -> None:
         # Beyond 10 in `ensemble`, one plan alone counts.
-        numbers = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing jerk_weight", "[-10, 10]": "ensemble"}
+        numbers = {"[1, inf)": "exec_horizon candidates", "[-10, 10]": "ensemble"}
+        numbers |= {"[0, inf)": "smoothing jerk_weight delay"}
         check_numbers(self, "controller", numbers)
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
@@ -104,6 +108,12 @@ def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
         raise PrismError(
             f"controller.exec_horizon = {config.exec_horizon} exceeds the policy's pred_horizon = "
             f"{spec.pred_horizon}; use a smaller exec_horizon"
+        )
+    needed = config.delay + max(config.delay, config.exec_horizon) + config.selection.needs_overlap
+    if config.delay and needed > spec.pred_horizon:
+        raise PrismError(
+            f"controller.delay = {config.delay}: a plan of {spec.pred_horizon} actions is over before the next one is "
+            "there; use a smaller delay or exec_horizon"
         )
     selection = config.selection
     if selection.needs_overlap and config.exec_horizon >= spec.pred_horizon:
@@ -167,6 +177,7 @@ class Controller:
         self._rest = Rest(self.config.selection, self.scale)
         self._step = 0
         self._next = 0  # position in the current plan
+        self._late: tuple[int, NDArray[np.float32], float] | None = None  # a plan in the making: when, what, ms
         self._chosen: list[tuple[int, FloatArray]] = []  # ensemble only: first step and actions, oldest first
         self.replans = []
         self.last_plan = None
@@ -179,12 +190,20 @@ class Controller:
         The steps are public for those who sample elsewhere: a server in batches, a runtime in another thread.
         """
         self.observe(observation, ages)
-        if self.needs_plan:
+        if self._late is not None and self._step >= self._late[0]:
+            self.adopt(*self._late[1:])
+            self._late = None
+        wait = 0 if self.last_plan is None else self.config.delay
+        if self.last_plan is None or (self._late is None and self._next >= self.config.exec_horizon - wait):
             start = time.perf_counter()
             with torch.inference_mode():
                 sample = self._sample()
-            candidates = sample[0].float().cpu().numpy()  # (K, Tp, Da)
-            self.adopt(candidates, (time.perf_counter() - start) * 1e3)
+            candidates = sample[0].float().cpu().numpy()[:, wait:]  # (K, Tp, Da)
+            latency = (time.perf_counter() - start) * 1e3
+            if wait:
+                self._late = self._step + wait, candidates, latency
+            else:
+                self.adopt(candidates, latency)
         return self.next_action()
 
     def _sample(self) -> torch.Tensor:
