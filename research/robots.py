@@ -3,6 +3,7 @@
 Try:
     prism train tabletop-insert-left --minutes 2
     python -m research robots runs/tabletop-insert-left --json robots.json
+    python -m research robots runs/stack --task tabletop-stack-blue --json stack.json
 
     run_success    of `prism run RUN --robot ur5e-twin`, its clock real
     eval_success   of `prism eval RUN`, the same seeds; `agree` is the share of episodes with the same outcome
@@ -39,6 +40,8 @@ from research.report import Written
 class Config(Written):
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run of `prism train` on a task of the tabletop."""
+    task: Annotated[str | None, arg(metavar="NAME")] = None
+    """Which of the tasks of a run that has several, or another than its own. Default: the run's."""
     episodes: int = 20
     """How many."""
     first_seed: int = 100_000
@@ -51,10 +54,10 @@ class Config(Written):
 
 def run(config: Config, console: Console) -> dict[str, Any]:
     trained = Run(config.run_folder)
-    options = (f"task={trained.task(None)}",)
-    played = trained.play(
-        EvalOptions(episodes=config.episodes, first_seed=config.first_seed, workers=1), progress=False
-    )
+    task = trained.task(config.task)
+    options = (f"task={task}",)
+    how = EvalOptions(task=task, episodes=config.episodes, first_seed=config.first_seed, workers=1)
+    played = trained.play(how, progress=False)
     expected = {episode.seed: episode.success for episode in played.episodes}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "episodes"
@@ -71,7 +74,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
     outcomes = {int(row["seed"]): bool(row["success"]) for row in rows}
     commands = sum(int(row["commands"]) for row in rows)
     return {
-        "task": trained.task(None),
+        "task": task,
         "run_success": sum(outcomes.values()) / config.episodes,
         "eval_success": sum(expected.values()) / config.episodes,
         "agree": sum(outcomes.get(seed, False) == success for seed, success in expected.items()) / config.episodes,

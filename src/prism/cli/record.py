@@ -76,6 +76,7 @@ class Record:
         from prism.robots.limits import read_limits
 
         need_client("prism record")
+        from prism.io.files import explain_write_errors
         from prism.robots.loop import Keys, TeleopCommander
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
@@ -100,7 +101,8 @@ class Record:
                 guard.close()
                 teleop.close()
                 if recording.episodes:
-                    self._finish(recording)
+                    with explain_write_errors(recording.path / "page.html", f"{recording.episodes} episodes are there"):
+                        self._finish(recording)
 
     def _record(self, guard: Guard, commander: Any, keys: Keys, recording: Recording) -> None:
         from prism.robots.loop import drive

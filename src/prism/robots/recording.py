@@ -35,7 +35,7 @@ from prism.data.formats.recording import COMMANDS, EPISODE, RecordingSource, is_
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.io.files import exclusive, hidden_beside, remove_leftovers, replace_file
+from prism.io.files import exclusive, explain_write_errors, hidden_beside, remove_leftovers, replace_file
 from prism.robots.base import Array, Robot
 from prism.robots.safety import Seen
 from prism.sensors import SensorSpec
@@ -189,7 +189,7 @@ class Trace:
 
 def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: Sequence[Array] | Array) -> Timed:
     if spec.kind != "audio":
-        return Timed(spec, stamps, np.stack(values))
+        return Timed(spec, stamps, values if isinstance(values, np.ndarray) else np.stack(values))
     size = spec.shape[0]  # the samples that end at the stamp
     chunks = np.full(len(values), size, np.int64)
     return Timed(spec, stamps - size / spec.sample_rate, np.concatenate(values), chunks=chunks)
@@ -249,7 +249,17 @@ class Recording:
         films: Mapping[str, FilmWriter] | None = None,
     ) -> Path:
         """The next episode, on disk when this returns; `details`: commands.npz beside it."""
-        finished = {name: film for name, writer in (films or {}).items() if (film := writer.close()) is not None}
+        with explain_write_errors(self.path, f"{self.episodes} episodes are there"):
+            return self._add(episode, provenance, details or {}, films or {})
+
+    def _add(
+        self,
+        episode: Episode,
+        provenance: Mapping[str, Any],
+        details: Mapping[str, Array],
+        films: Mapping[str, FilmWriter],
+    ) -> Path:
+        finished = {name: film for name, writer in films.items() if (film := writer.close()) is not None}
         numbers = [int(match[1]) for child in self.path.glob("episode-*") if (match := re.search(EPISODE, child.name))]
         target = self.path / f"episode-{max(numbers, default=-1) + 1:06d}"
         what = (self.sensors, self.robot.actions.dim, self.robot.fps, self.task)

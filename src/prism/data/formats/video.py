@@ -101,9 +101,10 @@ class VideoWriter:
             self._container = None
 
     def abandon(self) -> None:
-        if self._container is not None:
-            self._container.close()
-            self._container = None
+        container, self._container = self._container, None
+        if container is not None:
+            with suppress(self._av.FFmpegError):  # a full disk, which is why it is abandoned
+                container.close()
 
     def info(self) -> dict[str, Any]:
         return {
