@@ -139,9 +139,8 @@ def run(config: Config, console: Console) -> ModalityStudy:
 
 
 def conditions(sensors: Sequence[str], most: int = 2) -> list[Dropped]:
-    """Nothing dropped, each sensor, each pair; never all of them, for a robot without any sensor has no policy."""
-    sets = itertools.chain.from_iterable(itertools.combinations(sensors, count) for count in range(most + 1))
-    return [dropped for dropped in sets if len(dropped) < len(sensors)]
+    """Nothing dropped, each sensor, each pair."""
+    return list(itertools.chain.from_iterable(itertools.combinations(sensors, count) for count in range(most + 1)))
 
 
 @dataclass(frozen=True)
@@ -227,6 +226,7 @@ def study(
     chosen = tuple(names if sensors is None else sensors)
     if unknown := [name for name in chosen if name not in names]:
         raise PrismError(f"the policy has no sensor '{unknown[0]}' to drop; it has {', '.join(names)}")
+    # never all of them: a robot without any sensor has no policy
     sets = [dropped for dropped in conditions(chosen, most) if len(dropped) < len(names)]
     if len(sets) == 1:
         raise PrismError(f"the policy has one sensor, '{names[0]}': without it there is nothing to evaluate")
