@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
 from prism.distributed.rows import EachRandom, Random
+from prism.encoders.text import TextConfig
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
 from prism.methods.prism import PrismPolicy
@@ -154,6 +155,28 @@ class Broken(EagerBackend):
         if self.fail:
             raise RuntimeError("out of memory")
         return super().plan(steps, candidates, rng) + 0.5
+
+
+@pytest.mark.parametrize("text", [TextConfig(gates=True), TextConfig(things={"places": 3}, picks=1)])
+@pytest.mark.parametrize("name", ["eager", "onnx"])
+def test_a_sentence_counts_behind_a_back_end_too(text: TextConfig, name: str) -> None:
+    """What it makes of the other sensors is part of the fusion: a server that left it out would plan something else."""
+    if name == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnx")
+    sensors = (SensorSpec("places", "vector", (6,)), SensorSpec("text", "text", (16,)))
+    config = small_config()
+    policy = small_policy(dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, text=text)), sensors)
+    assert policy.encoder.gate is not None
+    with torch.no_grad():  # as after training: it starts as the identity
+        for parameter in policy.encoder.gate.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    _, agreement = load_backend(name, policy)
+    assert agreement.max_difference_scaled < 1e-3
+    plain = EagerBackend(policy)
+    features = torch.randn(4, sum(encoder.features for encoder in plain.encoders))
+    if policy.encoder.gate.features == features.shape[1]:
+        assert not torch.allclose(plain.fuse(features), policy.encoder.fusion(features), atol=1e-3)
 
 
 def test_eager_lays_the_weights_out_as_the_pictures_and_changes_only_rounding() -> None:

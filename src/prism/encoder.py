@@ -202,8 +202,13 @@ class Encoder(nn.Module):
             shape = (stream.shape[0], stream.shape[1])
             parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng, drawn))
         assert shape is not None
-        features = torch.cat(parts, dim=-1) if self.gate is None else self.gate(parts)
-        fused: Tensor = self.fusion(features).unflatten(0, shape)
+        return self.fuse(torch.cat(parts, dim=-1)).unflatten(0, shape)
+
+    def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
+        """The features of all sensors, in order, to one vector a time step."""
+        if self.gate is not None:
+            features = self.gate(features.split([encoder.features for encoder in self.encoders], dim=-1))
+        fused: Tensor = self.fusion(features)
         return fused
 
     def mix(self, steps: Float[Tensor, "B To F"]) -> Float[Tensor, "B S D"]:

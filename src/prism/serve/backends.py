@@ -63,8 +63,7 @@ class Backend(ABC):
 
     def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
         """Eq. 2: the features of all sensors, in order, to one vector a time step."""
-        fused: Tensor = self.policy.encoder.fusion(features)
-        return fused
+        return self.policy.encoder.fuse(features)
 
     def plan(self, steps: Float[Tensor, "B To W"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         """Normalised plans of K candidates a window of fused steps."""

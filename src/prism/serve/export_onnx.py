@@ -49,6 +49,17 @@ class SensorGraph(nn.Module):
         return self.encoder.encode(stream, None)
 
 
+class FusionGraph(nn.Module):
+    """features of all sensors -> a fused time step, with what a sentence makes of them."""
+
+    def __init__(self, policy: PrismPolicy) -> None:
+        super().__init__()
+        self.encoder = policy.encoder
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.encoder.fuse(features)
+
+
 class PlanGraph(nn.Module):
     """steps, latents -> plans: the context once, its keys and values once, all K candidates in one batch."""
 
@@ -76,7 +87,7 @@ def export_sensor(encoder: SensorEncoder) -> bytes:
 
 def export_fusion(policy: PrismPolicy) -> bytes:
     total = sum(encoder.features for encoder in sensor_encoders(policy))
-    return _export(policy.encoder.fusion, (torch.zeros(2, total),), ("features",), ("step",), ({0: "N"},))
+    return _export(FusionGraph(policy), (torch.zeros(2, total),), ("features",), ("step",), ({0: "N"},))
 
 
 def export_plan(policy: PrismPolicy) -> bytes:
@@ -90,7 +101,7 @@ def step_width(policy: PrismPolicy) -> int:
     """F: the width of one fused time step."""
     total = sum(encoder.features for encoder in sensor_encoders(policy))
     with torch.no_grad():
-        return int(policy.encoder.fusion(torch.zeros(1, total)).shape[1])
+        return int(policy.encoder.fuse(torch.zeros(1, total)).shape[1])
 
 
 def export_graphs(policy: ContextPolicy, progress: Callable[[str], None] = lambda graph: None) -> dict[str, bytes]:
