@@ -27,6 +27,7 @@ from prism.robots.base import Robot, make_robot
 from prism.robots.drivers.composed import DrivenRobot
 from prism.robots.drivers.parts import Axis, Part
 from prism.robots.drivers.rotation import from_reference, to_reference
+from prism.robots.drivers.talker import Talker
 from prism.robots.drivers.waypoints import Interpolator
 from prism.robots.limits import Limits
 from prism.robots.loop import Keys, drive
@@ -192,6 +193,33 @@ def test_all_parts_are_halted_before_one_is_waited_for() -> None:
         part.log = shared
     robot.stop()
     assert shared == ["halt"] * 3 + ["stop"] * 3
+
+
+# --------------------------------------------------------------------------------------------------- the one who talks
+
+
+def test_a_stop_wakes_the_one_who_talks_and_what_a_vendor_raises_is_a_fault() -> None:
+    said: list[str] = []
+
+    def cycle() -> None:
+        if talker.stopping and not talker.standing.is_set():
+            said.append("stand")
+            talker.standing.set()
+        elif not talker.stopping:
+            said.append("move")
+            raise RuntimeError("cable")
+
+    talker = Talker(1.0, cycle)  # once a second: a stop wakes it
+    talker.start("test")
+    talker.stop()
+    assert until(lambda: said == ["stand"])
+    assert talker.fault == ""
+    talker.prepare()
+    talker.wake()
+    assert until(lambda: "cable" in talker.fault)
+    talker.stop()
+    assert until(lambda: said[-1] == "stand"), "a fault does not end the thread"
+    talker.close()
 
 
 # --------------------------------------------------------------------------------------------------- between waypoints
