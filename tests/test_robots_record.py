@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 import subprocess
 import sys
@@ -116,29 +115,6 @@ def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
     robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
     with pytest.raises(PrismError, match="another task, rate"):
         Recording(recorded, robot, "tabletop-insert-left")
-
-
-def test_a_full_disk_is_one_line_and_what_is_finished_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from prism.data.formats import store_writer
-
-    real, done = store_writer.sync_folder, [0]
-
-    def full(path: Path) -> None:
-        done[0] += 1
-        if done[0] > 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(path)
-
-    monkeypatch.setattr(store_writer, "sync_folder", full)
-    path = tmp_path / "full"
-    assert main(["record", str(path), *TWIN, *SCRIPTED, "5"]) == 2
-    error = capsys.readouterr().err
-    assert f"{path} could not be written: the disk is full. 2 episodes are there; free some space" in error
-    assert len(error.strip().splitlines()) == 1
-    assert len(open_dataset(path).lengths) == 2
-    assert (path / "page.html").is_file()
 
 
 # ------------------------------------------------------------------ cameras

@@ -276,7 +276,7 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
             str(trained),
             "--robot",
             "ur6",
-        ): "unknown robot 'ur6': there are go2-twin, ur5e-twin; a real robot is a file",
+        ): "unknown robot 'ur6': there are go2-twin, ur5e-twin (a real robot is a file",
         ("run", str(trained), "--robot", "ur6.toml"): "ur6.toml: not found",
         ("run", str(trained)): "--robot NAME is missing",
         ("run", "--robot", "ur5e-twin"): "give a run folder or --server URL",

@@ -218,7 +218,7 @@ def make_robot(name: str, options: Sequence[str] = ()) -> Robot:
             raise PrismError(f"--option {options[0]}: a robot of a file has none; write it into {name}")
         return robot_from_file(Path(name))
     if name not in ROBOTS:
-        raise PrismError(f"{ROBOTS.unknown(name)}; a real robot is a file, as my_robot.toml (docs/howto/robots.md)")
+        raise PrismError(f"{ROBOTS.unknown(name)} (a real robot is a file, as my_robot.toml: docs/howto/robots.md)")
     make = ROBOTS[name]
     known = list(inspect.signature(make).parameters)
     given = {}
