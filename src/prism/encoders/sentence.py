@@ -2,8 +2,9 @@
 
 Gate    scales the features of the other sensors (FiLM)
 Picks   picks among things: a vector sensor may describe N things of one form, one after the other (N F,), and the
-        sentence picks H of them by attention. What follows sees the picked ones only, so what is learned of one
+        sentence says how much of each is in H sums. What follows sees the sums only, so what is learned of one
         thing holds for all: from 25 demonstrations of each of four commands, half the error on held-out ones.
+        No softmax: it saturates early, and a command whose thing no pick follows by then never sees it.
 
 Both see the sentence normalised, because an encoder of bytes begins with sentences that hardly differ.
 """
@@ -22,8 +23,6 @@ from prism.encoders.vision import Shift
 from prism.errors import PrismError
 from prism.normalize import Normalizer
 from prism.sensors import SensorSpec
-
-_SHARP = 4.0  # of the attention: a blend of two things is neither
 
 
 class ThingsEncoder(SensorEncoder):
@@ -90,11 +89,11 @@ class Picks(Join):
     def forward(self, parts: Sequence[Tensor]) -> Float[Tensor, "N F"]:
         said = self.said(parts)
         counts = [self.picks * things for things in self.things if things]
-        weights = iter((_SHARP * self.query(said)).split(counts, dim=-1))
+        weights = iter(self.query(said).split(counts, dim=-1))
         seen = []
         for part, text, things in zip(parts, self.told, self.things, strict=True):
             if things:
-                weight = next(weights).unflatten(-1, (self.picks, things)).softmax(-1)  # (N, H, things)
+                weight = next(weights).unflatten(-1, (self.picks, things))  # (N, H, things)
                 part = (weight @ part.unflatten(-1, (things, -1))).flatten(1)
             if not text:
                 seen.append(part)
