@@ -202,7 +202,8 @@ class Encoder(nn.Module):
             shape = (stream.shape[0], stream.shape[1])
             parts.append(encoder(stream.flatten(0, 1), present.flatten(), rng, drawn))
         assert shape is not None
-        return self.fuse(torch.cat(parts, dim=-1)).unflatten(0, shape)
+        steps: Tensor = self.fuse(torch.cat(parts, dim=-1)).unflatten(0, shape)
+        return steps
 
     def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
         """The features of all sensors, in order, to one vector a time step."""

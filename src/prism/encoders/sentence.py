@@ -44,7 +44,8 @@ class ThingsEncoder(SensorEncoder):
         scale = normalizer.scale(name)
         middle = normalizer.normalize_vector(name, torch.zeros_like(scale))  # of the training set, in deviations
         square = (scale.square() * (1.0 + middle.square())).view(self.things, -1).mean(0)
-        return (stream.float().unflatten(1, (self.things, -1)) / square.sqrt()).flatten(1)
+        scaled: Tensor = stream.float().unflatten(1, (self.things, -1)) / square.sqrt()
+        return scaled.flatten(1)
 
 
 class Join(nn.Module):
