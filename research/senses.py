@@ -327,7 +327,7 @@ def write_page(path: Path, study: Study) -> Path:
 
 def render(study: Study) -> str:
     settings = study.settings
-    lead = f"""Every policy trained for {settings["minutes"]:g} CPU minutes of one core, then {settings["episodes"]}
+    lead = f"""Every policy trained for {settings["minutes"]:g} CPU minute(s) of one core, then {settings["episodes"]}
 test episodes (at least {settings["dropped_episodes"]} where sensors are missing); with dropout twice as long. Lines are
 95 % intervals over training seeds and episodes."""
     if study.missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -142,6 +143,10 @@ def test_bars_cover_their_intervals_and_escape_names() -> None:
     assert min(positions) >= 0
     assert max(positions) <= 360
     assert bar_chart([], "it", "x") == ""
+    marked = bar_chart([Bar("a", 0.1, 0.0, 0.2)], "it", "x", percent=True, mark=0.9)
+    line = re.search(r'class="mark" x1="([\d.]+)"', marked)
+    assert line is not None
+    assert float(line[1]) <= 360, "what a bar is compared with is on the page"
     assert "0 %" in bar_chart([Bar("a", 0.0, 0.0, 0.0)], "it", "x", percent=True)
 
 

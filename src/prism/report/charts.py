@@ -253,11 +253,11 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar], label: str, x_label: str, percent: bool = False, mark: float | None = None) -> str:
-    """One row a bar, from 0; the axis covers all intervals. `mark`: a dashed line to compare with."""
+    """One row a bar, from 0; the axis covers all intervals and `mark`, a dashed line to compare with."""
     if not bars:
         return ""
-    low = min(0.0, *(bar.low for bar in bars), *(bar.value for bar in bars))
-    high = max(0.0, *(bar.high for bar in bars), *(bar.value for bar in bars))
+    low = min(0.0, *(bar.low for bar in bars), *(bar.value for bar in bars), mark or 0.0)
+    high = max(0.0, *(bar.high for bar in bars), *(bar.value for bar in bars), mark or 0.0)
     if high - low < 1e-9:
         low, high = low - 0.5, high + 0.5
     height = _ABOVE + _ROW * len(bars) + _BELOW
@@ -271,6 +271,8 @@ def bar_chart(bars: Sequence[Bar], label: str, x_label: str, percent: bool = Fal
         x = at(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_ABOVE}" y2="{base}"/>')
         parts.append(f'<text x="{x:.1f}" y="{base + 14}" text-anchor="middle">{_signed(tick, percent)}</text>')
+    if mark is not None:
+        parts.append(f'<line class="mark" x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{_ABOVE}" y2="{base}"/>')
     for i, bar in enumerate(bars):
         y = _ABOVE + _ROW * i
         middle = y + 18 + _BAR / 2
@@ -286,8 +288,6 @@ def bar_chart(bars: Sequence[Bar], label: str, x_label: str, percent: bool = Fal
             f'<line class="whisker" x1="{at(bar.low):.1f}" x2="{at(bar.high):.1f}" y1="{middle}" y2="{middle}"/>'
         )
     parts.append(f'<line class="axis" x1="{at(0):.1f}" x2="{at(0):.1f}" y1="{_ABOVE}" y2="{base}"/>')
-    if mark is not None:
-        parts.append(f'<line class="mark" x1="{at(mark):.1f}" x2="{at(mark):.1f}" y1="{_ABOVE}" y2="{base}"/>')
     parts.append(f'<text x="{_WIDTH / 2}" y="{height - 5}" text-anchor="middle">{escape(x_label)}</text>')
     said = "; ".join(f"{bar.name} {_signed(bar.value, percent)}" for bar in bars)
     return svg(parts, f"{label}: {said}", height)
