@@ -169,11 +169,12 @@ def test_step_limit(env: Env) -> None:
         pytest.skip("the same code as without pictures, and drawing is slow")
     env.reset(4)
     middle = (env.action_low + env.action_high) / 2
-    result = None
-    for step in range(env.max_steps):
-        result = env.step(middle)
-        assert result.done == (result.success or step == env.max_steps - 1)
-        assert not result.success, "doing nothing does not solve a task"
+    steps, result = 1, env.step(middle)
+    while not result.done:
+        steps, result = steps + 1, env.step(middle)
+    assert not result.success, "doing nothing does not solve a task"
+    gives_up = env.name.startswith("go2")  # an episode in which nothing moves for five seconds is over
+    assert steps < env.max_steps if gives_up else steps == env.max_steps
     with pytest.raises(PrismError, match="reset"):
         env.step(middle)
 

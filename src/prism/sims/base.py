@@ -36,7 +36,7 @@ class StepResult:
     observation: dict[str, Array]  # one time step of every sensor, as its spec says
     score: float  # the benchmark's own progress measure in [0, 1], best so far is what counts
     success: bool  # the benchmark's own rule, at this step
-    done: bool  # the episode ended (success where the benchmark stops there, or the step limit)
+    done: bool  # the episode ended (success where the benchmark stops there, nothing left to win, or the step limit)
 
 
 class Env(Protocol):
