@@ -33,7 +33,6 @@ import multiprocessing
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -296,11 +295,13 @@ def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int
         planner = RemotePlanner(f"ws://127.0.0.1:{line.port}", silence=0.03, timeout=0.5, retry_for=0.3)
         executor = Executor(planner, lost="stop", patience=0.4 / robot.rate, max_held=10)
         after = float(rng.uniform(0.3, 1.4))
+        over = threading.Event()  # an episode may end before its first command: then there is nothing to fail
 
         def fail() -> None:
-            time.sleep(after)
+            over.wait(after)
             while not robot.sent:
-                time.sleep(0.01)
+                if over.wait(0.01):
+                    return
             robot.at = robot.now()
             process.kill() if fault == "server" else line.cut.set()
 
@@ -310,6 +311,7 @@ def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int
             with steady(realtime=True):
                 drive(guard, PolicyCommander(executor), seed, _SECONDS, Operator(robot), trace)
         finally:
+            over.set()
             killer.join()
             line.close()
             planner.close()

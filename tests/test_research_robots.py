@@ -14,6 +14,7 @@ pytest.importorskip("prism_client")
 from prism.robots.base import make_robot
 from prism.robots.recording import Trace
 from prism.robots.safety import LATE, Guard
+from research import faults
 from research.__main__ import main
 from research.faults import FAULTS, Faulty
 from research.robots import beyond
@@ -31,6 +32,19 @@ def test_faults_has_its_keys(tmp_path: Path) -> None:
     assert {"p50", "p99", "max"} == set(found["stopped_in_ms"])
     assert main(["faults", "--json", str(out)]) == 2, "nothing is overwritten"
     assert main(["faults", "--count", "0"]) == 2
+
+
+def test_an_episode_that_ends_before_its_first_command_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that injects it waits for a command, and must not wait for ever."""
+    monkeypatch.setattr(faults.Operator, "pressed", lambda _operator, _wait=0.0: " ")
+    robot = Faulty(make_robot("ur5e-twin", ["realtime=true"]))
+    robot.connect()
+    guard = Guard(robot, robot.limits)
+    trace = faults.play_remote(robot, guard, np.random.default_rng(0), 0, "server")
+    guard.close()
+    assert robot.sent == []
+    assert robot.at == np.inf
+    assert len(trace) <= 1
 
 
 def test_no_episode_is_lost_by_a_kill(tmp_path: Path) -> None:
