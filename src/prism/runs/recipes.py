@@ -89,7 +89,8 @@ def controller_of(task: str) -> ControllerConfig:
 
 
 def state(task: str) -> Experiment:
-    """A task from 20 demonstrations of its scripted expert; vectors as inputs.
+    """A task from 20 demonstrations of its scripted expert, played with a little noise, so that they show how to come
+    back to the way; vectors as inputs. Short plans, made anew after two actions.
 
     Command: prism train metaworld-drawer-open && prism eval runs/metaworld-drawer-open --episodes 20
     Cost:    3 minutes of one core to train, seconds to record and evaluate.
@@ -97,10 +98,17 @@ def state(task: str) -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=20),
+        demonstrations=Demonstrations("expert", episodes=20, noise=0.1),
+        policy=short_plans(),
         train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
-        controller=controller_of(task),
+        controller=replace(controller_of(task), exec_horizon=2),
     )
+
+
+def short_plans() -> PrismConfig:
+    """Tiny with plans of 8 actions: half of a step's computing, and what comes later is planned anew anyway."""
+    tiny = table.tiny()
+    return replace(tiny, pred_horizon=8, encoder=replace(tiny.encoder, mix_width=256))
 
 
 def disturbed(task: str) -> Experiment:
@@ -166,10 +174,9 @@ def commanded(task: str) -> Experiment:
 def sensed_policy() -> PrismConfig:
     """Tiny, with small networks for depth and sound, which otherwise are two thirds of a step, and short plans: what
     comes after the reading that decides cannot be foreseen."""
-    tiny = table.tiny()
-    sound = replace(tiny.encoder.audio, mels=20, hop_ms=20.0, hidden=8, features=32)
-    small = replace(tiny.encoder, audio=sound, depth_widths=(16, 32, 32), depth_features=64, mix_width=256)
-    return replace(tiny, pred_horizon=8, encoder=small)
+    short = short_plans()
+    sound = replace(short.encoder.audio, mels=20, hop_ms=20.0, hidden=8, features=32)
+    return replace(short, encoder=replace(short.encoder, audio=sound, depth_widths=(16, 32, 32), depth_features=64))
 
 
 def loco(task: str) -> Experiment:
@@ -179,12 +186,11 @@ def loco(task: str) -> Experiment:
     Command: prism train go2-insert && prism eval runs/go2-insert --episodes 50
     Cost:    a minute to record, 5 minutes of one core to train.
     """
-    tiny = table.tiny()
     return Experiment(
         name=task,
         task=task,
         demonstrations=Demonstrations("expert", episodes=35, noise=0.015),
-        policy=replace(tiny, pred_horizon=8, encoder=replace(tiny.encoder, mix_width=256), observation_noise=0.005),
+        policy=replace(short_plans(), observation_noise=0.005),
         train=TrainConfig(minutes=5.0, val_fraction=0.0, threads=1, log_every=20),
         controller=replace(controller_of(task), exec_horizon=4),
         history=1,
