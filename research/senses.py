@@ -9,8 +9,8 @@ Three tasks of the tabletop (docs/reference/tabletop.md). Trainings have the sam
     all         PRISM with all senses
     without     PRISM trained without the sense that decides
     baselines   Diffusion Policy, Flow Matching and IMLE Policy with all senses
-    dropout     PRISM as it is, and trained with dropout (three times as long: it learns to do with less, too), with each
-                sensor and each pair missing at run time
+    dropout     PRISM as it is, and trained with dropout (three times as long: more to learn), with each sensor and
+                each pair missing at run time
 Every policy is a cell of the folder `work`: killed, the same command goes on; each part may have a process of its own.
 Cells that are not there are in `missing`, and a mean says how many seeds it is of.
 
@@ -332,8 +332,8 @@ def write_page(path: Path, study: Study) -> Path:
 def render(study: Study) -> str:
     settings = study.settings
     lead = f"""Every policy trained for {settings["minutes"]:g} CPU minute(s) of one core, then {settings["episodes"]}
-test episodes (at least {settings["dropped_episodes"]} where sensors are missing); with dropout {LONGER} times as long. Lines are
-95 % intervals over training seeds and episodes."""
+test episodes (at least {settings["dropped_episodes"]} where sensors are missing); with dropout {LONGER} times as long.
+Lines are 95 % intervals over training seeds and episodes."""
     if study.missing:
         lead += f" <b>{len(study.missing)} cells are missing</b>: a bar says how many seeds it is of."
     sections = "".join(_section(study, sense) for sense in study.figures["tasks"])
