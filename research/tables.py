@@ -150,8 +150,8 @@ def record(config: Config, work: Path, task: str, console: Console) -> None:
 
     folder = config.data(work, task)
     if not folder.exists():
-        own, workers = recipe(task).demonstrations, config.jobs
-        collect(task, config.count, folder, console=console, workers=workers, noise=own.noise, pushes=own.pushes)
+        noise = recipe(task).demonstrations.noise
+        collect(task, config.count, folder, noise=noise, console=console, workers=config.jobs)
 
 
 def summary(config: Config, done: Mapping[str, Comparison]) -> Study:

@@ -8,6 +8,7 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods.prism import PrismConfig
 from prism.methods.table import preset
+from prism.runs.demonstrations import Demonstrations
 
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:
@@ -43,3 +44,8 @@ def test_a_config_of_another_version_is_refused() -> None:
     data["objective"]["new_field"] = 1
     with pytest.raises(PrismError, match=r"config\.objective: unknown key 'new_field'"):
         from_json(PrismConfig, data)
+
+
+def test_a_key_that_was_retired_is_read_and_left_out() -> None:
+    old = to_json(Demonstrations("expert", noise=0.1)) | {"pushes": 0.0}
+    assert from_json(Demonstrations, old) == Demonstrations("expert", noise=0.1)

@@ -71,22 +71,6 @@ def test_noise_disturbs_what_happens_and_not_what_is_recorded() -> None:
     env.close()
 
 
-def test_a_push_is_several_steps_of_one_action_from_which_the_expert_comes_back() -> None:
-    env = MetaWorldEnv("button-press-topdown")
-    executed: list[NDArray[np.float32]] = []
-    step = env.step
-    env.step = lambda action: (executed.append(action), step(action))[1]  # type: ignore[method-assign,assignment]
-    pushed = demonstrate(env, MetaWorldExpert(env), 3, pushes=0.05)
-    other = np.abs(np.stack(executed) - pushed.actions).max(axis=1) > 1e-6
-    lengths = [len(run) for run in "".join("x" if one else " " for one in other).split()]
-    assert lengths
-    assert min(lengths[:-1], default=4) >= 4  # the last may be cut off by success
-    first = int(np.flatnonzero(other)[0])
-    assert all(np.array_equal(executed[first], executed[first + i]) for i in range(4))
-    assert pushed.success
-    env.close()
-
-
 class _Failing:
     """An expert that solves only every third start."""
 
@@ -165,12 +149,8 @@ def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest
     assert extended.provenance == whole.provenance
     for number in range(3):
         assert np.array_equal(extended.read(number).actions, whole.read(number).actions)
-    with pytest.raises(
-        PrismError, match=r"noise 0\.1, pushes 0, --noise 0\.3 --pushes 0 was asked for: use it as it is"
-    ):
+    with pytest.raises(PrismError, match=r"with noise 0\.1, --noise 0\.3 was asked for: use it as it is with --data"):
         record_if_missing(replace(wanted, noise=0.3), TASK, console)
-    with pytest.raises(PrismError, match=r"--noise 0\.1 --pushes 0\.05 was asked for"):
-        record_if_missing(replace(wanted, pushes=0.05), TASK, console)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     with pytest.raises(PrismError, match="is no recording of `prism data collect"):

@@ -40,8 +40,6 @@ class Collect(CalvinOption):
     """Of the first episode; each one has its own; default: the task's, most often 0."""
     noise: float = 0.0
     """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
-    pushes: float = 0.0
-    """Chance in each step that a push begins, a random action for 4 to 10 steps: after it the expert has to recover."""
     failures: bool = False
     """Keep episodes that fail as well: --episodes attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
@@ -50,7 +48,7 @@ class Collect(CalvinOption):
     """Replace what is there."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise", "[0, 1]": "pushes"})
+        check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise"})
 
     def run(self) -> None:
         from rich.console import Console
@@ -73,7 +71,6 @@ class Collect(CalvinOption):
             overwrite=self.overwrite,
             workers=self.workers,
             noise=self.noise,
-            pushes=self.pushes,
             failures=self.failures,
         )
         print(

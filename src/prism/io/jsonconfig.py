@@ -26,14 +26,14 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[str, type] | None = None) -> T:
-    """Rebuild a dataclass; every key must be known, and there unless the field has a default.
+    """Rebuild a dataclass; every key must be known (or one of its `retired`), and there unless the field has a default.
 
     `kinds`: the class of a field that may hold any of several, by the field's name.
     """
     if not isinstance(data, dict):
         raise PrismError(f"{where}: expected an object with the fields of {kind.__name__}, found {type(data).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(data) - set(fields)):
+    if unknown := sorted(set(data) - set(fields) - set(getattr(kind, "retired", ()))):
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; {_OTHER}")
     none = dataclasses.MISSING
     needed = {name for name, field in fields.items() if field.default is none and field.default_factory is none}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from rich.console import Console
@@ -51,7 +51,6 @@ class Demonstrations:
     kind: Kind
     episodes: int = 20  # expert: how many to record
     noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
-    pushes: float = 0.0  # expert: chance a step that a push begins, a random action for 4 to 10 steps
     mirror: bool = False  # Push-T: each demonstration and its mirror image (prism_sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
     map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/formats/table.py); (): a guess, explained
@@ -70,11 +69,11 @@ class Demonstrations:
     next_actions: bool = False  # plans begin with the action of the next step: the paper's windows, as it writes them
     keep: tuple[str, ...] = ()  # only these sensors; (): all
     parts: tuple[Part, ...] = ()  # of a mixture
+    retired: ClassVar[tuple[str, ...]] = ("pushes",)  # keys of older runs, which are read and mean nothing
 
     def __post_init__(self) -> None:
         check_choices(self, "demonstrations")
-        ranges = {"[1, inf)": "episodes count", "[0, inf)": "noise", "[0, 1]": "pushes"}
-        ranges |= {"(0, inf)": "fps tolerance", "(0, 1]": "fraction"}
+        ranges = {"[1, inf)": "episodes count", "[0, inf)": "noise", "(0, inf)": "fps tolerance", "(0, 1]": "fraction"}
         check_numbers(self, "demonstrations", ranges)
         if self.count is not None and self.fraction is not None:
             raise PrismError("demonstrations.count and demonstrations.fraction both say how much: give one of them")
@@ -252,8 +251,7 @@ def record_if_missing(config: Demonstrations, task: str, console: Console, worke
         what = f"{config.episodes - there} more to the {there}" if there else f"{config.episodes}"
         console.print(f"recording {what} demonstrations of {task} in {path}", highlight=False, soft_wrap=True)
         first = int(StoreSource(path).provenance["first_seed"]) if there else TASKS[task].first_seed
-        options: dict[str, Any] = {"workers": workers, "seed": first, "go_on": there > 0}
-        options |= {"noise": config.noise, "pushes": config.pushes}
+        options: dict[str, Any] = {"workers": workers, "noise": config.noise, "seed": first, "go_on": there > 0}
         collect(task, config.episodes, path, console=console, **options)
     else:
         more = f", {config.episodes} were asked for (fewer: --demonstrations N)" if there > config.episodes else ""
@@ -271,10 +269,9 @@ def _recorded(path: Path, task: str, config: Demonstrations) -> int:
         raise PrismError(f"{path} is no recording of `prism data collect {task}`: {use}, or move it away")
     if difference := other_simulator(task, made):
         raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or {use}")
-    found = (made["noise"], made.get("pushes", 0.0))
-    if found != (config.noise, config.pushes) or made.get("failures", False):
-        how = "with noise {:g}, pushes {:g}".format(*found) + (" and failures" if made.get("failures", False) else "")
-        asked = f"--noise {config.noise:g} --pushes {config.pushes:g}"
+    if made["noise"] != config.noise or made.get("failures", False):
+        how = f"with noise {made['noise']:g}" + (" and failures" if made.get("failures", False) else "")
+        asked = f"--noise {config.noise:g}"
         again = f"prism data collect {task} --episodes {config.episodes} {asked} --overwrite"
         raise PrismError(f"{path} was recorded {how}, {asked} was asked for: {use}, or record it again ({again})")
     return len(StoreSource(path).lengths)

@@ -48,7 +48,8 @@ class Env(Protocol):
 
     Optional: `recorded_sensors` and `record(observation)`, where a recording holds something else than what is shown
     (Push-T: the state, from which every variant's sensors follow; Task.as_shown turns it back); `rendering_hint()`, the
-    line that says why there are no pictures; `action_spec`, the names of an action's entries and its quaternions.
+    line that says why there are no pictures; `action_spec`, the names of an action's entries and its quaternions;
+    `disturb(action, noise, rng)`, what is executed of a demonstrated action (default: noise in each step; Go2: pushes).
     """
 
     name: str

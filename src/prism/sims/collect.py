@@ -34,7 +34,6 @@ from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import TASKS, make_env, make_expert
 
 _PATIENCE = 10  # attempts allowed per wanted episode
-_PUSH = (4, 10)  # steps that a push lasts
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,11 @@ class Attempt:
     actions: NDArray[np.float32]
 
 
-def demonstrate(
-    env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False, pushes: float = 0.0
-) -> Attempt:
+def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False) -> Attempt:
     """One attempt; what was seen in a failure is kept only if `failures`.
 
-    With noise or pushes, the disturbed action is executed and the expert's own is recorded, so that the demonstrations
-    show how to recover. Noise is in units of half the action range, or the environment's own (`disturb`). `pushes` is
-    the chance that one begins in a step: a random action, executed for some steps.
+    With noise, the disturbed action is executed and the expert's own is recorded, so that the demonstrations show how
+    to recover. Noise is in units of half the action range; an environment may do otherwise (`Env.disturb`).
     """
     observation = env.reset(seed)
     expert.reset(seed)
@@ -87,19 +83,11 @@ def demonstrate(
     record: Callable[[dict[str, Array]], dict[str, Array]] = getattr(env, "record", lambda shown: shown)
     rows: list[dict[str, Array]] = []
     actions: list[NDArray[np.float32]] = []
-    push, left = np.zeros(env.action_dim), 0
     while True:
         action = np.clip(expert.act(), env.action_low, env.action_high)
         rows.append(record(observation))
         actions.append(action)
-        executed = action
-        if noise > 0.0:
-            executed = disturb(action, noise, rng).astype(np.float32)
-        if pushes > 0.0 and not left and rng.random() < pushes:
-            push, left = rng.uniform(env.action_low, env.action_high), int(rng.integers(*_PUSH, endpoint=True))
-        if left:
-            executed, left = push.astype(np.float32), left - 1
-        result = env.step(executed)
+        result = env.step(disturb(action, noise, rng).astype(np.float32) if noise > 0.0 else action)
         observation = result.observation
         if result.done:
             break
@@ -157,7 +145,6 @@ def _attempt(task: str, seed: int, *how: Any) -> Attempt:
 def collect(
     task: str, episodes: int, path: Path, *, seed: int = 0, console: Console | None = None, overwrite: bool = False,
     workers: int | None = None, noise: float = 0.0, failures: bool = False, go_on: bool = False,
-    pushes: float = 0.0,
 ) -> Collected:  # fmt: skip
     """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
 
@@ -177,7 +164,7 @@ def collect(
     make_expert(task, probe)
     probe.close()
 
-    provenance = settings(task, episodes, seed, noise, failures, pushes)
+    provenance = settings(task, episodes, seed, noise, failures)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
     attempts = successes = steps = 0
@@ -190,7 +177,7 @@ def collect(
                 episode = there.read(number)
                 writer.add(episode.streams, episode.actions, episode.present)
         shown = bar.add_task(f"{task}: demonstrations", total=episodes, completed=writer.episodes)
-        source = _attempts(task, range(seed + attempts, last), workers, noise, failures, pushes)
+        source = _attempts(task, range(seed + attempts, last), workers, noise, failures)
         try:
             for attempt in source:
                 attempts += 1
@@ -210,17 +197,15 @@ def collect(
     return Collected(Path(path), episodes, attempts, successes, steps)
 
 
-def settings(task: str, episodes: int, seed: int, noise: float, failures: bool, pushes: float = 0.0) -> dict[str, Any]:
+def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) -> dict[str, Any]:
     """What determines a recording, as its provenance says it."""
     return {
         "by": "prism data collect",
         "command": f"prism data collect {task} --episodes {episodes} --seed {seed}"
         + (f" --noise {noise:g}" if noise else "")
-        + (f" --pushes {pushes:g}" if pushes else "")
         + (" --failures" if failures else ""),
         "first_seed": seed,
         "noise": noise,
-        **({"pushes": pushes} if pushes else {}),
         "failures": failures,
         "versions": _versions(task),
     }
