@@ -1,4 +1,4 @@
-"""prism record on the twin, as a user types it: episodes, films, pages, LeRobot."""
+"""prism record on the twin, as a user types it: episodes, films (of prism run too), pages, LeRobot."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from prism.errors import PrismError
 from prism.robots.base import ROBOTS, Reading, Robot, make_robot
 from prism.robots.recording import Recording
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
+from tests.test_report_rerun import FakeRerun
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
 TASK = ("--robot", "ur5e-twin", "--option", "realtime=false", "rate=10")  # the tabletop itself
@@ -247,5 +248,85 @@ def test_films_survive_kill_9(tmp_path: Path) -> None:
             for episode in range(there, len(source.lengths)):
                 assert source.read(episode).streams["rgb_eye"].shape[0] == source.lengths[episode]
             there = len(source.lengths)
+    with Recording(path, make_seeing(), "tabletop-insert-left").alone():
+        assert not list(path.glob(".tmp*"))
+
+
+# ------------------------------------------------------------------ cameras of prism run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that sees the camera; it has learned nothing."""
+    path = tmp_path_factory.mktemp("seeing")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ROBOTS._rows, "seeing", make_seeing)
+        assert main(["record", str(path / "data"), "--robot", "seeing", *SCRIPTED, "1"]) == 0
+    small = ("--set", "policy.obs_horizon=1", "policy.pred_horizon=8", "controller.exec_horizon=4")
+    assert main(["train", str(path / "data"), "--steps", "2", "--out", str(path / "run"), *small]) == 0
+    return path / "run"
+
+
+def test_a_run_is_filmed_as_a_recording_is(
+    seeing: tuple[str, ...], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second of the policy, then the script: episodes, their report, a replay, corrections, the viewer."""
+    pytest.importorskip("av")
+    fake, film, raw = FakeRerun(), tmp_path / "film", tmp_path / "raw"
+    monkeypatch.setitem(sys.modules, "rerun", fake)  # type: ignore[arg-type]
+    words = ["run", str(trained), *seeing[:2], "--episodes", "2", "--seconds", "3", "--teleop", "scripted"]
+    assert main([*words, "--out", str(film), "--rerun", str(tmp_path / "run.rrd")]) == 0
+    assert main([*words, "--out", str(raw), "--no-video"]) == 0
+    ours, theirs = RecordingSource(film), RecordingSource(raw)
+    for number in range(2):
+        folder = f"episode-{number:06d}"
+        assert (film / folder / "rgb_eye.mp4").is_file()
+        assert not (film / folder / "rgb_eye.npy").exists()
+        assert (raw / folder / "rgb_eye.npy").is_file()
+        one, other = ours.read(number), theirs.read(number)
+        assert np.array_equal(one.actions, other.actions)
+        away = np.abs(one.streams["rgb_eye"].astype(int) - other.streams["rgb_eye"].astype(int))
+        assert away.mean() < 3, "another frame: more than 6"
+    pictures = [what for entity, what, static, _ in fake.logged if entity == "sensors/rgb_eye" and not static]
+    assert len(pictures) == ours.lengths.sum(), "the viewer gets pictures, not numbers of frames"
+    mended, plain = (RecordingSource(path.with_name(f"{path.name}-corrections")) for path in (film, raw))
+    assert mended.lengths.tolist() == plain.lengths.tolist()
+    for number in range(len(mended.lengths)):
+        away = mended.read(number).streams["rgb_eye"].astype(int) - plain.read(number).streams["rgb_eye"].astype(int)
+        assert np.abs(away).mean() < 3
+    assert (mended.folder(0) / "rgb_eye.mp4").samefile(film / "episode-000000" / "rgb_eye.mp4"), "in no more space"
+    assert not [child.name for child in film.iterdir() if child.name.startswith(".tmp")]
+    assert main(["report", str(film)]) == 0
+    assert (film / "report.html").read_text().count("rgb_eye, ") >= 12, "six pictures an episode"
+    again = ["--replay", str(film / "episode-000000"), "--seconds", "3", "--out", str(tmp_path / "again")]
+    assert main(["run", *seeing[:2], *again]) == 0
+    first, second = (source.read(0).streams["rgb_eye"] for source in (ours, RecordingSource(tmp_path / "again")))
+    shown = min(len(first), len(second))
+    assert np.abs(first[:shown].astype(int) - second[:shown].astype(int)).mean() < 3
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_films_of_a_run_survive(how: signal.Signals, trained: Path, tmp_path: Path) -> None:
+    """kill -9 loses the episode that is being driven and no other; Ctrl-C keeps what there is of that one too."""
+    pytest.importorskip("av")
+    path = tmp_path / "o"
+    run = ["run", str(trained), "--robot", "seeing", "--out", str(path), "--seconds"]
+    words = [sys.executable, "-c", KILLED, *run, "6", "--episodes", "500"]
+    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("episode 2 "):
+            break
+    while not list(path.glob(".tmp*/rgb_eye.mp4")):  # the next one is being filmed
+        assert process.poll() is None
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -9)
+    source = RecordingSource(path)
+    assert len(source.lengths) >= 2, "an episode that was said to be recorded is gone"
+    for episode in range(len(source.lengths)):
+        assert source.read(episode).streams["rgb_eye"].shape[0] == source.lengths[episode]
+    stopped = [said["stopped"] for said in source.provenances]
+    assert ("by the operator" in stopped) == (how == signal.SIGINT)
     with Recording(path, make_seeing(), "tabletop-insert-left").alone():
         assert not list(path.glob(".tmp*"))

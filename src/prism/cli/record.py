@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,6 @@ from prism.errors import PrismError
 
 if TYPE_CHECKING:
     from prism.data.align import Gaps
-    from prism.robots.base import Robot
     from prism.robots.loop import Keys, Outcome
     from prism.robots.recording import Recording, Trace
     from prism.robots.safety import Guard
@@ -106,10 +104,10 @@ class Record:
 
     def _record(self, guard: Guard, commander: Any, keys: Keys, recording: Recording) -> None:
         from prism.robots.loop import drive
-        from prism.robots.recording import Trace
+        from prism.robots.recording import Trace, choose_films
 
         robot, kept, attempts = guard.robot, 0, 0
-        cameras = self._cameras(robot)
+        cameras = choose_films(robot, self.no_video)
         seed = recording.next_seed() if self.first_seed is None else self.first_seed
         polls = max(1, round(max(spec.fps or robot.rate for spec in robot.sensors) / robot.rate))
         while kept < self.episodes:
@@ -133,17 +131,6 @@ class Record:
             else:
                 print(f"seed {seed}: {verdict}" + (f" ({end.stopped})" if end.stopped else ""))
             seed += verdict != "redo"
-
-    def _cameras(self, robot: Robot) -> list[str]:
-        """Which become video, and say so."""
-        cameras = [spec.name for spec in robot.sensors if spec.kind == "rgb"]
-        if not cameras or self.no_video:
-            return []
-        if find_spec("av") is None:
-            print("cameras are kept pixel by pixel; as video they are smaller: pip install 'prism-policy[data]'")
-            return []
-        print(f"as video, compressed meanwhile (--no-video keeps every pixel): {', '.join(cameras)}")
-        return cameras
 
     def _verdict(self, end: Outcome, trace: Trace, keys: Keys) -> Literal["keep", "discard", "redo"]:
         pressed = end.keys

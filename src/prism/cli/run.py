@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from prism_client import Planner
 
     from prism.controller import ControllerConfig
+    from prism.data.formats.film import FilmWriter
     from prism.report.rerun_log import RerunLog
     from prism.robots.base import Robot
     from prism.robots.limits import Limits
-    from prism.robots.loop import Keys
-    from prism.robots.recording import Recording
+    from prism.robots.loop import Keys, Outcome
+    from prism.robots.recording import Recording, Trace
     from prism.robots.safety import Guard
     from prism.runs.run import Run as Trained
 
@@ -88,6 +89,8 @@ class Run:
     """Of the first episode: of the policy's random numbers, and of a twin's scene."""
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the episodes are recorded; they are added to those that are there. Default: RUN/robot."""
+    no_video: bool = False
+    """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
     json: OutputFile = None
     """Write what was measured to this file too."""
     rerun: OutputFile = None
@@ -128,6 +131,8 @@ class Run:
             stack.enter_context(_steady(robot))  # before the threads of a policy start: they go behind it, not last
             commander, needs = self._commander(robot, limits, keys, stack)
             recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
+            if recording is not None:
+                stack.enter_context(recording.alone())
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
             guard = Guard(robot, limits, needs, self.dry_run)
             robot.connect()
@@ -242,34 +247,19 @@ class Run:
     def _episodes(
         self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None, log: RerunLog | None
     ) -> None:
-        from prism.robots.loop import ask_success, drive
-        from prism.robots.recording import Trace
+        from prism.robots.recording import Trace, choose_films
 
-        robot, seconds = guard.robot, self.seconds or guard.robot.episode_seconds / self.slow
-        rows: list[dict[str, Any]] = []
+        robot, rows = guard.robot, list[dict[str, Any]]()
+        cameras = [] if recording is None else choose_films(robot, self.no_video)
         for number in range(self.episodes):
-            seed, trace = self._seed() + number, Trace(robot)
-            try:
-                end = drive(guard, commander, seed, seconds, keys, trace)
-            except KeyboardInterrupt:
-                guard.stop("by the operator")
-                self._keep(recording, log, trace, {"stopped": "by the operator", "seed": seed, "success": None})
-                raise
-            success = end.success
-            if success is None and not end.stopped and not self.dry_run:
-                success = ask_success(keys)
-            row = {
-                "seed": seed,
-                "success": success,
-                "stopped": end.stopped,
-                "commands": len(trace.latency_ms),
-                "late": trace.late(),
-                "limited": guard.changed,
-                "plans": commander.executor.stats.summary() if hasattr(commander, "executor") else {},
-            }
+            seed = self._seed() + number
+            filming: AbstractContextManager[dict[str, FilmWriter]] = (
+                nullcontext({}) if recording is None else recording.filming(cameras)
+            )
+            with filming as films:
+                end, row = self._episode(guard, commander, seed, keys, Trace(robot, films), recording, log)
             rows.append(row)
-            self._keep(recording, log, trace, row)
-            said = {True: "success", False: "failure", None: "not judged"}[success]
+            said = {True: "success", False: "failure", None: "not judged"}[row["success"]]
             print(
                 f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {row['commands']} commands, "
                 f"{row['late']} late, {guard.changed} limited" + (f"; stopped: {end.stopped}" if end.stopped else "")
@@ -280,6 +270,35 @@ class Run:
                 raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
         self._summarise(rows, robot, recording)
 
+    def _episode(
+        self, guard: Guard, commander: Any, seed: int, keys: Keys, trace: Trace, recording: Recording | None,
+        log: RerunLog | None,
+    ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
+        """One, recorded; and what is said of it."""
+        from prism.robots.loop import ask_success, drive
+
+        try:
+            seconds = self.seconds or guard.robot.episode_seconds / self.slow
+            end = drive(guard, commander, seed, seconds, keys, trace)
+        except KeyboardInterrupt:
+            guard.stop("by the operator")
+            self._keep(recording, log, trace, {"stopped": "by the operator", "seed": seed, "success": None})
+            raise
+        success = end.success
+        if success is None and not end.stopped and not self.dry_run:
+            success = ask_success(keys)
+        row = {
+            "seed": seed,
+            "success": success,
+            "stopped": end.stopped,
+            "commands": len(trace.latency_ms),
+            "late": trace.late(),
+            "limited": guard.changed,
+            "plans": commander.executor.stats.summary() if hasattr(commander, "executor") else {},
+        }
+        self._keep(recording, log, trace, row)
+        return end, row
+
     def _seed(self) -> int:
         if self.replay is None:
             return self.first_seed
@@ -288,21 +307,27 @@ class Run:
         seed = read_manifest(self.replay / MANIFEST).provenance.get("seed")
         return seed if isinstance(seed, int) else self.first_seed
 
-    def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Any, row: dict[str, Any]) -> None:
+    def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Trace, row: dict[str, Any]) -> None:
         if (recording is None and log is None) or len(trace) < 2:
             return
+        from prism.data.formats.store import StoreSource
+
         episode, gaps = trace.episode()
+        streams = episode.streams
+        if recording is not None:
+            by = str(self.run_folder or self.server or self.replay)
+            made_by = {"by": "prism run", "run": by, "robot": trace.robot.name}
+            told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "streams": trace.heard(gaps)}
+            times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
+            kept = recording.add(episode, {**made_by, **row, **told, **times}, trace.details(), trace.films)
+            mended = {**made_by, "seed": row["seed"], "commanded_by": "operator"}
+            for part in trace.corrections(episode):
+                self._corrections(trace.robot).add(part, mended, films=trace.films)
+            if log is not None and trace.films:
+                streams = StoreSource(kept).read(0).streams
         if log is not None:
-            log.episode(trace.robot, episode, trace.details(), f"seed {row['seed']}, success {row['success']}")
-        if recording is None:
-            return
-        by = str(self.run_folder or self.server or self.replay)
-        made_by = {"by": "prism run", "run": by, "robot": trace.robot.name}
-        told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "streams": trace.heard(gaps)}
-        times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
-        recording.add(episode, {**made_by, **row, **told, **times}, trace.details())
-        for part in trace.corrections(episode):
-            self._corrections(trace.robot).add(part, {**made_by, "seed": row["seed"], "commanded_by": "operator"})
+            said = f"seed {row['seed']}, success {row['success']}"
+            log.episode(trace.robot, replace(episode, streams=streams), trace.details(), said)
 
     def _corrections(self, robot: Robot) -> Recording:
         from prism.robots.recording import Recording

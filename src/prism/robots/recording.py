@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,18 @@ def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: Sequence[Array
     return Timed(spec, stamps - size / spec.sample_rate, np.concatenate(values), chunks=chunks)
 
 
+def choose_films(robot: Robot, no_video: bool) -> list[str]:
+    """Which cameras become video while they are recorded, and say so."""
+    cameras = [spec.name for spec in robot.sensors if spec.kind == "rgb"]
+    if not cameras or no_video:
+        return []
+    if find_spec("av") is None:
+        print("cameras are kept pixel by pixel; as video they are smaller: pip install 'prism-policy[data]'")
+        return []
+    print(f"as video, compressed meanwhile (--no-video keeps every pixel): {', '.join(cameras)}")
+    return cameras
+
+
 class Recording:
     """A dataset that episodes are added to. PrismError, before anything moves, where they would not fit it."""
 
@@ -230,6 +243,9 @@ class Recording:
     @contextmanager
     def filming(self, cameras: Collection[str]) -> Iterator[dict[str, FilmWriter]]:
         """For one episode: what compresses these cameras, in a hidden folder that is gone afterwards."""
+        if not cameras:
+            yield {}
+            return
         folder = hidden_beside(self.path / "films")
         folder.mkdir(parents=True)
         chosen = [spec for spec in self.robot.sensors if spec.name in cameras]
@@ -248,7 +264,8 @@ class Recording:
         details: Mapping[str, Array] | None = None,
         films: Mapping[str, FilmWriter] | None = None,
     ) -> Path:
-        """The next episode, on disk when this returns; `details`: commands.npz beside it."""
+        """The next episode, on disk when this returns; `details`: commands.npz beside it; `films`: where its frames are
+        (what other episodes are parts of may share one)."""
         with explain_write_errors(self.path, f"{self.episodes} episodes are there"):
             return self._add(episode, provenance, details or {}, films or {})
 

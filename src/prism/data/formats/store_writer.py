@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -95,7 +94,7 @@ class DatasetWriter(EpisodeWriter):
                 np.save(sums, self._checksums[name].result(), allow_pickle=False)
                 sync(sums)
         for name, film in self._films.items():
-            os.replace(film.file, self._temp / f"{name}.mp4")
+            film.link(self._temp / f"{name}.mp4")
         ends = np.array(self._ends[1:], np.int64)
         absent = tuple(sorted(self._absent))
         sizes = (self.sensors, self.action_dim, ends, self.provenance)
