@@ -115,6 +115,45 @@ def test_run_drives_and_records(trained: Path, tmp_path: Path, capsys: pytest.Ca
     assert "force: 45 N ('tactile')" in shown
 
 
+def test_the_policy_is_computed_where_it_was_asked_for(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a machine that believes it has a GPU: which device the weights are sent to. Without one: refused, at once."""
+    real, asked = Run.policy, []
+
+    def policy(run: Run, device: Any = "cpu", **more: Any) -> Any:
+        asked.append(str(device))
+        return real(run, "cpu", **more)
+
+    monkeypatch.setattr(Run, "policy", policy)
+    words = ["run", str(trained), *TWIN, "--seconds", "0.5", "--out", str(tmp_path / "o")]
+    for more in (
+        ["--device", "cuda"],
+        ["--device", "auto"],
+        ["--device", "cpu"],
+        [],
+        ["--device", "cuda", "--live", "0"],
+    ):
+        with monkeypatch.context() as gpu:
+            gpu.setattr(torch.cuda, "is_available", lambda: True)
+            assert main([*words, *more]) == 0, more
+    assert asked == ["cuda", "cuda", "cpu", "cuda", "cuda"]
+    assert len(RecordingSource(tmp_path / "o").lengths) == 5
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    capsys.readouterr()
+    for device, said in (
+        ("cuda", "PyTorch sees no cuda device here; use --device cpu"),
+        ("tpu", "is unknown: use auto"),
+    ):
+        assert main([*words, "--device", device]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["run", "--server", "ws://127.0.0.1:1", *TWIN, "--device", "cuda"]) == 2
+    assert "give them to prism serve" in capsys.readouterr().err
+    assert len(asked) == 5
+    assert main([*words, "--device", "auto"]) == 0
+    assert asked[5:] == ["cpu"]
+
+
 def test_plans_of_a_server_drive_the_robot(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("websockets")
     from tests.server_fakes import serving
