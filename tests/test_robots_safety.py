@@ -92,6 +92,45 @@ def test_a_robot_that_is_elsewhere_is_not_driven_on(asked: list[tuple[object, tu
         v = speed
 
 
+def test_limits_are_printed_in_their_units() -> None:
+    limits = Limits(position=((0.0, 1.0), (-1.0, 1.0)), speed=(0.5, 0.4), acceleration=(2.0, 3.0))
+    lines = limits.describe(("x", "base_vx"), ("m", "m/s"))
+    assert lines[:2] == ["x: 0 to 1 m, 0.5 m/s, 2 m/s2", "base_vx: -1 to 1 m/s, 0.4 m/s, 3 m/s2"]
+
+
+def test_which_limit_changed_a_command_is_said() -> None:
+    for asked, said in {
+        (0.0, 0.0, 0.0): (),
+        (50.0, 0.0, 0.0): ("limited by speed: x",),
+        (0.0, 0.035, 0.5): ("limited by jerk: y", "limited by speed: z"),
+        (0.0, 0.08, 0.0): ("limited by acceleration: y",),
+    }.items():
+        envelope = Envelope(space("delta"), LIMITS, RATE)
+        envelope.start(np.zeros(3))
+        assert envelope.limit(asked)[1] == said, asked
+    envelope = Envelope(space("delta"), LIMITS, RATE)
+    envelope.start(np.array([0.0, 0.0, LIMITS.position[2][1]]))
+    assert envelope.limit([0.0, 0.0, 1e-3])[1] == ("limited by position: z",)
+
+
+def test_a_gripper_that_is_more_than_closed_is_closed() -> None:
+    """A policy learns 1 and says 1.03: 1 is sent, and nothing was limited. 1.2 is, and any other number."""
+    hand = ActionSpace(ActionSpec(("x", "gripper"), kind="absolute"), ("m", ""))
+    limits = Limits(position=((0.0, 1.0), (-1.0, 1.0)))
+    for asked, sent, said in (
+        ((1.0, 1.03), (1.0, 1.0), ()),
+        ((1.0, -1.09), (1.0, -1.0), ()),
+        ((1.0, 1.2), (1.0, 1.0), ("limited by position: gripper",)),
+        ((1.01, 0.0), (1.0, 0.0), ("limited by position: x",)),
+    ):
+        envelope = Envelope(hand, limits, RATE)
+        envelope.start(np.array([0.5, 0.0]))
+        found, why = envelope.limit(asked)
+        assert found is not None
+        assert found.tolist() == pytest.approx(sent)
+        assert why == said
+
+
 def test_commands_within_the_limits_go_through_unchanged() -> None:
     envelope = Envelope(space("delta"), LIMITS, RATE)
     envelope.start(np.array([0.0, 0.0, 0.5]))

@@ -117,7 +117,7 @@ class Limits:
             parts = [f"{self.position[i][0]:g} to {self.position[i][1]:g} {unit}".rstrip()] if self.position else []
             for key, power in (("speed", "s"), ("acceleration", "s2"), ("jerk", "s3")):
                 if (most := getattr(self, key)) and most[i] < math.inf:
-                    parts.append(f"{most[i]:g} {unit}/{power}")
+                    parts.append(f"{most[i]:g} {unit.removesuffix('/s')}/{power}")
             lines.append(f"{name}: {', '.join(parts) or 'no limit'}")
         if self.workspace:
             lines.append("workspace: " + ", ".join(f"{low:g} to {high:g}" for low, high in self.workspace))

@@ -64,6 +64,11 @@ class Envelope:
         self._quaternions = space.spec.quaternions
         turned = [first + i for first in self._quaternions for i in range(4)]
         self._acceleration[turned] = self._jerk[turned] = math.inf  # their speed is that of the rotation
+        ended = np.isfinite(self._low) & np.isfinite(self._high)
+        self._slack = np.zeros(space.dim)  # a gripper that is told to be a little more than closed is closed
+        for i in (i for i in space.spec.grippers if ended[i]):
+            self._slack[i] = limits.margin * (self._high[i] - self._low[i])
+        self._cause = np.full(space.dim, "", "U12")  # of each dimension: the limit that changed the last command
         self.start(None)
 
     def start(self, pose: Vector | None) -> None:
@@ -89,6 +94,9 @@ class Envelope:
             told = np.flatnonzero(~self._absolute[: len(pose)] & np.isfinite(pose))
             self._x[told] = pose[told]
         wanted, why = self._understood(action)
+        if wanted is not None:
+            end = np.clip(wanted, self._low / self._scale, self._high / self._scale)
+            wanted = np.where(np.abs(end - wanted) * self._scale <= self._slack, end, wanted)
         if wanted is None and not np.isfinite(self._x[self._absolute]).all():
             return None, why
         asked = np.zeros(self._space.dim) if wanted is None else self._velocity_of(wanted)
@@ -97,9 +105,16 @@ class Envelope:
         if wanted is not None:
             moved = np.abs(sent - wanted) > 1e-6 * np.maximum(1.0, np.abs(wanted))
             sent = np.where(moved, sent, wanted).astype(np.float32)  # what is within the limits is not even rounded
-            names = ", ".join(self._space.name(i) for i in np.flatnonzero(moved)[:4])
-            why = (f"limited: {names}",) if names else ()
+            why = self._why(moved)
         return sent, why
+
+    def _why(self, moved: NDArray[np.bool_]) -> tuple[str, ...]:
+        """One for each limit: which, and the first dimensions that it changed."""
+        found = []
+        for cause in dict.fromkeys(self._cause[moved].tolist()):
+            names = [self._space.name(i) for i in np.flatnonzero(moved & (self._cause == cause))]
+            found.append(f"limited by {cause}: {', '.join(names[:4])}")
+        return tuple(found)
 
     def _understood(self, action: object) -> tuple[Vector | None, tuple[str, ...]]:
         if action is None:
@@ -127,6 +142,8 @@ class Envelope:
             low = np.maximum(self._v - most, np.minimum(self._v + (self._a - grown) * self._dt, brake))
             high = np.minimum(self._v + most, np.maximum(self._v + (self._a + grown) * self._dt, brake))
         wish = np.clip(np.clip(asked, low, high), -self._speed, self._speed)
+        grows = np.where(np.abs(asked - self._v) > most, "acceleration", "jerk")
+        self._cause = np.where(np.abs(asked) > self._speed, "speed", np.where(wish == asked, "position", grows))
         good = self._can_brake(wish)
         if good.all():
             return wish
@@ -169,6 +186,7 @@ class Envelope:
             new = new / length * (1.0 if float(old @ new) >= 0 else -1.0)
             half = math.acos(min(1.0, float(old @ new) / max(float(np.linalg.norm(old)), 1e-9)))
             share = min(1.0, self._speed[first] * self._dt / (2 * half)) if half > 1e-9 else 1.0
+            self._cause[part] = "speed"
             if half > 1e-9:
                 new = (math.sin((1 - share) * half) * old + math.sin(share * half) * new) / math.sin(half)
             x[part] = new / np.linalg.norm(new)
