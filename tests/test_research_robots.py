@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
+from prism.cli import main as command
 from prism.robots.base import make_robot
 from prism.robots.recording import Trace
 from prism.robots.safety import LATE, Guard
@@ -32,6 +33,22 @@ def test_faults_has_its_keys(tmp_path: Path) -> None:
     assert {"p50", "p99", "max"} == set(found["stopped_in_ms"])
     assert main(["faults", "--json", str(out)]) == 2, "nothing is overwritten"
     assert main(["faults", "--count", "0"]) == 2
+
+
+def test_robots_plays_the_bar_and_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies that have learned nothing, on the simulated clock: `prism run` and `prism eval` of each task."""
+    monkeypatch.chdir(tmp_path)
+    for task in ("tabletop-insert-left", "tabletop-stack-blue"):
+        assert command(["train", task, "--steps", "2", "--episodes", "10", "--out", f"runs/{task}"]) == 0
+    words = ["robots", "runs/tabletop-insert-left", "--episodes", "1", "--simulated"]
+    assert main([*words, "--beside", "runs/tabletop-stack-blue", "--json", "out.json"]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["task"], list(found["beside"])) == ("tabletop-insert-left", ["tabletop-stack-blue"])
+    for one in (found, found["beside"]["tabletop-stack-blue"]):
+        assert (one["run_success"], one["eval_success"], one["agree"]) == (0.0, 0.0, 1.0)
+        assert (one["late_share"], one["violations"]) == (0.0, 0)
+        assert one["commands"] > 20
+    assert main([*words, "--beside", "runs/tabletop-insert-left"]) == 2, "each task once"
 
 
 def test_an_episode_that_ends_before_its_first_command_has_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
