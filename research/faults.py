@@ -96,11 +96,12 @@ class Faulty(Robot):
 
     def prepare(self, seed: int) -> None:
         self.inner.prepare(seed)
-        self.sent, self.stopped_at, self._speed = [], np.inf, np.zeros(3)
+        self.sent, self.stopped_at, self._speed, self._asked = [], np.inf, np.zeros(3), self.inner.now()
         self._last = self.inner.read()
 
     def now(self) -> float:
-        return self.inner.now()
+        self._asked = self.inner.now()
+        return self._asked
 
     def wait(self, until: float) -> None:
         self.inner.wait(until)
@@ -139,10 +140,10 @@ class Faulty(Robot):
         speed = move * self.rate
         low, high = np.array(self.limits.position[:3]).T
         end = self.inner.read()["proprio"].value[:3].astype(np.float64) + move
-        # the guard has looked at the clock a little earlier: near LATE either beginning is right
-        waited = (self.now() - self.sent[-1][0]) * self.rate if self.sent else np.inf
-        starts = [np.zeros(3)] * (waited > LATE - 0.25) + [self._speed] * (waited < LATE + 0.25)
-        growth = min(float(np.max(np.abs(speed - start) / self.limits.acceleration[:3])) for start in starts)
+        now = self._asked  # by the guard, just before: on a busy computer it may be later by now
+        waited = (now - self.sent[-1][0]) * self.rate if self.sent else np.inf
+        start = np.zeros(3) if waited > LATE else self._speed
+        growth = float(np.max(np.abs(speed - start) / self.limits.acceleration[:3]))
         good = (
             bool(np.isfinite(command).all())
             and bool((np.abs(speed) <= np.array(self.limits.speed[:3]) + 1e-4).all())
@@ -151,11 +152,11 @@ class Faulty(Robot):
         )
         self.violations += not good
         self._speed = speed
-        self.sent.append((self.now(), float(np.abs(command[:3]).max())))
+        self.sent.append((now, float(np.abs(command[:3]).max())))
         self.inner.send(action)
 
     def stop(self) -> None:
-        self.stopped_at = min(self.stopped_at, self.now())
+        self.stopped_at = min(self.stopped_at, self.inner.now())
         self.inner.stop()
 
     def still_after(self, at: float) -> float | None:
@@ -238,7 +239,8 @@ class Wire:
         self.port = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -249,8 +251,9 @@ class Wire:
                 self._ends.append(far)
                 for a, b in ((near, far), (far, near)):
                     a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self._threads.append(threading.Thread(target=self._pass, args=(a, b), daemon=True))
-                    self._threads[-1].start()
+                    thread = threading.Thread(target=self._pass, args=(a, b), daemon=True)
+                    thread.start()
+                    self._threads.append(thread)
 
     def _pass(self, a: socket.socket, b: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -261,6 +264,9 @@ class Wire:
             b.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept()
+        self._accepting.join()
         self._listener.close()
         for end in self._ends:
             with contextlib.suppress(OSError):
@@ -273,10 +279,14 @@ class Wire:
 
 @contextlib.contextmanager
 def server() -> Iterator[tuple[Any, int]]:
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=serve, args=(there,), daemon=True)
+    context = multiprocessing.get_context("forkserver")  # a fork of this process might inherit a lock that is held
+    context.set_forkserver_preload([__name__])
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
     process.start()
     try:
+        if not here.poll(60.0):
+            raise PrismError("the server of the trial did not start within a minute")
         yield process, here.recv()
     finally:
         process.kill()
@@ -302,7 +312,7 @@ def play_remote(robot: Faulty, guard: Guard, rng: np.random.Generator, seed: int
             while not robot.sent:
                 if over.wait(0.01):
                     return
-            robot.at = robot.now()
+            robot.at = robot.inner.now()
             process.kill() if fault == "server" else line.cut.set()
 
         killer = threading.Thread(target=fail)
