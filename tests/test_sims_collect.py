@@ -17,9 +17,11 @@ from prism_sims.metaworld import MetaWorldEnv, MetaWorldExpert
 from prism_sims.pusht_features import PushTDemonstrations
 from rich.console import Console
 
+from prism import cli
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.runs.demonstrations import Demonstrations, record_if_missing
+from prism.runs.recipes import recipe
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
 from research import experts
@@ -43,7 +45,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path) -> None:
     assert source.lengths.sum() == alone.steps
     assert source.task == TASK
     assert source.provenance["attempts"] == alone.attempts
-    assert source.provenance["command"] == f"prism data collect {TASK} --episodes 3 --seed 5"
+    assert source.provenance["command"] == f"prism data collect {TASK} --episodes 3 --seed 5 --noise 0"
 
 
 def test_recorded_actions_replay(tmp_path: Path) -> None:
@@ -155,6 +157,16 @@ def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest
     foreign.mkdir()
     with pytest.raises(PrismError, match="is no recording of `prism data collect"):
         record_if_missing(replace(wanted, path=str(foreign)), TASK, console)
+
+
+def test_what_collect_records_is_what_train_learns_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["data", "collect", TASK, "--episodes", "2"]) == 0
+    assert StoreSource(tmp_path / "data" / TASK).provenance["noise"] == recipe(TASK).demonstrations.noise
+    assert cli.main(["train", TASK, "--episodes", "2", "--steps", "1"]) == 0
+    assert f"using the 2 demonstrations in data/{TASK}" in capfd.readouterr().err
 
 
 def test_failures_are_kept_when_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

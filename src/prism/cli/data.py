@@ -38,8 +38,9 @@ class Collect(CalvinOption):
     """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache."""
     seed: Annotated[int | None, option("N")] = None
     """Of the first episode; each one has its own; default: the task's, most often 0."""
-    noise: float = 0.0
-    """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range."""
+    noise: Annotated[float | None, option("N")] = None
+    """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range; default:
+    the task's, as `prism train TASK` has it."""
     failures: bool = False
     """Keep episodes that fail as well: --episodes attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
@@ -55,6 +56,7 @@ class Collect(CalvinOption):
 
         from prism.data.locate import DOWNLOADS
         from prism.runs.demonstrations import COLLECTED
+        from prism.runs.recipes import recipe
         from prism.sims.collect import collect
         from prism.sims.tasks import TASKS
 
@@ -70,7 +72,7 @@ class Collect(CalvinOption):
             console=Console(stderr=True),
             overwrite=self.overwrite,
             workers=self.workers,
-            noise=self.noise,
+            noise=recipe(self.task).demonstrations.noise if self.noise is None else self.noise,
             failures=self.failures,
         )
         print(

@@ -201,8 +201,7 @@ def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) 
     """What determines a recording, as its provenance says it."""
     return {
         "by": "prism data collect",
-        "command": f"prism data collect {task} --episodes {episodes} --seed {seed}"
-        + (f" --noise {noise:g}" if noise else "")
+        "command": f"prism data collect {task} --episodes {episodes} --seed {seed} --noise {noise:g}"
         + (" --failures" if failures else ""),
         "first_seed": seed,
         "noise": noise,
