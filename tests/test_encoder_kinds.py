@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from prism.bench.realtime import CALVIN
 from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.encoders.audio import AudioConfig, LogMel
@@ -28,14 +29,6 @@ from prism.types import Observation
 from tests.policy_fakes import random_batch, small_config, small_policy
 from tests.reference.audio import log_mel, triangles
 
-CALVIN = (
-    SensorSpec("rgb_static", "rgb", (200, 200, 3)),
-    SensorSpec("rgb_wrist", "rgb", (84, 84, 3)),
-    SensorSpec("depth_static", "depth", (200, 200), clip=(0.1, 6.0)),
-    SensorSpec("depth_wrist", "depth", (84, 84), clip=(0.01, 2.0)),
-    SensorSpec("tactile", "tactile", (160, 120, 6)),
-    SensorSpec("proprio", "vector", (15,)),
-)
 KINDS = (
     SensorSpec("force", "vector", (6,)),
     SensorSpec("rgb", "rgb", (24, 30, 3), crop=(20, 20), resize=(18, 18), random_shift=2),

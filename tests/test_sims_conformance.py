@@ -18,7 +18,7 @@ pytest.importorskip("gym_pusht")
 from prism_sims import metaworld, offscreen
 
 from prism.errors import PrismError
-from prism.sims.base import Array, Env, StepResult
+from prism.sims.base import Array, Env, StepResult, rendering_hint
 from prism.sims.tasks import make_env, make_expert, task_names
 
 SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
@@ -90,6 +90,13 @@ def rollout(env: Env, seed: int, steps: int) -> list[StepResult]:
         if results[-1].done:
             break
     return results
+
+
+def test_one_that_cannot_draw_here_names_the_remedy(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offscreen, "backend", lambda: None)
+    if not env.name.endswith(DRAWS_SLOWLY):
+        env.reset(0)
+        assert env.render() is not None or offscreen.INSTALL_LINE in str(rendering_hint(env))
 
 
 def test_specs_hold(env: Env) -> None:

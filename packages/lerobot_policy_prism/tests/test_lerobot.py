@@ -44,6 +44,24 @@ def lerobot(command: str, *words: str) -> str:
     return done.stdout + done.stderr
 
 
+def played(folder: Path, task: str, out: Path) -> dict[str, Any]:
+    """What lerobot-eval says of an episode of the task."""
+    lerobot(
+        "lerobot-eval",
+        f"--policy.path={folder}",
+        "--env.type=prism",
+        f"--env.task={task}",
+        "--seed=100000",
+        "--eval.n_episodes=1",
+        "--eval.batch_size=1",
+        "--policy.device=cpu",
+        f"--output_dir={out}",
+    )
+    overall: dict[str, Any] = json.loads((out / "eval_info.json").read_text())["overall"]
+    assert overall["n_episodes"] == 1
+    return overall
+
+
 def train(dataset: Path, out: Path, *words: str) -> Path:
     """lerobot-train --policy.type=prism on a dataset; the folder of the checkpoint."""
     lerobot(
@@ -298,21 +316,7 @@ def test_eval_plays_push_t(home: Path) -> None:
         capture_output=True,
     )
     folder = train(home / "pusht", home / "push", "--policy.anchor=observation.state")
-    out = home / "played"
-    lerobot(
-        "lerobot-eval",
-        f"--policy.path={folder}",
-        "--env.type=prism",
-        "--env.task=pusht",
-        "--seed=100000",
-        "--eval.n_episodes=1",
-        "--eval.batch_size=1",
-        "--policy.device=cpu",
-        f"--output_dir={out}",
-    )
-    played = json.loads((out / "eval_info.json").read_text())["overall"]
-    assert played["n_episodes"] == 1
-    assert 0 <= played["avg_max_reward"] <= 1
+    assert 0 <= played(folder, "pusht", home / "played")["avg_max_reward"] <= 1
     assert Run(home / "push").controller().policy.spec.obs_horizon == 2
 
 
@@ -329,21 +333,8 @@ def test_eval_plays_mujoco(home: Path, task: str) -> None:
     ):
         done = subprocess.run([str(BIN / "prism"), "data", *words], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
-    folder, out = train(dataset, home / f"{task}-run", "--steps=20"), home / f"{task}-played"
-    lerobot(
-        "lerobot-eval",
-        f"--policy.path={folder}",
-        "--env.type=prism",
-        f"--env.task={task}",
-        "--seed=100000",
-        "--eval.n_episodes=1",
-        "--eval.batch_size=1",
-        "--policy.device=cpu",
-        f"--output_dir={out}",
-    )
-    played = json.loads((out / "eval_info.json").read_text())["overall"]
-    assert played["n_episodes"] == 1
-    assert 0 <= played["pc_success"] <= 100
+    folder = train(dataset, home / f"{task}-run", "--steps=20")
+    assert 0 <= played(folder, task, home / f"{task}-played")["pc_success"] <= 100
 
 
 def test_robosuite_plays() -> None:

@@ -12,8 +12,8 @@ consistency distillation (Song et al. 2023), they all go to the end, and a secon
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,30 +23,20 @@ from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
 from prism.methods.context import Method
-from prism.methods.diffusion import DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
-from prism.methods.unet import Films, Student, UNetPolicy, UNetPolicyConfig
+from prism.methods.diffusion import DenoiserConfig, DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
+from prism.methods.unet import Films, Student, UNetPolicy
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.types import Batch
 
-if TYPE_CHECKING:
-    from prism.methods.prism import PrismConfig
-
 
 @dataclass(frozen=True)
-class ConsistencyConfig(UNetPolicyConfig):
+class ConsistencyConfig(DenoiserConfig):  # train_steps and clip are the teacher's
     method: ClassVar[str] = "consistency"
 
-    train_steps: int = 100  # T of the teacher
-    clip: float = 1.0  # the teacher's
     grid: int = 10  # DDIM steps of the teacher
     evaluations: int = 1
     denoising_weight: float = 0.1  # w
-
-    @classmethod
-    def sized(cls, prism: PrismConfig, size: str) -> Self:
-        config = super().sized(prism, size)  # bounded by the way from one position in [-1, 1] to another
-        return config if prism.anchor is None else replace(config, clip=2.0 / config.offset_scale)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,25 +38,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DiffusionConfig(UNetPolicyConfig):
-    method: ClassVar[str] = "diffusion"
+class DenoiserConfig(UNetPolicyConfig):
+    """Of the noise that is removed: Diffusion Policy, and what is distilled from one."""
 
     train_steps: int = 100  # T; published
-    prediction: Prediction = "epsilon"  # published; sample: the network gives the plan itself
-    sampler: Sampler = "ddim"
-    evaluations: int = 10  # NFE: forward passes a plan
-    spacing: Spacing = "leading"  # published; use trailing, or first_step, for one evaluation
     clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
-    # Falcon (Chen et al. 2025), with controller.warm_start: how many of the last evaluations are left where a plan
-    # starts from the old one; how far (mean, normalised) the network may want to leave it before it starts anew.
-    warm_evaluations: int = 3
-    warm_tolerance: float = 0.1
-    first_step: int | None = None  # where sampling starts; None: by the spacing
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> Self:
         config = super().sized(prism, size)  # bounded by the way from one position in [-1, 1] to another
         return config if prism.anchor is None else replace(config, clip=2.0 / config.offset_scale)
+
+
+@dataclass(frozen=True)
+class DiffusionConfig(DenoiserConfig):
+    method: ClassVar[str] = "diffusion"
+
+    prediction: Prediction = "epsilon"  # published; sample: the network gives the plan itself
+    sampler: Sampler = "ddim"
+    evaluations: int = 10  # NFE: forward passes a plan
+    spacing: Spacing = "leading"  # published; use trailing, or first_step, for one evaluation
+    # Falcon (Chen et al. 2025), with controller.warm_start: how many of the last evaluations are left where a plan
+    # starts from the old one; how far (mean, normalised) the network may want to leave it before it starts anew.
+    warm_evaluations: int = 3
+    warm_tolerance: float = 0.1
+    first_step: int | None = None  # where sampling starts; None: by the spacing
 
     def __post_init__(self) -> None:
         super().__post_init__()

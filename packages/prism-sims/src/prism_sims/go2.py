@@ -341,19 +341,18 @@ class Go2Env(MujocoEnv):
 
     # -- for people
 
-    def render(self) -> NDArray[np.uint8] | None:
+    def _make_renderer(self) -> offscreen.OffscreenRenderer:
         """The robot as it looks, from its right, in front of it."""
-        if offscreen.backend() is None:
-            return None
-        if self._renderer is None:
-            model = self._mj.MjModel.from_xml_string(parts.scene(self._things(), self.tool, meshes=True))
-            self._people = model, self._mj.MjData(model)
-            self._renderer = offscreen.OffscreenRenderer(model, 240, 320, self._view(), hidden=(3,))
+        model = self._mj.MjModel.from_xml_string(parts.scene(self._things(), self.tool, meshes=True))
+        self._people = model, self._mj.MjData(model)
+        return offscreen.OffscreenRenderer(model, 240, 320, self._view(), hidden=(3,))
+
+    def _drawn(self) -> tuple[Any, offscreen.View | None]:
         model, data = self._people
         model.body_pos[:], model.body_quat[:] = self.model.body_pos, self.model.body_quat
         data.qpos[:] = self.data.qpos
         self._mj.mj_forward(model, data)
-        return self._renderer.render(data, self._view())
+        return data, self._view()
 
     def _view(self) -> offscreen.View:
         middle = self.body("base") + np.array([0.25, 0.0, 0.0])

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Simulation
+from prism.sims.base import Array
 
 from prism_sims import offscreen
+from prism_sims.mujoco_env import DrawnEnv
 
 Variant = Literal["state", "pixels", "rgbd"]
 
@@ -111,7 +112,7 @@ def camera_specs(depth: bool, size: int = SIZE) -> tuple[SensorSpec, ...]:
     return tuple(specs)
 
 
-class MetaWorldEnv(Simulation):
+class MetaWorldEnv(DrawnEnv):
     """One MetaWorld task; sensor `proprio` (hand xyz, gripper opening), and
 
     state    object_state (second_object): where things are; privileged
@@ -133,7 +134,6 @@ class MetaWorldEnv(Simulation):
             raise PrismError(f"max_steps {max_steps} is out of range: 1 to {self._env.max_path_length} for {task}")
         self._objects = 2 if task in _TWO_OBJECTS else 1
         self._pristine = {name: getattr(self._env.model, name).copy() for name in _MODEL_ARRAYS}
-        self._cameras: offscreen.Cameras | None = None
         if variant == "state":
             second = SensorSpec("second_object", "vector", (12,))  # its own: one policy may learn several tasks
             shown = (SensorSpec("object_state", "vector", (15,)), *[second][: self._objects - 1])
@@ -141,7 +141,6 @@ class MetaWorldEnv(Simulation):
             shown, depth = camera_specs(variant == "rgbd", size), variant == "rgbd"
             self._env.model.camera(CAMERAS["static"]).pos[:] = _STATIC_AT
             self._cameras = offscreen.Cameras(self._env.model, (size, size), CAMERAS, depth, upside_down=("static",))
-        self._renderer: offscreen.OffscreenRenderer | None = None  # for people
         self._raw = np.zeros(39)
         sensors = (SensorSpec("proprio", "vector", (4,)), *shown)
         super().__init__(name, sensors, -np.ones(4), np.ones(4), FPS, max_steps)
@@ -183,21 +182,14 @@ class MetaWorldEnv(Simulation):
         self._need_episode("state()")
         return self._raw.copy()
 
-    def rendering_hint(self) -> str | None:
-        return offscreen.rendering_hint()
+    def _make_renderer(self) -> offscreen.OffscreenRenderer:
+        return offscreen.OffscreenRenderer(self._env.model, *_PICTURE, _VIEW)
 
-    def render(self) -> NDArray[np.uint8] | None:
-        if offscreen.backend() is None:
-            return None
-        if self._renderer is None:
-            self._renderer = offscreen.OffscreenRenderer(self._env.model, *_PICTURE, _VIEW)
-        return self._renderer.render(self._env.data)
+    def _drawn(self) -> tuple[Any, offscreen.View | None]:
+        return self._env.data, None
 
     def close(self) -> None:
-        for pictures in (self._renderer, self._cameras):
-            if pictures is not None:
-                pictures.close()
-        self._renderer = None
+        super().close()
         self._env.close()
 
 

@@ -36,9 +36,10 @@ from numpy.typing import NDArray
 from prism.data.episodes import EpisodeSource
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Simulation
+from prism.sims.base import Array
 
 from prism_sims import offscreen
+from prism_sims.mujoco_env import DrawnEnv
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 
 Variant = Literal["state", "pixels", "rgbd"]
@@ -185,7 +186,7 @@ def build(env_args: Mapping[str, Any]) -> Any:
         raise PrismError(f"env_args: {made} ({error})") from None
 
 
-class RobosuiteEnv(Simulation):
+class RobosuiteEnv(DrawnEnv):
     """One task; `variant` says which sensors it shows."""
 
     def __init__(
@@ -207,8 +208,6 @@ class RobosuiteEnv(Simulation):
         self._wrenches: list[NDArray[np.float64]] = []
         self._update_observables = self.sim_env._update_observables
         self.sim_env._update_observables = self._between_substeps
-        self._cameras: offscreen.Cameras | None = None
-        self._renderer: offscreen.OffscreenRenderer | None = None
         fps = float(self.env_args["env_kwargs"].get("control_freq", FPS))
         low, high = self.sim_env.action_spec
         super().__init__(name, self._sensors(), low, high, fps, max_steps or TASKS[task].max_steps)
@@ -342,22 +341,15 @@ class RobosuiteEnv(Simulation):
         packages = str(Path(load_robosuite().__file__).parent.parent)
         return str(self.sim_env.model.get_xml()).replace(packages + os.sep, "")
 
-    def rendering_hint(self) -> str | None:
-        return offscreen.rendering_hint()
+    def _make_renderer(self) -> offscreen.OffscreenRenderer:
+        model = self.sim_env.sim.model._model
+        return offscreen.OffscreenRenderer(model, *_PICTURE, self.static_camera, _COLLISION)
 
-    def render(self) -> NDArray[np.uint8] | None:
-        if offscreen.backend() is None:
-            return None
-        if self._renderer is None:
-            model = self.sim_env.sim.model._model
-            self._renderer = offscreen.OffscreenRenderer(model, *_PICTURE, self.static_camera, _COLLISION)
-        return self._renderer.render(self.sim_env.sim.data._data)
+    def _drawn(self) -> tuple[Any, offscreen.View | None]:
+        return self.sim_env.sim.data._data, None
 
     def close(self) -> None:
-        for pictures in (self._cameras, self._renderer):
-            if pictures is not None:
-                pictures.close()
-        self._cameras = self._renderer = None
+        super().close()
         self.sim_env.close()
 
 
@@ -387,7 +379,7 @@ def to_robomimic(
         )
     if provenance.get("noise"):
         raise PrismError(
-            f"{source.path}: was recorded with noise, so its actions do not lead through its states; collect without"
+            f"{source.path}: recorded with noise, its actions do not lead through its states; collect with --noise 0"
         )
     env = RobosuiteEnv(*NAMES[task])
     total, seed = int(source.lengths.sum()), int(provenance["first_seed"])

@@ -287,12 +287,8 @@ class TabletopEnv(MujocoEnv):
     def let_go(self, name: str) -> bool:
         return not self.touched(name) and float(self.data.qpos[6]) > 0.3 * parts.OPEN
 
-    def render(self) -> NDArray[np.uint8] | None:
-        if offscreen.backend() is None:
-            return None
-        if self._renderer is None:
-            self._renderer = offscreen.OffscreenRenderer(self.model, 240, 320, "agentview")
-        return self._renderer.render(self.data)
+    def _make_renderer(self) -> offscreen.OffscreenRenderer:
+        return offscreen.OffscreenRenderer(self.model, 240, 320, "agentview")
 
 
 def depth_rays() -> Vector:
