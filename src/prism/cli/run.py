@@ -321,7 +321,7 @@ class Run:
             times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
             kept = recording.add(episode, {**made_by, **row, **told, **times}, trace.details(), trace.films)
             mended = {**made_by, "seed": row["seed"], "commanded_by": "operator"}
-            for part in trace.corrections(episode):
+            for part in trace.corrections(episode) if self.teleop is not None else ():
                 self._corrections(trace.robot).add(part, mended, films=trace.films)
             if log is not None and trace.films:
                 streams = StoreSource(kept).read(0).streams
