@@ -112,7 +112,7 @@ class Envelope:
         """One for each limit: which, and the first dimensions that it changed."""
         found = []
         for cause in dict.fromkeys(self._cause[moved].tolist()):
-            names = [self._space.name(i) for i in np.flatnonzero(moved & (self._cause == cause))]
+            names = [self._space.name(int(i)) for i in np.flatnonzero(moved & (self._cause == cause))]
             found.append(f"limited by {cause}: {', '.join(names[:4])}")
         return tuple(found)
 
