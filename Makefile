@@ -6,7 +6,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 LEROBOT := .venv-lerobot
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 # One thread a test worker: the numbers are the same on every machine, and two workers share two cores.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
@@ -72,10 +72,10 @@ $(BIN)/python:
 # LeRobot pins other versions of torch and numpy than ours, and needs Python 3.12.
 $(LEROBOT)/.installed: pyproject.toml packages/lerobot_policy_prism/pyproject.toml packages/lerobot_env_prism/pyproject.toml | $(LEROBOT)/bin/python
 	@echo "prism: installing LeRobot 0.6.1 into $(LEROBOT) (several minutes, once)"
-	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check --quiet --quiet install \
+	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check install \
 	  'lerobot[dataset,training]==0.6.1' -e '.[hub,sims,robosuite]' -e packages/prism-client -e packages/prism-sims \
 	  -e packages/lerobot_policy_prism -e packages/lerobot_env_prism 'pytest>=9'
-	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check --quiet --quiet install --no-deps robosuite==1.5.2
+	@$(LEROBOT)/bin/python -m pip --disable-pip-version-check install --no-deps robosuite==1.5.2
 	@touch $@
 
 $(LEROBOT)/bin/python:

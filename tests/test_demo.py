@@ -76,9 +76,11 @@ def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Cons
     assert set(numbers["latency_ms"]) >= {"p50", "p99"}
     page = write_run_report(out)
     assert page == out / "report.html"
+    again = f"prism eval {out / 'metaworld-reach'} --episodes 1 --first-seed 100000"
+    assert again in page.read_text(), "the command that repeats it, not that of a worker"
 
     recording = (out / "metaworld-reach" / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns
-    again = demo.run_demo(out, miniature(), console)
-    assert again[0].summary() == results[0].summary()
+    repeated = demo.run_demo(out, miniature(), console)
+    assert repeated[0].summary() == results[0].summary()
     assert json.loads((out / "metrics.json").read_text()) == told, "the time is that of the call that did the work"
     assert (out / "metaworld-reach" / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns == recording

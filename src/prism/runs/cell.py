@@ -162,7 +162,9 @@ def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int
             console.print(f"evaluate: {done} of {total} episodes, {wins} succeeded", highlight=False)
 
     record = RecordConfig(videos=plan.videos) if plan.videos and episodes == plan.episodes else None
-    return evaluate(run, experiment.task, episodes, plan.first_seed, experiment.controller, 0, record, tell)
+    result = evaluate(run, experiment.task, episodes, plan.first_seed, experiment.controller, 0, record, tell)
+    again = f"prism eval {run} --episodes {episodes} --first-seed {plan.first_seed}"  # not how this process is called
+    return replace(result, info={**result.info, "command": again})
 
 
 def _record(

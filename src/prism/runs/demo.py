@@ -23,7 +23,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.episodes import RecordConfig
-from prism.rollout.results import EvaluationResult, load_result, metrics_json, recording_path, write_json
+from prism.rollout.results import EvaluationResult, load_result, metrics_json, recording_path, run_info, write_json
 from prism.runs.cell import CellId, CellSpec, EvaluationPlan
 from prism.runs.grid import CELL, LOG, Grid, state_of
 from prism.runs.recipes import Experiment, demo_tasks
@@ -69,6 +69,7 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     if pending or not (out / "metrics.json").is_file():
         whole = len(pending) == len(names)
         extra = {
+            "command": run_info(0)["command"],
             "minutes": (time.monotonic() - started) / 60 if whole else None,  # of the demo, where one call did it all
             "training": {e.name: {"seed": e.train.seed, "minutes": e.train.minutes} for e in config.experiments},
         }
