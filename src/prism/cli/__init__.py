@@ -66,24 +66,17 @@ for _command in COMMANDS.values():  # the options that it shares with other comm
 _BENCHES = (
     "attention", "train-step", "global-batch", "data", "modality", "modality-dropout", "scaling", "sims", "size",
 )
-_STUDIES = (
-    "lemmas", "threshold", "multimodality", "ablations", "demonstrations", "selection", "failures", "trends",
-)
 # fmt: on
 # Two words for what another command does: prism push RUN NAME is prism export RUN --hub NAME.
 SHORT = {"push": ("export", "--hub"), "data view": ("data inspect", "--rerun")}
 # What a reviewer runs is not installed: it is in research/ of a checkout.
 MOVED: dict[str, str] = {
     **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
-    **{f"study {name}": f"use python -m research {name}, in a checkout" for name in _STUDIES},
-    "study modality": "use python -m research modality-dropout, in a checkout",
+    "study": "use python -m research NAME, in a checkout; --list for NAME lists them",
     "bench compare": "use prism compare",
     "data download": "use prism data collect pusht-human",
     "data collect --all": "use python -m research experts SIMULATOR, in a checkout",
     "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
-    "bench allocator": "PRISM_ALLOCATOR=system prism train ... shows the time without it",
-    "study arithmetic": "research/CLAIMS.md has its findings",
-    "study": "use python -m research --list, in a checkout",
 }
 
 HELP = """usage: prism COMMAND [OPTIONS]

@@ -26,7 +26,7 @@ from prism.rollout.episodes import RecordConfig
 from prism.rollout.results import EvaluationResult, load_result, metrics_json, recording_path, run_info, write_json
 from prism.runs.cell import CellId, CellSpec, EvaluationPlan
 from prism.runs.grid import CELL, LOG, Grid, state_of
-from prism.runs.recipes import Experiment, demo_tasks
+from prism.runs.recipes import Experiment, demo_tasks, with_budget
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class DemoConfig:
 
 
 def default_config(minutes: float | None = None) -> DemoConfig:
-    experiments = demo_tasks()
-    if minutes is not None:
-        experiments = tuple(replace(e, train=replace(e.train, minutes=minutes, steps=0)) for e in experiments)
-    return DemoConfig(experiments)
+    return DemoConfig(tuple(with_budget(experiment, minutes) for experiment in demo_tasks()))
 
 
 def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = False) -> list[EvaluationResult]:

@@ -269,22 +269,20 @@ class Run:
     def evaluate(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
         """`play`; the recording and metrics.json stay in the run, unless a back end computed it, it is the hub's, or
         the policy was told something else or lacked a sensor."""
-        return self._evaluate([self.task((options or EvalOptions()).task)], options, progress)[0]
-
-    def evaluate_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
-        """`evaluate` in every task that it was trained for."""
-        return self._evaluate(self.tasks((options or EvalOptions()).task), options, progress)
+        options = options or EvalOptions()
+        return self.evaluate_all(replace(options, task=self.task(options.task)), progress)[0]
 
     def play_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
         """`play` in every task that it was trained for."""
         options = options or EvalOptions()
         return [self.play(replace(options, task=task), progress) for task in self.tasks(options.task)]
 
-    def _evaluate(self, tasks: Sequence[str], options: EvalOptions | None, progress: bool) -> list[EvaluationResult]:
+    def evaluate_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
+        """`evaluate` in every task that it was trained for."""
         options = options or EvalOptions()
         stored = options.backend == "eager" and not self.is_hub and options.text is None and not options.without
         results: list[EvaluationResult] = []
-        for task in tasks:
+        for task in self.tasks(options.task):
             try:
                 results.append(self.play(replace(options, task=task), progress))
             except IncompleteError as error:  # what there is is worth keeping
