@@ -106,6 +106,10 @@ def test_train_resume_and_evaluate(
     )
     assert cli.main(["eval", str(run), "--selection", "best"]) == cli.EXIT_USER
     assert "selection.rule = 'best' is unknown" in capfd.readouterr().err
+    with monkeypatch.context() as patched:
+        patched.setattr("prism.runs.run.evaluate", None)  # it is refused before any process is started
+        assert cli.main(["eval", str(run), "--set", "exec_horizon=16"]) == cli.EXIT_USER
+    assert "use exec_horizon < 16" in capfd.readouterr().err
     check_lost_episodes_behind_a_backend(run, monkeypatch, capfd)
 
 

@@ -70,8 +70,8 @@ def test_what_looks_wrong_is_said() -> None:
     source = MemorySource([episode, short], [SensorSpec("s", "vector", (3,)), SensorSpec("gone", "vector", (1,))])
     source.episodes[0].streams["s"][100, 2] = 1e4
     said = " | ".join(summarise(source, "memory").warnings)
-    assert "'actions': dimensions 0 are constant" in said
-    assert "'s': dimensions 1 are constant" in said
+    assert "'actions': dimension 0 is constant" in said
+    assert "'s': dimension 1 is constant" in said
     assert "'s' is absent from 25.0% of the steps" in said
     assert "'gone' is absent from every step" in said
     assert "1 episodes have fewer than 8 steps" in said

@@ -231,8 +231,9 @@ def _sampled_summary(source: EpisodeSource, sensor: SensorSpec, notes: list[str]
 def _warnings(stream: StreamSummary) -> list[str]:
     found = []
     if dims := stream.constant_dims:
-        which = "all dimensions are" if len(dims) == stream.shape[0] else f"dimensions {_listed(dims)} are"
-        found.append(f"'{stream.name}': {which} constant; they carry no information")
+        which = f"dimension {dims[0]} is" if len(dims) == 1 else f"dimensions {_listed(dims)} are"
+        which = "all dimensions are" if len(dims) == stream.shape[0] else which
+        found.append(f"'{stream.name}': {which} constant, without information")
     if stream.present < 1:
         found.append(f"'{stream.name}' is absent from {1 - stream.present:.1%} of the steps")
     stats = stream.statistics

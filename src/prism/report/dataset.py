@@ -218,7 +218,7 @@ _STYLE = (
     ".tiles span,small,.flat,.sub{color:var(--soft);font-weight:400}.sub{margin:.1rem 0 .9rem}.flat{margin:0}"
     "h1{overflow-wrap:anywhere}h2{margin:2.5rem 0 0}"
     ".small{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,14.5rem),1fr));"
-    "gap:.75rem}.small h4{margin:0 0 .4rem}.warn{color:var(--bad)}"
+    "gap:.75rem}.small h4{margin:0 0 .4rem}.small small{font-size:.75rem}.warn{color:var(--bad)}"
     ".frames{display:grid;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr));gap:.6rem;margin-bottom:.6rem}"
     ".frames figure{margin:0}.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}"
     ".bars,.lines{display:block;width:100%;height:56px}.wide .bars{height:120px}.lines{margin-top:8px}"

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from prism.controller import Controller, ControllerConfig
+from prism.controller import Controller, ControllerConfig, check_controller
 from prism.data.formats.recording import is_recording
 from prism.errors import PrismError
 from prism.io import files, hub
@@ -229,7 +229,8 @@ class Run:
     def play(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
         """Roll the policy out; nothing is stored. IncompleteError brings what there is where episodes were lost."""
         options = options or EvalOptions()
-        task = self.task(options.task)
+        task, controller = self.task(options.task), options.controller(self.settings)
+        check_controller(controller, self.spec)  # before any process is started
         policy: Path | PolicyFactory = self.given
         origin: dict[str, Any] = {"checkpoint": self.weights_id()}
         if options.backend != "eager":
@@ -255,7 +256,7 @@ class Run:
                 task,
                 options.episodes,
                 options.first_seed,
-                controller=options.controller(self.settings),
+                controller=controller,
                 workers=options.parallel(),
                 record=options.record,
                 progress=progress,

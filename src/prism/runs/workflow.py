@@ -139,7 +139,7 @@ def train_recipe(
         if experiment.train.fraction(trained.step, trained.seconds) > fraction + 0.5 * looks[0]:
             return  # a run that is continued was past it already
         how = EvalOptions(episodes=eval_episodes, first_seed=TUNING_SEED)
-        played = pooled(Run(folder).play_all(how, progress=False), experiment.name)
+        played = pooled(Run(folder).play_all(how, progress=not console.quiet), experiment.name)
         point = add_point(folder, fraction, trained, played)
         shown = {name: point[name] for name in ("step", "seconds", "success", "score")}
         curves = Curves(folder, experiment.train)
