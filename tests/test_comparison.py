@@ -35,7 +35,7 @@ from prism.runs.comparison import (
     waits_for,
 )
 from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
-from prism.runs.recipes import Experiment
+from prism.runs.recipes import Experiment, recipe
 from prism.runs.workflow import CURVE
 
 QUIET = Console(quiet=True)
@@ -410,3 +410,13 @@ def test_cells_of_several_versions_are_said(tmp_path: Path) -> None:
     comparison = summarise(tmp_path, config(PRISM))
     assert comparison.mixed.endswith("several versions of prism: abc, def")
     assert "versions of prism: abc, def" in render(comparison)
+
+
+def test_a_cell_that_plays_says_so(tmp_path: Path) -> None:
+    recipe("pusht").save(tmp_path)
+    (tmp_path / "log.jsonl").write_text('{"step": 3, "seconds": 9.0, "loss": 1.5}\n')
+    assert grid.progress_of(tmp_path)[1].startswith("step 3  loss 1.5")
+    (tmp_path / grid.LOG).write_text("training\nevaluate: 4 of 20 episodes, 1 succeeded\n")
+    fraction, said = grid.progress_of(tmp_path)
+    assert 0 < fraction < 1
+    assert said == "evaluate: 4 of 20 episodes, 1 succeeded"

@@ -180,9 +180,8 @@ def _announce(server: PolicyServer) -> None:
             "[yellow]nobody said whether the actions are poses or changes of a pose, so nobody knows what a hold is. "
             "prism-client does not start with it: say it with --action-kind[/yellow]"
         )
-    moving = (
-        "" if selection.action_kind == "absolute" else f", the first {selection.pose_dims or spec.action_dim} motion"
-    )
+    motion = ", ".join(map(str, selection.motion(spec.action_dim)))
+    moving = "" if selection.action_kind == "absolute" else f", motion: {motion}"
     kind = spec.action.kind or selection.action_kind if config.action_kind_known else "of an unknown kind"
     console.print(
         f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({kind}{moving}) at "

@@ -40,7 +40,7 @@ from prism.rollout.results import (
     write_json,
 )
 from prism.runs.demonstrations import record_if_missing
-from prism.runs.grid import CELL, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
+from prism.runs.grid import CELL, EVALUATE, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
 from prism.runs.recipes import FILE, Experiment
 from prism.runs.workflow import add_point, curve_point, read_curve, train_experiment
 from prism.training.checkpoint import list_checkpoints
@@ -153,13 +153,14 @@ def _record_demonstrations(experiment: Experiment, console: Console) -> None:
 def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int, console: Console) -> EvaluationResult:
     assert experiment.task is not None  # who prepares a cell sees to it
     said, wins = time.perf_counter(), 0
+    console.print(f"{EVALUATE}{episodes} episodes", highlight=False)
 
     def tell(episode: EpisodeResult, done: int, total: int) -> None:
         nonlocal said, wins
         wins += episode.success
         if time.perf_counter() - said > _LINE_SECONDS:
             said = time.perf_counter()
-            console.print(f"evaluate: {done} of {total} episodes, {wins} succeeded", highlight=False)
+            console.print(f"{EVALUATE}{done} of {total} episodes, {wins} succeeded", highlight=False)
 
     record = RecordConfig(videos=plan.videos) if plan.videos and episodes == plan.episodes else None
     result = evaluate(run, experiment.task, episodes, plan.first_seed, experiment.controller, 0, record, tell)

@@ -297,16 +297,20 @@ class _Board:
             self._grid.say(f"{over} of {self._total} cells are over. {now}")
 
 
+EVALUATE = "evaluate: "  # begins a cell's lines while it plays
+
+
 def progress_of(folder: Path) -> tuple[float, str]:
     """How far the training of a cell is, from what its process leaves on disk: the fraction, and a few words."""
     log = read_log(folder)
+    lines = (folder / LOG).read_text(errors="replace").strip().splitlines() if (folder / LOG).exists() else []
+    said = lines[-1][:80] if lines else "starting"
     if not log:
-        said = (folder / LOG).read_text(errors="replace").strip().splitlines() if (folder / LOG).exists() else []
-        return 0.0, said[-1][:80] if said else "starting"
+        return 0.0, said
     train, last = Experiment.load(folder).train, log[-1]
     fraction = train.fraction(last["step"], last["seconds"])
-    if fraction >= 1:
-        return 1.0, "evaluating"
+    if said.startswith(EVALUATE):
+        return min(fraction, 1.0), said
     parts = [f"step {last['step']}"]
     if last.get("loss") is not None:
         parts.append(f"loss {last['loss']:.4f}")
