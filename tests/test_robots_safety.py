@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -392,7 +393,8 @@ FILES = {
     "workspace = [[0.2, 0.5], [0, 0.1], [0, 1]]\nposition = [[-0.5, 0.1], [0, 0.1], [0, 1]]": "lies outside workspace",
     "force = 0.0": "newtons above 0",
     "force = 50.0": "above the robot's own 20",
-    "speeed = [1]": "unknown key 'speeed'",
+    "speeed = [1]": "unknown key 'speeed'; there are position, speed",
+    'force_sensor = "other"': "the robot's own is 'force'; leave the key out",
     "margin = 3.0": "out of range",
     "workspace = []": "fewer limits",
     "x = [": "cannot be read",
@@ -407,6 +409,12 @@ def test_a_file_that_contradicts_itself_is_one_line(text: str, tmp_path: Path) -
         read_limits(file, GUARDED, 3)
     assert "\n" not in str(error.value)
     assert "limits.toml" in str(error.value)
+
+
+def test_a_workspace_that_nobody_measures_is_refused() -> None:
+    wide = dataclasses.replace(GUARDED, workspace=(*GUARDED.workspace, (0.0, 1.0)))
+    with pytest.raises(PrismError, match="workspace has 4 ranges, and the pose that is measured 3 numbers"):
+        Guard(Points(wide), wide)
 
 
 def test_a_file_narrows_the_limits(tmp_path: Path) -> None:

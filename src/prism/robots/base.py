@@ -21,6 +21,7 @@ arguments are its options. tests/test_robots_conformance.py holds every robot to
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -146,10 +147,12 @@ class Robot(ABC):
 
     def __post_init__(self) -> None:
         self.fps = self.fps or self.rate
-        if abs(self.rate / self.fps - self.parts) > 1e-6 or self.parts < 1:
+        if not (0 < self.fps <= self.rate < math.inf) or abs(self.rate / self.fps - self.parts) > 1e-6:
             raise PrismError(
                 f"robot '{self.name}': {self.rate:g} commands a second are no multiple of {self.fps:g} steps"
             )
+        if not 0 < self.episode_seconds < math.inf:
+            raise PrismError(f"robot '{self.name}': episode_seconds = {self.episode_seconds:g}: use a number above 0")
 
     @property
     def parts(self) -> int:

@@ -90,6 +90,8 @@ class Limits:
         data = {key: getattr(self, key) for key in self.__dataclass_fields__}
         lists = {key: [list(v) if isinstance(v, tuple) else v for v in value] if isinstance(value, tuple) else value
                  for key, value in data.items()}  # fmt: skip
+        if unknown := next((key for key in own if key not in data), None):
+            raise PrismError(f"unknown key '{unknown}'; there are {', '.join(data)}")
         found = from_json(Limits, {**lists, **own}, "limits")
         found.check(dim)
         for key in ("position", "workspace"):
@@ -108,6 +110,8 @@ class Limits:
                 raise PrismError(f"{key}: has fewer limits than the robot's own; give all, or leave the key out")
         if self.force is not None and (found.force is None or found.force > self.force):
             raise PrismError(f"force: {found.force} is above the robot's own {self.force:g}; lower it")
+        if self.force is not None and found.force_sensor != self.force_sensor:
+            raise PrismError(f"force_sensor: the robot's own is '{self.force_sensor}'; leave the key out")
         return found
 
     def describe(self, names: tuple[str, ...], units: tuple[str, ...]) -> list[str]:
@@ -125,6 +129,7 @@ class Limits:
             lines.append(f"force: {self.force:g} N ('{self.force_sensor}')")
         lines.append(f"a needed sensor fails: held, stopped after {self.hold_seconds:g} s")
         lines.append(f"no command: stopped {self.watchdog:g} s after it was due")
+        lines.append(f"a policy: {self.margin:.0%} beyond the range of its demonstrations")
         return lines
 
 

@@ -230,6 +230,9 @@ class Guard:
         self._needs = {*self.needs, *safety}
         if missing := sorted(self._needs - names):
             raise PrismError(f"robot '{self.robot.name}' has no sensor '{missing[0]}', which is needed to move safely")
+        if len(self.limits.workspace) > space.pose_dims:
+            told = f"has {len(self.limits.workspace)} ranges, and the pose that is measured {space.pose_dims} numbers"
+            raise PrismError(f"robot '{self.robot.name}': workspace {told}: nobody could watch the others; drop them")
         self._lock = threading.RLock()
         self._watching: threading.Thread | None = None
         self._alive = threading.Event()

@@ -282,7 +282,9 @@ def _check_devices(sensors: tuple[Part, ...]) -> None:
     for part in sensors:
         key = (getattr(part, "device", None), getattr(part, "serial", None), type(part).__name__ == "Microphone")
         if key[:2] != (None, None) and (other := seen.setdefault(key, part.name)) != part.name:
-            raise PrismError(f"{other} and {part.name} read one device ({key[0] or key[1]!r}): give each its own")
+            raise PrismError(
+                f"{other} and {part.name} read one device ({key[1] if key[0] is None else key[0]!r}): give each its own"
+            )
 
 
 def make_part(place: str, name: str, table: Any) -> Part:
