@@ -336,6 +336,10 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         ("run", str(tmp_path), "--robot", "ur5e-twin"): "is not a run of `prism train`",
         ("run", str(trained), "--robot", "ur5e-twin", "--option", "task=tabletop-height"): "needs shape (6,)",
         ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
+        ("run", str(trained), *TWIN, "--seconds", "nan"): "--seconds nan is out of range",
+        ("run", str(trained), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range: use 0 or more",
+        ("run", "--server", "http://localhost:1", *TWIN): "is no address of a server",
+        ("record", str(tmp_path / "x"), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range",
         ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",
         ("record", str(tmp_path / "x"), "--robot", "ur6"): "unknown robot 'ur6'",
         ("record", str(tmp_path / "x"), *TWIN, "--teleop", "keyboard"): "needs a terminal",
@@ -345,6 +349,38 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         error = capsys.readouterr().err
         assert said in error
         assert len(error.strip().splitlines()) == 1
+
+
+def test_the_twin_shows_the_scene_that_the_policy_learned(
+    trained: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is in the recording that the run learned from, or that is replayed; --option decides."""
+    other = tmp_path / "right"
+    shutil.copytree(recorded, other)
+    for file in other.glob("episode-*/dataset.json"):
+        manifest = {**json.loads(file.read_text()), "task": "tabletop-insert-right"}
+        del manifest["own_checksum"]
+        file.write_text(json.dumps(manifest))
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    written = json.loads((run / "experiment.json").read_text())
+    written["demonstrations"]["path"] = str(other)
+    (run / "experiment.json").write_text(json.dumps(written))
+    short = ("--seconds", "0.3", "--out")
+    for words, task in (
+        (("run", str(run), *TWIN, *short, "a"), "tabletop-insert-right"),
+        (("run", "--replay", str(other / "episode-000000"), *TWIN, *short, "b"), "tabletop-insert-right"),
+        (("run", str(run), *TWIN, "task=tabletop-insert-left", *short, "c"), ""),
+    ):
+        assert main([*words[:-1], str(tmp_path / words[-1])]) == 0
+        assert (f"ur5e-twin: task={task}, as " in capsys.readouterr().out) is bool(task)
+        assert RecordingSource(tmp_path / words[-1]).task == (task or "tabletop-insert-left")
+    written["demonstrations"] |= {"kind": "mixture", "path": None, "parts": [
+        {"task": None, "demonstrations": {"kind": "path", "path": str(path)}} for path in (recorded, other)
+    ]}  # fmt: skip
+    (run / "experiment.json").write_text(json.dumps(written))
+    assert main(["run", str(run), *TWIN]) == 2
+    assert "learned 2 tasks: say which, --option task=tabletop-insert-left" in capsys.readouterr().err
 
 
 def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:

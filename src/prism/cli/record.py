@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from prism.cli.style import option
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.data.align import Gaps
@@ -62,11 +62,8 @@ class Record:
     def __post_init__(self) -> None:
         if not self.robot:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
-        if self.episodes < 1 or (self.seconds is not None and self.seconds <= 0) or not 0 <= self.noise <= 1:
-            raise PrismError(
-                f"--episodes {self.episodes}, --seconds {self.seconds}, --noise {self.noise:g}: use at least 1, more "
-                "than 0, and 0 to 1"
-            )
+        ranges = {"[1, inf)": "episodes", "[0, inf)": "first_seed", "(0, inf)": "seconds", "[0, 1]": "noise"}
+        check_numbers(self, "--", ranges)
 
     def run(self) -> None:
         from prism.cli.run import announce, need_client

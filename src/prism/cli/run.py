@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from prism.cli.style import OutputFile, option
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism_client import Planner
@@ -50,7 +50,7 @@ class Run:
     robot: Annotated[str, arg(metavar="NAME")] = ""
     """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
-    """Options of the robot, as task=tabletop-height realtime=false."""
+    """Options of the robot, as task=tabletop-height realtime=false. A twin's task is by default that of the run."""
     limits: Annotated[Path | None, option("FILE")] = None
     """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
     server: Annotated[str | None, option("URL")] = None
@@ -106,15 +106,11 @@ class Run:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.server is not None and (self.set or self.device != "auto"):
             raise PrismError("--set and --device are of a policy that is computed here: give them to prism serve")
-        if self.episodes < 1 or not 0 < self.slow <= 1 or (self.seconds is not None and self.seconds <= 0):
-            raise PrismError(
-                f"--episodes {self.episodes}, --slow {self.slow:g}, --seconds {self.seconds}: use at least 1, a value "
-                "in (0, 1], and more than 0"
-            )
+        ranges = {"[1, inf)": "episodes", "[0, inf)": "first_seed", "(0, inf)": "seconds", "(0, 1]": "slow"}
+        check_numbers(self, "--", ranges)
 
     def run(self) -> None:
         need_client("prism run")
-        from prism.robots.base import make_robot
         from prism.robots.limits import read_limits
         from prism.robots.loop import KEYS, Keys
         from prism.robots.recording import Recording
@@ -123,7 +119,7 @@ class Run:
         for file in (self.json, self.rerun):
             if file is not None and file.exists():
                 raise PrismError(f"{file} exists already: remove it, or choose another name")
-        robot = make_robot(self.robot, self.option)
+        robot = self._robot()
         own = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         limits = own.slowed(self.slow)
         with ExitStack() as stack:
@@ -138,6 +134,29 @@ class Run:
             robot.connect()
             stack.callback(guard.close)
             self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)))
+
+    def _robot(self) -> Robot:
+        """A twin of several scenes shows that of the run, or of the episode to replay, where no option says which."""
+        from prism.robots.base import ROBOTS, make_robot
+
+        scenes = getattr(ROBOTS[self.robot], "tasks", ()) if self.robot in ROBOTS else ()
+        if not scenes or self.server is not None or any(given.startswith("task=") for given in self.option):
+            return make_robot(self.robot, self.option)
+        shown = [task for task in self._shown() if task in scenes]
+        if len(shown) > 1:
+            raise PrismError(f"{self.run_folder} learned {len(shown)} tasks: say which, --option task={shown[0]}")
+        for task in shown:
+            print(f"{self.robot}: task={task}, as {self.run_folder or self.replay} says (--option task=... decides)")
+        return make_robot(self.robot, (*self.option, *(f"task={task}" for task in shown)))
+
+    def _shown(self) -> tuple[str, ...]:
+        """The tasks of what the policy learned from, or of the episode to replay."""
+        from prism.data.formats.store import StoreSource, is_store
+        from prism.runs.run import Run as Trained
+
+        if self.run_folder is not None:
+            return Trained(self.run_folder).shown()
+        return (StoreSource(self.replay).task,) if self.replay is not None and is_store(self.replay) else ()
 
     def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Any, list[str]]:
         """Who commands, and the sensors that it needs."""
@@ -182,9 +201,12 @@ class Run:
     @contextmanager
     def _planner(self, robot: Robot) -> Iterator[Planner]:
         if self.server is not None:
-            from prism_client import RemotePlanner
+            from prism_client import PlanError, RemotePlanner
 
-            remote = RemotePlanner(self.server, silence=self.silence if robot.realtime else None)
+            try:
+                remote = RemotePlanner(self.server, silence=self.silence if robot.realtime else None)
+            except PlanError as error:
+                raise PrismError(f"--server {error}") from None
             try:
                 yield remote
             finally:

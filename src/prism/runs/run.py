@@ -27,7 +27,9 @@ import torch
 from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig, check_controller
+from prism.data import open_dataset
 from prism.data.formats.recording import is_recording
+from prism.data.formats.store import is_store
 from prism.errors import PrismError
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, with_settings
@@ -47,7 +49,7 @@ from prism.rollout.results import (
     write_json,
 )
 from prism.runs.action_kind import as_the_data_say
-from prism.runs.demonstrations import open_demonstrations, split_demonstrations
+from prism.runs.demonstrations import Demonstrations, Part, open_demonstrations, split_demonstrations
 from prism.runs.recipes import FILE, Experiment
 from prism.selection import SelectionConfig
 from prism.serve.backends import Frame, backend_device, load_behind
@@ -154,6 +156,13 @@ class Run:
         if not tasks:
             raise PrismError(f"{self.folder} was trained on a dataset alone: say where to roll it out with --task")
         return tasks
+
+    def shown(self) -> tuple[str, ...]:
+        """The tasks of its demonstrations, by name: of the experiment, or as the datasets call them, if still there."""
+        own = self.experiment.demonstrations if self.has_experiment else None
+        parts = () if own is None else own.parts or (Part(self.experiment.task, own),)
+        found = {part.task or _task_of(part.demonstrations): None for part in parts}
+        return tuple(name for name in found if name)
 
     # ----------------------------------------------------------------- its checkpoints
 
@@ -353,6 +362,11 @@ class Run:
 
 def _load_on(path: Path, device: torch.device) -> Policy:
     return checkpoint.load_policy(path).to(device)
+
+
+def _task_of(demonstrations: Demonstrations) -> str:
+    path = Path(demonstrations.path or "")
+    return str(getattr(open_dataset(path), "task", "")) if is_recording(path) or is_store(path) else ""
 
 
 def is_run(folder: Path) -> bool:

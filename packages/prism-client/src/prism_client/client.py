@@ -163,7 +163,7 @@ class Client:
                 wait = pause * random.uniform(0.5, 1.5)
                 if time.monotonic() + wait > end:
                     raise ConnectionLostError(
-                        f"{self.uri}: {_words(error)}; tried for {self._retry_for:g} s"
+                        f"{self.uri}: {_words(error)}; tried for {self._retry_for:g} s: is prism serve running there?"
                     ) from error
                 self.trouble = f"{self.uri}: {_words(error)}"
                 logger.warning("%s; again in %.1f s", self.trouble, wait)

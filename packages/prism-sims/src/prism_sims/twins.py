@@ -283,6 +283,8 @@ def _known(name: str, task: str, tasks: Collection[str]) -> str:
 
 
 class UR5eTwin(Twin):
+    tasks = tuple(NAMES)
+
     def __init__(self, task: str = "tabletop-insert-left", realtime: str = "true", rate: str = "50") -> None:
         if rate not in RATES:
             raise PrismError(f"ur5e-twin: rate={rate} is neither {' nor '.join(RATES)}")
@@ -318,6 +320,8 @@ class UR5eTwin(Twin):
 
 
 class Go2Twin(Twin):
+    tasks = tuple(go2_tasks.NAMES)
+
     def __init__(self, task: str = "go2-insert", realtime: str = "true") -> None:
         env = go2_tasks.make_go2(*go2_tasks.NAMES[_known("go2-twin", task, go2_tasks.NAMES)])
         super().__init__("go2-twin", env, make_go2_expert(env), _GO2_SPACE, _GO2_LIMITS, realtime, go2.FPS, go2.BLOCKS)
