@@ -31,6 +31,13 @@ def test_import_is_light_and_says_what_there_is() -> None:
         prism.tran  # noqa: B018
 
 
+def test_threads_sleep_at_barriers_in_a_script_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    code = "import os, prism; prism.train; print(os.environ['OMP_WAIT_POLICY'])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "passive\n"
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> prism.Run:
     out = tmp_path_factory.mktemp("runs") / "pusht"

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from prism.errors import PrismError
-from prism.io.processes import keep_freed_memory
+from prism.io.processes import keep_freed_memory, sleep_at_barriers
 
 if TYPE_CHECKING:
     from prism.controller import Controller
@@ -44,6 +44,8 @@ keep_freed_memory()
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'prism' has no attribute '{name}'")
+    if name == "train":
+        sleep_at_barriers()  # before torch is loaded
     globals()[name] = value = getattr(import_module(_HOME[name]), name)
     return value
 
