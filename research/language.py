@@ -75,6 +75,7 @@ class Config(Written):
     def __post_init__(self) -> None:
         if not self.seeds or min(self.demonstrations, self.episodes, self.paraphrased) < 1 or self.minutes <= 0:
             raise PrismError("language: seeds, demonstrations, episodes, paraphrased and minutes must be above 0")
+        self.experiment(self.seeds[0])  # a setting that does not exist ends here
 
     def experiment(self, seed: int) -> Experiment:
         one = mixed([task(command) for command in COMMANDS])

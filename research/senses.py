@@ -36,7 +36,7 @@ import numpy as np
 from rich.console import Console
 
 from prism.cli.style import option
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout.metrics import FloatArray, paired, success_interval
@@ -93,6 +93,7 @@ class Config(Written):
             raise PrismError(f"senses: '{unknown[0]}' is none of {', '.join(SENSES)}")
         if not self.seeds or min(self.episodes, self.dropped_episodes, self.demonstrations, self.jobs) < 1:
             raise PrismError("senses: seeds, episodes, dropped-episodes, demonstrations and jobs must be at least 1")
+        check_numbers(self, "--", {"(0, inf)": "minutes"})
 
     def grid(self, contestants: Sequence[Contestant], seeds: Sequence[int], without: str = "") -> CompareConfig:
         """Of all senses' tasks; or, `without` one of the senses, of its task."""

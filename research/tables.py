@@ -27,8 +27,9 @@ from rich.console import Console
 from tyro.conf import Positional
 
 from prism.cli.style import option
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.io import files
+from prism.methods import METHODS
 from prism.rollout.metrics import mean
 from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare
 from prism.runs.recipes import recipe
@@ -101,6 +102,10 @@ class Config(Written):
     """Where runs and recordings are kept; default: runs/table-NAME."""
 
     def __post_init__(self) -> None:
+        ranges = {"[1, inf)": "demonstrations episodes jobs", "(0, inf)": "minutes", "[0, inf)": "first_seed"}
+        check_numbers(self, "--", ranges)
+        for method in self.methods:  # before anything is recorded
+            METHODS[Contestant.parse(method).method]
         if unknown := [task for task in self.tasks if task not in protocol(self.table).tasks]:
             raise PrismError(
                 f"--tasks {unknown[0]}: no task of {self.table}; for example {protocol(self.table).tasks[0]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -136,6 +137,13 @@ def test_nothing_is_overwritten_and_nothing_left_behind(tmp_path: Path, to: Any)
     assert open_dataset(tmp_path / "set").lengths.tolist() == [LENGTHS[1]]
     with pytest.raises(PrismError, match="is the dataset itself"):
         convert(open_dataset(tmp_path / "set"), tmp_path / "set", to, overwrite=True)
+
+    def full(done: int, total: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write does: without the name of the file
+
+    with pytest.raises(PrismError, match=r"new could not be written: the disk is full. Nothing was written"):
+        convert(everything(), tmp_path / "new", to, progress=full)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos", "set"]
 
 
 def test_inspect_shows_every_kind(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_one_policy_beside_those_of_a_table(tmp_path: Path) -> None:
     assert json.loads(file.read_text())["tasks"] == stored["tasks"]
 
 
+def test_bad_words_are_refused_before_anything_is_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["tables", "metaworld", "--methods", "nosuch"], "unknown method 'nosuch'"),
+        (["tables", "metaworld", "--minutes", "0"], "--minutes 0 is out of range"),
+        (["senses", "--minutes", "nan"], "--minutes nan is out of range"),
+        (["language", "--set", "nosuch=1"], "Experiment has no 'nosuch'"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+
+
 def test_what_is_missing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -107,14 +108,31 @@ def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
     assert seeds == sorted(set(seeds))
 
 
+def test_an_episode_whose_commands_do_not_fit_on_the_disk_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not half of one: steps without what was commanded."""
+    twin = ("--robot", "ur5e-twin", "--option", "realtime=false", "--teleop", "scripted")
+    words = ["record", str(tmp_path / "x"), *twin]
+
+    def full(_: object, name: str, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("prism.data.formats.store_writer.DatasetWriter.attach", full)
+        assert main([*words, "--episodes", "1"]) == 2
+    assert not list((tmp_path / "x").glob("episode-*"))
+    assert main([*words, "--text", " "]) == 2
+
+
 def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
     robot.fps = 25.0
-    with pytest.raises(PrismError, match="another task, rate"):
+    with pytest.raises(PrismError, match="with another rate; use"):
         Recording(recorded, robot, "tabletop-insert-left")
     robot.fps = 10.0
     robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind="velocity"))
-    with pytest.raises(PrismError, match="another task, rate"):
+    with pytest.raises(PrismError, match="with another action space; use"):
         Recording(recorded, robot, "tabletop-insert-left")
 
 

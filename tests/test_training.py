@@ -146,6 +146,10 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(PrismError, match=r"holds a run already: continue it with --resume"):
         run(tmp_path / "run")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset.json").write_text("{}")
+    with pytest.raises(PrismError, match="data holds a dataset: choose another folder"):
+        run(tmp_path / "data")
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
 

@@ -118,8 +118,8 @@ class SensorSpec:
         if self.random_shift < 0:
             raise PrismError(f"sensor '{self.name}': random_shift is {self.random_shift}; it must be 0 or more")
         for key, size in (("crop", self.crop), ("resize", self.resize)):
-            if size is not None and (len(size) != 2 or min(size) < 1):
-                raise PrismError(f"sensor '{self.name}': {key} is (height, width) in pixels, not {size}")
+            if size is not None and (len(size) != 2 or min(size) < 1 or max(size) > 8192):
+                raise PrismError(f"sensor '{self.name}': {key} is (height, width), 1 to 8192 pixels, not {size}")
         if self.crop is not None and (self.crop[0] > self.shape[0] or self.crop[1] > self.shape[1]):
             raise PrismError(f"sensor '{self.name}': crop {self.crop} is larger than the image, {self.shape[:2]}")
 
@@ -186,7 +186,7 @@ def encode_text(text: str, size: int) -> NDArray[np.uint8]:
     content = text.encode()
     if len(content) > size or "\0" in text:
         raise PrismError(
-            f"text of {len(content)} bytes does not fit the {size} of its sensor, or holds NUL: {text!r:.60}"
+            f"text of {len(content)} bytes does not fit the {size} of its sensor (say less), or holds NUL: {text!r:.50}"
         )
     return np.frombuffer(content.ljust(size, b"\0"), np.uint8)
 

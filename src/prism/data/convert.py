@@ -14,6 +14,7 @@ from prism.data.formats.video import Codec
 from prism.data.formats.writer import EpisodeWriter
 from prism.data.pictures import resized
 from prism.errors import PrismError
+from prism.io.files import explain_write_errors
 from prism.sensors import action_spec_of
 
 Format = Literal["prism", "lerobot"]
@@ -52,10 +53,12 @@ def convert(
     chosen = list(range(len(source.lengths)) if episodes is None else episodes)
     name = str(getattr(source, "task", "")) if task is None else task
     notes = [*source.notes, *notes]
-    writer = _writer(source, Path(out), to, name, codec, overwrite, notes)
     chunk = max(1, min(_CHUNK_BYTES // (4 * source.action_dim + step_bytes(source.sensors)), 8192))
     total, done = int(source.lengths[chosen].sum()), 0
-    with writer:
+    with (
+        explain_write_errors(Path(out), "Nothing was written"),
+        _writer(source, Path(out), to, name, codec, overwrite, notes) as writer,
+    ):
         for episode in chosen:
             for _, part in read_in_parts(source, episode, chunk):
                 writer.extend(part.streams, part.actions, part.present)

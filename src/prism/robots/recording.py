@@ -36,7 +36,7 @@ from prism.data.formats.recording import COMMANDS, EPISODE, RecordingSource, is_
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.io.files import exclusive, explain_write_errors, hidden_beside, remove_leftovers, replace_file
+from prism.io.files import exclusive, explain_write_errors, hidden_beside, remove_leftovers
 from prism.robots.base import Array, Robot
 from prism.robots.safety import Seen
 from prism.sensors import SensorSpec
@@ -220,11 +220,11 @@ class Recording:
             raise PrismError(f"{path}: exists and is no recording of a robot; choose another folder")
         if is_recording(self.path):
             there = RecordingSource(self.path)
-            same = (there.sensors, there.fps, there.action_spec) == (self.sensors, robot.fps, robot.actions.spec)
-            if not same or there.task != task:
-                raise PrismError(
-                    f"{path}: was recorded with another task, rate, action space or other sensors; use another folder"
-                )
+            theirs = (there.task, there.fps, there.action_spec, there.sensors)
+            mine = (task, robot.fps, robot.actions.spec, self.sensors)
+            what = ("task", "rate", "action space", "set of sensors")
+            if other := [name for name, old, new in zip(what, theirs, mine, strict=True) if old != new]:
+                raise PrismError(f"{path}: was recorded with another {' and '.join(other)}; use another folder")
             self.episodes = len(there.lengths)
 
     def next_seed(self) -> int:
@@ -283,9 +283,9 @@ class Recording:
         spec = self.robot.actions.spec
         with DatasetWriter(target, *what, provenance=provenance, action=spec, films=finished) as writer:
             writer.add(episode.streams, episode.actions, episode.present)
-        if details:
-            content = io.BytesIO()
-            np.savez_compressed(content, **details)  # type: ignore[arg-type]
-            replace_file(target / COMMANDS, content.getvalue())
+            if details:
+                content = io.BytesIO()
+                np.savez_compressed(content, **details)  # type: ignore[arg-type]
+                writer.attach(COMMANDS, content.getvalue())
         self.episodes += 1
         return target

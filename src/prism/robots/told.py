@@ -14,6 +14,8 @@ TEXT, BYTES = "text", 64  # the sensor, and its size in recordings
 
 def tell(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> None:
     """From now on `robot` has a text sensor that reads `text`; one that it has already says it instead."""
+    if not text.strip():
+        raise PrismError("--text is empty: say in words what is to be done, or leave it out")
     words = encode_text(text, size)
     read = robot.read
 

@@ -28,6 +28,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 import prism
+from prism.data.formats.recording import is_recording
+from prism.data.formats.store import is_store
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import DamagedError
@@ -105,6 +107,8 @@ def check_resume(run_dir: Path, resume: bool | Literal["auto"]) -> bool:
     """
     log = run_dir / "log.jsonl"
     begun = (run_dir / "checkpoints").exists() or (log.exists() and log.stat().st_size > 0)
+    if is_store(run_dir) or is_recording(run_dir):
+        raise PrismError(f"{run_dir} holds a dataset: choose another folder for the run (--out)")
     if resume == "auto":
         return begun
     if begun and not resume:

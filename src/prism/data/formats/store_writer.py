@@ -14,7 +14,7 @@ from prism.data.episodes import Array, BoolArray, FloatArray
 from prism.data.formats.film import FRAMES, Film
 from prism.data.formats.store import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Checksums, Manifest, as_bytes
 from prism.data.formats.writer import EpisodeWriter
-from prism.io.files import sync, sync_folder
+from prism.io.files import sync, sync_folder, write_file
 from prism.sensors import ActionSpec, SensorSpec
 
 
@@ -67,6 +67,10 @@ class DatasetWriter(EpisodeWriter):
         if sensor.name in self._films:
             return np.ascontiguousarray(values, np.int64)
         return super()._checked(sensor, values, present, where)
+
+    def attach(self, name: str, content: bytes) -> None:
+        """One more file beside the episodes: there when they are."""
+        write_file(self._temp / name, content)
 
     def _release(self) -> None:
         for file in self._files.values():
