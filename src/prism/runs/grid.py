@@ -74,7 +74,7 @@ def refuse_other(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any
 def _flat(data: Any, path: str = "") -> dict[str, Any]:
     if isinstance(data, Mapping):
         return {key: value for k, v in data.items() for key, value in _flat(v, f"{path}.{k}" if path else k).items()}
-    return {path: data}
+    return {path: list(data) if isinstance(data, tuple) else data}  # as JSON has it
 
 
 def next_ready(pending: Sequence[str], running: Collection[str], after: Mapping[str, str]) -> str | None:
