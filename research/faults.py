@@ -43,7 +43,7 @@ from prism_client import Executor, RemotePlanner, wire
 from rich.console import Console
 from rich.progress import track
 
-from prism.errors import PrismError
+from prism.errors import PrismError, check_numbers
 from prism.robots.base import Health, Reading, Robot, make_robot
 from prism.robots.loop import Keys, PolicyCommander, TeleopCommander, drive
 from prism.robots.recording import Trace
@@ -68,8 +68,7 @@ class Config(Written):
     """Of scenes and moments."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise PrismError(f"--count {self.count} is out of range: use 1 or more")
+        check_numbers(self, "--", {"[1, inf)": "count", "[0, inf)": "seed"})
 
 
 class Faulty(Robot):

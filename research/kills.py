@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 from prism.data.formats.recording import RecordingSource, is_recording
-from prism.errors import PrismError
+from prism.errors import check_numbers
 from prism.rollout.results import run_info
 from research.report import Written
 
@@ -39,8 +39,7 @@ class Config(Written):
     """Of the moments."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise PrismError(f"--count {self.count} is out of range: use 1 or more")
+        check_numbers(self, "--", {"[1, inf)": "count", "[0, inf)": "seed"})
 
 
 def record_and_kill(folder: Path, seconds: float) -> int:

@@ -32,7 +32,8 @@ def test_faults_has_its_keys(tmp_path: Path) -> None:
     assert found["recorded"] == 1
     assert {"p50", "p99", "max"} == set(found["stopped_in_ms"])
     assert main(["faults", "--json", str(out)]) == 2, "nothing is overwritten"
-    assert main(["faults", "--count", "0"]) == 2
+    for wrong in (["faults", "--count", "0"], ["faults", "--seed", "-1"], ["kills", "--seed", "-1"]):
+        assert main(wrong) == 2
 
 
 def test_robots_plays_the_bar_and_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
