@@ -225,7 +225,7 @@ def test_training_says_what_is_never_seen_and_what_cannot_be_rolled_out(
     said = {}
     cases = {"default": [], "off": ["history=1"], "short": ["policy.pred_horizon=8"]}
     for name, settings_ in cases.items():
-        setting = ["--set", "train.batch_size=4", *settings_]
+        setting = ["--set", "train.batch_size=4", "controller.exec_horizon=8", *settings_]
         assert main(["train", str(tmp_path / "data"), "--steps", "1", "--out", str(tmp_path / name), *setting]) == 0
         said[name] = " ".join(capsys.readouterr().err.split())
     assert "force (8 readings in a time step)" in said["default"]
