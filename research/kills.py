@@ -27,6 +27,7 @@ from rich.progress import track
 
 from prism.data.formats.recording import RecordingSource, is_recording
 from prism.errors import check_numbers
+from prism.io.files import HIDDEN
 from prism.rollout.results import run_info
 from research.report import Written
 
@@ -69,6 +70,11 @@ def readable(folder: Path) -> int:
     return sum(source.read(i).length == length for i, length in enumerate(source.lengths.tolist()))
 
 
+def unfinished(folder: Path) -> bool:
+    """An episode was being written; the lock, which is hidden too, is always there."""
+    return any(folder.glob(f"{HIDDEN}*"))
+
+
 def run(config: Config, console: Console) -> dict[str, Any]:
     rng = np.random.default_rng(config.seed)
     said = lost = there = partial = 0
@@ -80,7 +86,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
             there = readable(folder)
             said += new
             lost += max(0, before + new - there)
-            partial += there > before + new or any(folder.glob(".*"))
+            partial += there > before + new or unfinished(folder)
         seeds = [row["seed"] for row in RecordingSource(folder).provenances] if there else []
     return {
         "kills": config.count,

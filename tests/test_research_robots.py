@@ -18,6 +18,7 @@ from prism.robots.safety import LATE, Guard
 from research import faults
 from research.__main__ import main
 from research.faults import FAULTS, Faulty
+from research.kills import unfinished
 from research.robots import beyond
 from tests.test_robots_safety import GUARDED, Points
 
@@ -117,3 +118,11 @@ def test_a_loop_that_loses_time_anywhere_is_within_the_limits() -> None:
     assert (np.diff(found["sent"]) * robot.rate > LATE).any()
     assert beyond(robot, found["command"], found["sent"]) == 0
     assert beyond(robot, found["command"], found["time"] + 1e-3 * found["latency_ms"]) > 0
+
+
+def test_a_lock_is_no_unfinished_episode(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / "episode-000000").mkdir()
+    assert not unfinished(tmp_path)
+    (tmp_path / ".tmp-episode-000001").mkdir()
+    assert unfinished(tmp_path)
