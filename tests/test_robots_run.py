@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,14 @@ import torch
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Reply, Step
 
 from prism.cli import main
 from prism.data import open_dataset
 from prism.data.formats.recording import COMMANDS, RecordingSource
 from prism.data.formats.store_writer import DatasetWriter
-from prism.errors import PrismError
 from prism.robots.base import ROBOTS, Robot, make_robot
-from prism.robots.loop import Keys, check_fit, drive
-from prism.robots.recording import Recording, Trace
-from prism.robots.safety import Guard, Seen
-from prism.runs.recipes import own_data
 from prism.runs.run import Run
-from prism.runs.workflow import _with_actions
-from prism.selection import SelectionConfig
-from prism.sensors import ActionSpec, SensorSpec, decode_text
+from prism.sensors import SensorSpec, decode_text
 from tests.test_report_rerun import FakeRerun
 
 TWIN = ("--robot", "ur5e-twin", "--option", "realtime=false")
@@ -188,40 +179,6 @@ def test_a_dry_run_sends_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch,
     assert not out.exists()
 
 
-class Crashes:
-    who, plan, label = "policy", None, None
-
-    def start(self, seed: int) -> None:
-        self.steps = 0
-
-    def act(self, seen: Seen, keys: str) -> Any:
-        self.steps += 1
-        if self.steps > 5:
-            raise ZeroDivisionError("the network is gone")
-        return np.array([0.3, 0.0, 0.0, 1.0])
-
-    def revise(self) -> None:
-        return None
-
-    def trouble(self) -> str:
-        return ""
-
-
-def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
-    robot = make_robot("ur5e-twin", ["realtime=false"])
-    robot.connect()
-    guard, trace = Guard(robot, robot.limits), Trace(robot)
-    with open(os.devnull) as nothing, Keys(nothing) as keys:
-        end = drive(guard, Crashes(), 0, 3.0, keys, trace)
-    assert end.stopped == "policy: ZeroDivisionError: the network is gone"
-    assert len(trace) == 5
-    with pytest.raises(PrismError):
-        robot.send(np.zeros(4, np.float32))
-    recording = Recording(tmp_path / "x", robot, "t")
-    recording.add(trace.episode()[0], {"seed": 0})
-    assert open_dataset(tmp_path / "x").lengths.tolist() == [5], "what was recorded before is there"
-
-
 COUNTED = """
 import sys
 from pathlib import Path
@@ -269,57 +226,6 @@ def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: 
     assert "stopped: by the operator" in rest
     (said,) = RecordingSource(tmp_path / "o").provenances
     assert said["stopped"] == "by the operator"
-
-
-# ------------------------------------------------------------------ refused before anything moves
-
-INFO: dict[str, Any] = {
-    "sensors": [
-        {"name": "proprio", "kind": "vector", "shape": [4]},
-        {"name": "eye", "kind": "rgb", "shape": [24, 32, 3]},
-    ],
-    "needs": ["proprio"],
-    "action_dim": 4,
-    "action_kind": "delta",
-    "fps": 10.0,
-}
-
-
-def robot_with_eye(size: tuple[int, int]) -> Robot:
-    robot = make_robot("ur5e-twin", ["realtime=false"])
-    robot.sensors = (*robot.sensors, SensorSpec("eye", "rgb", (*size, 3)))
-    return robot
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"action_dim": 7}, "7 numbers an action, robot 'ur5e-twin' takes 4"),
-        ({"action_kind": "absolute"}, "nobody said what the policy's actions are"),
-        ({"action_kind": "absolute", "action": {"kind": "absolute"}}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
-        ({"action_kind": "absolute", "action": {"kind": "delta"}}, "a hold would move the robot"),
-        ({"action": {"kind": "velocity"}}, "'velocity', robot"),
-        ({"action": {"names": ["a", "b", "c", "d"]}}, "another robot"),
-        ({"fps": 30.0}, "trained at 30 steps a second"),
-        ({"sensors": [{"name": "rgb_wrist", "kind": "rgb", "shape": [8, 8, 3]}], "needs": ["rgb_wrist"]}, "no sensor"),
-        ({"sensors": [{"name": "proprio", "kind": "vector", "shape": [5]}]}, "needs shape"),
-        ({"sensors": [{"name": "proprio", "kind": "audio", "shape": [4]}]}, "is audio"),
-        ({"sensors": [{"name": "eye", "kind": "rgb", "shape": [12, 16, 3]}]}, "pass --resize"),
-    ],
-)
-def test_a_policy_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
-    robot = robot_with_eye((24, 32))
-    assert check_fit(robot, INFO) == {}
-    with pytest.raises(PrismError, match=words):
-        check_fit(robot, {**INFO, **change})
-
-
-def test_pictures_are_resized_when_asked() -> None:
-    sizes = check_fit(robot_with_eye((48, 64)), INFO, resize=True)
-    assert sizes["eye"].shape == (24, 32, 3)
-    from prism.data.pictures import shrunk
-
-    assert shrunk(np.zeros((1, 48, 64, 3), np.uint8), sizes["eye"]).shape == (1, 24, 32, 3)
 
 
 def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -381,16 +287,6 @@ def test_the_twin_shows_the_scene_that_the_policy_learned(
     (run / "experiment.json").write_text(json.dumps(written))
     assert main(["run", str(run), *TWIN]) == 2
     assert "learned 2 tasks: say which, --option task=tabletop-insert-left" in capsys.readouterr().err
-
-
-def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:
-    experiment = own_data(Path("recorded"))
-    assert _with_actions(experiment, ActionSpec(kind="delta")).controller.selection.action_kind == "delta"
-    asked = replace(
-        experiment, controller=replace(experiment.controller, selection=SelectionConfig(action_kind="delta"))
-    )
-    with pytest.raises(PrismError, match="actions are absolute"):
-        _with_actions(asked, ActionSpec(kind="absolute"))
 
 
 def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
@@ -533,53 +429,3 @@ def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: p
     assert main(["run", str(trained), *TWIN, "--seconds", "1", "--out", str(tmp_path / "o"), "--live", "0"]) == 0
     assert seen == [200]
     assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]
-
-
-class Late:
-    """A planner whose plans come when a test lets them."""
-
-    info = {"action_dim": 1, "action_kind": "delta", "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
-
-    def __init__(self) -> None:
-        self.waiting: list[Step] = []
-        self.ready: list[Reply] = []
-
-    def submit(self, step: Step) -> None:
-        self.ready.append(Reply(step, {"absent": []}))
-        self.waiting += [step] * step.wants_plan
-
-    def answer(self) -> None:
-        step = self.waiting.pop()
-        rows = (100 * step.number + np.arange(8, dtype=np.float32))[:, None]
-        self.ready.append(Reply(step, {"absent": []}, rows, True))
-
-    def poll(self, timeout: float = 0.0) -> Reply | None:
-        if timeout and not self.ready and self.waiting:
-            self.answer()  # it is waited for
-        return self.ready.pop(0) if self.ready else None
-
-    def trouble(self) -> str:
-        return ""
-
-    def reset(self, seed: int | None = None) -> None: ...
-    def close(self) -> None: ...
-
-
-def test_a_plan_that_comes_within_its_step_still_serves_it() -> None:
-    planner = Late()
-    executor = Executor(planner, blend=0)
-    assert [executor.act({})[0] for _ in range(2)] == [0, 1]
-    assert executor.act({})[0] == 2, "the plan of step 2 is not there: the old one goes on"
-    assert executor.revise() is None
-    planner.answer()
-    revised = executor.revise()
-    assert revised is not None
-    assert revised.action[0] == 200, "its first row, for the rest of step 2"
-    assert executor.revise() is None, "once"
-    assert executor.act({})[0] == 201
-    assert executor.stats.skipped[-1] == 0
-    executor.act({})
-    executor.act({})
-    planner.answer()
-    assert executor.revise() is None, "a plan of the step before is taken over by the next"
-    assert executor.act({})[0] == 402

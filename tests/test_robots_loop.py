@@ -1,0 +1,170 @@
+"""The loop that drives a robot: what does not fit is refused before anything moves, and what fails stops it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mujoco")
+pytest.importorskip("prism_client")
+
+from prism_client import Executor, Reply, Step
+
+from prism.data import open_dataset
+from prism.errors import PrismError
+from prism.robots.base import Robot, make_robot
+from prism.robots.loop import Keys, check_fit, drive
+from prism.robots.recording import Recording, Trace
+from prism.robots.safety import Guard, Seen
+from prism.runs.recipes import own_data
+from prism.runs.workflow import _with_actions
+from prism.selection import SelectionConfig
+from prism.sensors import ActionSpec, SensorSpec
+
+
+class Crashes:
+    who, plan, label = "policy", None, None
+
+    def start(self, seed: int) -> None:
+        self.steps = 0
+
+    def act(self, seen: Seen, keys: str) -> Any:
+        self.steps += 1
+        if self.steps > 5:
+            raise ZeroDivisionError("the network is gone")
+        return np.array([0.3, 0.0, 0.0, 1.0])
+
+    def revise(self) -> None:
+        return None
+
+    def trouble(self) -> str:
+        return ""
+
+
+def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.connect()
+    guard, trace = Guard(robot, robot.limits), Trace(robot)
+    with open(os.devnull) as nothing, Keys(nothing) as keys:
+        end = drive(guard, Crashes(), 0, 3.0, keys, trace)
+    assert end.stopped == "policy: ZeroDivisionError: the network is gone"
+    assert len(trace) == 5
+    with pytest.raises(PrismError):
+        robot.send(np.zeros(4, np.float32))
+    recording = Recording(tmp_path / "x", robot, "t")
+    recording.add(trace.episode()[0], {"seed": 0})
+    assert open_dataset(tmp_path / "x").lengths.tolist() == [5], "what was recorded before is there"
+
+
+INFO: dict[str, Any] = {
+    "sensors": [
+        {"name": "proprio", "kind": "vector", "shape": [4]},
+        {"name": "eye", "kind": "rgb", "shape": [24, 32, 3]},
+    ],
+    "needs": ["proprio"],
+    "action_dim": 4,
+    "action_kind": "delta",
+    "fps": 10.0,
+}
+
+
+def robot_with_eye(size: tuple[int, int]) -> Robot:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.sensors = (*robot.sensors, SensorSpec("eye", "rgb", (*size, 3)))
+    return robot
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"action_dim": 7}, "7 numbers an action, robot 'ur5e-twin' takes 4"),
+        ({"action_kind": "absolute"}, "nobody said what the policy's actions are"),
+        ({"action_kind": "absolute", "action": {"kind": "absolute"}}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
+        ({"action_kind": "absolute", "action": {"kind": "delta"}}, "a hold would move the robot"),
+        ({"action": {"kind": "velocity"}}, "'velocity', robot"),
+        ({"action": {"names": ["a", "b", "c", "d"]}}, "another robot"),
+        ({"fps": 30.0}, "trained at 30 steps a second"),
+        ({"sensors": [{"name": "rgb_wrist", "kind": "rgb", "shape": [8, 8, 3]}], "needs": ["rgb_wrist"]}, "no sensor"),
+        ({"sensors": [{"name": "proprio", "kind": "vector", "shape": [5]}]}, "needs shape"),
+        ({"sensors": [{"name": "proprio", "kind": "audio", "shape": [4]}]}, "is audio"),
+        ({"sensors": [{"name": "eye", "kind": "rgb", "shape": [12, 16, 3]}]}, "pass --resize"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
+    robot = robot_with_eye((24, 32))
+    assert check_fit(robot, INFO) == {}
+    with pytest.raises(PrismError, match=words):
+        check_fit(robot, {**INFO, **change})
+
+
+def test_pictures_are_resized_when_asked() -> None:
+    sizes = check_fit(robot_with_eye((48, 64)), INFO, resize=True)
+    assert sizes["eye"].shape == (24, 32, 3)
+    from prism.data.pictures import shrunk
+
+    assert shrunk(np.zeros((1, 48, 64, 3), np.uint8), sizes["eye"]).shape == (1, 24, 32, 3)
+
+
+def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:
+    experiment = own_data(Path("recorded"))
+    assert _with_actions(experiment, ActionSpec(kind="delta")).controller.selection.action_kind == "delta"
+    asked = replace(
+        experiment, controller=replace(experiment.controller, selection=SelectionConfig(action_kind="delta"))
+    )
+    with pytest.raises(PrismError, match="actions are absolute"):
+        _with_actions(asked, ActionSpec(kind="absolute"))
+
+
+class Late:
+    """A planner whose plans come when a test lets them."""
+
+    info = {"action_dim": 1, "action_kind": "delta", "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.waiting: list[Step] = []
+        self.ready: list[Reply] = []
+
+    def submit(self, step: Step) -> None:
+        self.ready.append(Reply(step, {"absent": []}))
+        self.waiting += [step] * step.wants_plan
+
+    def answer(self) -> None:
+        step = self.waiting.pop()
+        rows = (100 * step.number + np.arange(8, dtype=np.float32))[:, None]
+        self.ready.append(Reply(step, {"absent": []}, rows, True))
+
+    def poll(self, timeout: float = 0.0) -> Reply | None:
+        if timeout and not self.ready and self.waiting:
+            self.answer()  # it is waited for
+        return self.ready.pop(0) if self.ready else None
+
+    def trouble(self) -> str:
+        return ""
+
+    def reset(self, seed: int | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_a_plan_that_comes_within_its_step_still_serves_it() -> None:
+    planner = Late()
+    executor = Executor(planner, blend=0)
+    assert [executor.act({})[0] for _ in range(2)] == [0, 1]
+    assert executor.act({})[0] == 2, "the plan of step 2 is not there: the old one goes on"
+    assert executor.revise() is None
+    planner.answer()
+    revised = executor.revise()
+    assert revised is not None
+    assert revised.action[0] == 200, "its first row, for the rest of step 2"
+    assert executor.revise() is None, "once"
+    assert executor.act({})[0] == 201
+    assert executor.stats.skipped[-1] == 0
+    executor.act({})
+    executor.act({})
+    planner.answer()
+    assert executor.revise() is None, "a plan of the step before is taken over by the next"
+    assert executor.act({})[0] == 402
