@@ -14,9 +14,10 @@ import pytest
 
 from prism.errors import PrismError
 from prism.robots.base import ROBOTS, STOP_SECONDS, Reading, Robot, make_robot
-from tests.fakes.driven import DRIVEN
+from tests.fakes.driven import DRIVEN, REAL_CLOCK
 
 pytest.importorskip("mujoco")
+pytestmark = REAL_CLOCK
 FAST = ("realtime=false",)
 ALL: dict[str, tuple[str, ...]] = {
     "ur5e-twin": FAST,

@@ -5,6 +5,7 @@ Every driven robot also passes test_robots_conformance.py. The other drivers: te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -33,8 +34,10 @@ from prism.robots.limits import Limits
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
-from tests.fakes.driven import UR, loopback, written
+from tests.fakes.driven import REAL_CLOCK, UR, loopback, written
 from tests.fakes.ur_controller import Controller
+
+pytestmark = REAL_CLOCK
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -267,10 +270,10 @@ def controller() -> Iterator[Controller]:
 @pytest.fixture
 def ur(controller: Controller, tmp_path: Path) -> Iterator[Robot]:
     robot = make_robot(str(written(tmp_path, UR.format(host=controller.host))))
-    robot.connect()
-    robot.prepare(0)
-    yield robot
-    robot.close()
+    with contextlib.closing(robot):
+        robot.connect()
+        robot.prepare(0)
+        yield robot
 
 
 def moved(robot: Robot, commands: int, action: list[float]) -> None:
@@ -402,26 +405,31 @@ class Reaches:
         return np.array([0.0005, 0.0002 * math.sin(10 * seen.at), 0, 0, 0, 0], np.float32)
 
 
-def test_record_train_run_with_the_file_of_a_ur(tmp_path: Path) -> None:
-    """The file is all that differs from a twin, until the policy's commands arrive at the controller. That is a process
-    of its own here: ours computes a policy."""
+@pytest.fixture
+def elsewhere() -> Iterator[subprocess.Popen[str]]:
+    """A controller in a process of its own, for tests in which ours computes a policy."""
     pytest.importorskip("rtde_control")
+    words = [sys.executable, "-m", "tests.fakes.ur_controller", loopback()]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_record_train_run_with_the_file_of_a_ur(elsewhere: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The file is all that differs from a twin, until the policy's commands arrive at the controller."""
     text = UR.format(host=loopback()).replace("[limits]", "[limits]\nhold_seconds = 10.0\nwatchdog = 10.0")
     file, data, run = written(tmp_path, text), tmp_path / "data", tmp_path / "run"
-    words = [sys.executable, "-m", "tests.fakes.ur_controller", loopback()]
-    controller = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert controller.stdout is not None
-    assert controller.stdout.readline() == "ready\n"
     robot = make_robot(str(file))
     recording = Recording(data, robot, "reach")
     guard = Guard(robot, robot.limits)
     robot.connect()
-    with open(os.devnull) as nothing, Keys(nothing) as keys:
+    with open(os.devnull) as nothing, Keys(nothing) as keys, contextlib.closing(guard):
         for seed in range(2):
             trace = Trace(robot)
             assert not drive(guard, Reaches(), seed, 1.5, keys, trace, polls=4).stopped
             recording.add(trace.episode()[0], {"seed": seed})
-    guard.close()
     small = ("--set", "policy.obs_horizon=2", "policy.pred_horizon=8", "controller.exec_horizon=4")
     assert main(["train", str(data), "--steps", "4", "--out", str(run), *small]) == 0
     drives = ["run", str(run), "--robot", str(file), "--seconds", "1", "--slow", "0.5"]
@@ -430,7 +438,7 @@ def test_record_train_run_with_the_file_of_a_ur(tmp_path: Path) -> None:
     end = time.monotonic()
     assert main([*drives, "--out", str(tmp_path / "out")]) == 0
     assert open_dataset(tmp_path / "out").read(0).length >= 2
-    events = json.loads(controller.communicate("")[0])
+    events = json.loads(elsewhere.communicate("")[0])
     dry = [numbers[:6] for at, what, numbers in events if what == "servol" and begin < at < end]
     assert dry
     assert np.allclose(dry, dry[0]), "nothing was sent"

@@ -25,11 +25,13 @@ from prism.robots.drivers.parts import Part
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
-from tests.fakes.driven import CELL, GO2, ROS, cell, loopback, ros, vendors, written
+from tests.fakes.driven import CELL, GO2, REAL_CLOCK, ROS, cell, loopback, ros, vendors, written
 from tests.fakes.robotiq import Gripper
 from tests.fakes.rosbridge import RosBridge
 from tests.fakes.sensors import DARK, FULL
 from tests.fakes.unitree import DOMAIN, Go2WithD1, go2_with_d1
+
+pytestmark = REAL_CLOCK
 
 
 def until(true: Callable[[], bool], seconds: float = 15.0) -> bool:

@@ -18,6 +18,10 @@ from tests.fakes.sensors import Cameras, RealSenses, Sounds
 from tests.fakes.unitree import DOMAIN, go2_with_d1
 from tests.fakes.ur_controller import Controller
 
+REAL_CLOCK = pytest.mark.flaky(reruns=2)
+"""For tests with vendors' own clients on the real clock: ur_rtde gives up a connection where the machine stands still
+for two seconds or its clock is set, and the robot then stops, as it should. Machines of CI do both."""
+
 UR = """
 name = "ur5e"
 rate = 20
