@@ -97,7 +97,12 @@ def test_interrupt_and_bugs_are_one_line_too(prism: Run, monkeypatch: pytest.Mon
     for error, status, text in (
         (KeyboardInterrupt(), 130, "prism: interrupted\n"),
         (PrismError("two\nlines"), 2, "prism: error: two lines\n"),
-        (OSError(28, "No space left on device", "runs/x"), 2, "prism: error: No space left on device: runs/x\n"),
+        (
+            OSError(28, "No space left on device", "runs/x"),
+            2,
+            "prism: error: runs/x: the disk is full; free some space\n",
+        ),
+        (ConnectionRefusedError(111, "Connection refused"), 2, "prism: error: Connection refused\n"),
         (ValueError("oops"), 1, "prism: error: ValueError: oops (a bug in prism; PRISM_DEBUG=1 shows where)\n"),
     ):
         errors.append(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -104,6 +105,40 @@ def test_run_drives_and_records(trained: Path, tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     assert "z: 0.02 to 0.42 m, 0.3 m/s, 6 m/s2" in shown
     assert "force: 45 N ('tactile')" in shown
+
+
+@pytest.mark.parametrize("kind", ["below a file", "a file", "read-only", "forbidden"])
+def test_where_nothing_can_be_written_is_one_line(
+    recorded: Path,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    kind: str,
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    target = tmp_path / "file" / "x" if kind == "below a file" else tmp_path / "file"
+    said = "a file is where a folder should be; choose another path"
+    if kind in ("read-only", "forbidden"):  # the tests may run as a user who may write everywhere
+        target, number = tmp_path / "x", errno.EROFS if kind == "read-only" else errno.EACCES
+        said = "the folder is read-only; allow writing to it" if kind == "read-only" else "permission denied; allow it"
+        said += ", or choose another path"
+        mkdir = Path.mkdir
+
+        def refuse(path: Path, *args: Any, **options: Any) -> None:
+            if path == target:
+                raise OSError(number, os.strerror(number), str(path))
+            mkdir(path, *args, **options)
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+    capfd.readouterr()
+    for words in (
+        ["record", str(target), *TWIN, "--teleop", "scripted", "--episodes", "1"],
+        ["run", str(trained), *TWIN, "--out", str(target)],
+        ["train", str(recorded), "--steps", "2", "--out", str(target)],
+    ):
+        assert main(words) == 2
+        assert capfd.readouterr().err.splitlines()[-1] == f"prism: error: {target}: {said}", words[0]
 
 
 def test_the_policy_is_computed_where_it_was_asked_for(

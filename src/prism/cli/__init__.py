@@ -30,6 +30,7 @@ from prism.cli.run import Run
 from prism.cli.serve import Serve
 from prism.cli.train import Train
 from prism.errors import PrismError
+from prism.io.files import explain
 
 T = TypeVar("T")
 
@@ -115,9 +116,9 @@ def guard(program: str, call: Callable[[], int]) -> int:
         return 0
     except PrismError as error:
         return _fail(program, f"error: {error}", EXIT_USER)
-    except OSError as error:  # full disk, no permission: the system's words and the file say it all
-        said = f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        return _fail(program, said, EXIT_USER)
+    except OSError as error:  # full disk, no permission; without a file: of a network, whose words say it all
+        said = f"{error.filename}: {'; '.join(explain(error))}" if error.filename else error.strerror or error
+        return _fail(program, f"error: {said}", EXIT_USER)
     except Exception as error:
         said = f"error: {type(error).__name__}: {error} (a bug in prism; PRISM_DEBUG=1 shows where)"
         return _fail(program, said, EXIT_BUG)

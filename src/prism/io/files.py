@@ -196,18 +196,26 @@ def read_verified(folder: Path, name: str, sums: Mapping[str, Mapping[str, Any]]
     return data
 
 
+def explain(error: OSError) -> tuple[str, str]:
+    """The reason in plain words, and the remedy."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full", "free some space"
+    if error.errno == errno.EROFS:
+        return "the folder is read-only", "allow writing to it, or choose another path"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "permission denied", "allow it, or choose another path"
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return "a file is where a folder should be", "choose another path"
+    return error.strerror or str(error), "check the path and the disk"
+
+
 @contextmanager
 def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
     """Turn an OSError into one line: what could not be written, why, what is still there."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason, remedy = "the disk is full", "free some space"
-        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            reason, remedy = "the folder is read-only", "allow writing to it"
-        else:
-            reason, remedy = error.strerror or str(error), "mend that"
+        reason, remedy = explain(error)
         raise PrismError(
             f"{path} could not be written: {reason}. {intact}; {remedy}, then the same command again "
             "(prism train: with --resume)"

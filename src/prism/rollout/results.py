@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.io.files import encode_json, replace_file
+from prism.io.files import encode_json, explain, replace_file
 from prism.io.jsonconfig import from_json
 from prism.rollout import metrics
 
@@ -200,7 +200,7 @@ def write_atomic(path: Path, content: bytes, overwrite: bool = False) -> None:
     try:
         replace_file(path, content)
     except OSError as error:
-        raise PrismError(f"{path} cannot be written ({error.strerror}): check the folder and the free space") from error
+        raise PrismError(f"{path} cannot be written: {'; '.join(explain(error))}") from error
 
 
 def _processor() -> str:
