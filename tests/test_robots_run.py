@@ -316,6 +316,18 @@ def test_the_twin_shows_the_scene_that_the_policy_learned(
         assert main([*words[:-1], str(tmp_path / words[-1])]) == 0
         assert (f"ur5e-twin: task={task}, as " in capsys.readouterr().out) is bool(task)
         assert RecordingSource(tmp_path / words[-1]).task == (task or "tabletop-insert-left")
+    kept = other.rename(tmp_path / "moved")
+    assert main(["run", str(run), *TWIN, *short, str(tmp_path / "d")]) == 0
+    said = f"its default: {run} learned from {other}, which is not there any more (--option task=... decides)"
+    assert f"warning: ur5e-twin: task=tabletop-insert-left, {said}\n" in capsys.readouterr().out
+    kept.rename(other)
+    for file in other.glob("episode-*/dataset.json"):
+        file.write_text(file.read_text().replace("tabletop-insert-right", "my-kitchen"))
+    assert main(["run", str(run), *TWIN, *short, str(tmp_path / "e")]) == 0
+    said = f"its default: {run} names no scene of this twin (--option task=... decides)"
+    assert f"warning: ur5e-twin: task=tabletop-insert-left, {said}\n" in capsys.readouterr().out
+    for file in other.glob("episode-*/dataset.json"):
+        file.write_text(file.read_text().replace("my-kitchen", "tabletop-insert-right"))
     written["demonstrations"] |= {"kind": "mixture", "path": None, "parts": [
         {"task": None, "demonstrations": {"kind": "path", "path": str(path)}} for path in (recorded, other)
     ]}  # fmt: skip

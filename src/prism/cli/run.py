@@ -50,7 +50,7 @@ class Run:
     robot: Annotated[str, arg(metavar="NAME")] = ""
     """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
-    """Options of the robot, as task=tabletop-height realtime=false. A twin's task is by default that of the run."""
+    """Options of the robot, as task=tabletop-height realtime=false. A twin's task is by default that of RUN's data."""
     limits: Annotated[Path | None, option("FILE")] = None
     """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
     server: Annotated[str | None, option("URL")] = None
@@ -140,14 +140,26 @@ class Run:
         from prism.robots.base import ROBOTS, make_robot
 
         scenes = getattr(ROBOTS[self.robot], "tasks", ()) if self.robot in ROBOTS else ()
-        if not scenes or self.server is not None or any(given.startswith("task=") for given in self.option):
+        if not scenes or any(given.startswith("task=") for given in self.option):
             return make_robot(self.robot, self.option)
         shown = [task for task in self._shown() if task in scenes]
         if len(shown) > 1:
             raise PrismError(f"{self.run_folder} learned {len(shown)} tasks: say which, --option task={shown[0]}")
-        for task in shown:
-            print(f"{self.robot}: task={task}, as {self.run_folder or self.replay} says (--option task=... decides)")
-        return make_robot(self.robot, (*self.option, *(f"task={task}" for task in shown)))
+        robot = make_robot(self.robot, (*self.option, *(f"task={task}" for task in shown)))
+        said = f"as {self.run_folder or self.replay} says" if shown else f"its default: {self._why_unknown()}"
+        warning = "" if shown else "warning: "
+        print(f"{warning}{self.robot}: task={_task(robot)}, {said} (--option task=... decides)")
+        return robot
+
+    def _why_unknown(self) -> str:
+        """Why nothing names a scene of the twin."""
+        from prism.runs.run import Run as Trained
+
+        trained = None if self.run_folder is None else Trained(self.run_folder)
+        data = trained.experiment.demonstrations.path if trained is not None and trained.has_experiment else None
+        if data is not None and "://" not in str(data) and not Path(data).exists():
+            return f"{self.run_folder} learned from {data}, which is not there any more"
+        return f"{self.run_folder or self.replay or self.server} names no scene of this twin"
 
     def _shown(self) -> tuple[str, ...]:
         """The tasks of what the policy learned from, or of the episode to replay."""
