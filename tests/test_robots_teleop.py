@@ -260,3 +260,23 @@ def test_a_full_disk_loses_no_finished_episode(
     monkeypatch.setattr(store_writer, "sync", real)
     assert main(["record", str(folder), *TWIN, "--teleop", "scripted", "--episodes", "1"]) == 0
     assert len(RecordingSource(folder).lengths) == len(source.lengths) + 1, "and it goes on when there is room"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
+def test_a_full_disk_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where closing a file fails once more, with what was still to be written to it."""
+    folder, real = tmp_path / "full", store_writer.DatasetWriter._start_file
+
+    def start(writer: store_writer.DatasetWriter, name: str, *what: Any) -> None:
+        real(writer, name, *what)
+        if writer.path.name == "episode-000001":
+            writer._files[name].close()
+            writer._files[name] = open("/dev/full", "w+b")  # noqa: SIM115
+
+    monkeypatch.setattr(store_writer.DatasetWriter, "_start_file", start)
+    assert main(["record", str(folder), *TWIN, "--teleop", "scripted", "--episodes", "5"]) == 2
+    said = f"{folder} could not be written: the disk is full. 1 episodes are there; free some space"
+    assert said in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "episode-000000", "page.html"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,7 +75,8 @@ class DatasetWriter(EpisodeWriter):
 
     def _release(self) -> None:
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # a full disk: there is no room for what it still held
+                file.close()
 
     def _start_file(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._files[name] = (self._temp / f"{name}.npy").open("w+b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +133,8 @@ class EpisodeWriter(AtomicWriter):
 
     def abandon(self) -> None:
         self._open = False
-        self._release()
+        with suppress(OSError):  # a full disk
+            self._release()
         shutil.rmtree(self._temp, ignore_errors=True)
 
     def _checked(self, sensor: SensorSpec, values: ArrayLike, present: BoolArray, where: str) -> Array:
