@@ -12,7 +12,7 @@ episodes; cells, intervals and the paired test are those of `prism compare`.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +114,7 @@ def run(config: Config, console: Console) -> Study:
     comparison = compare(config.work, config.grid(), config.jobs, console)
     rows = {row.contestant: row for row in comparison.rows}
     missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]
-    return summarise(config, rows, pairs_of(comparison), missing)
+    return replace(summarise(config, rows, pairs_of(comparison), missing), commits=comparison.commits)
 
 
 def pairs_of(comparison: Comparison) -> Pairs:

@@ -21,7 +21,7 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import paired
-from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
+from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, commits_of, compare, table
 from prism.runs.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
 
@@ -91,8 +91,9 @@ def run(config: Config, console: Console) -> Study:
         "steps": config.steps,
         "episodes": config.episodes,
     }
-    found = {**figures, **gains}
-    return Study("demonstrations", found, tuple(claims(found, config)), settings, config.seeds, tuple(missing))
+    found, commits = {**figures, **gains}, commits_of(cell for part in cells.values() for cell in part.values())
+    claimed = tuple(claims(found, config))
+    return Study("demonstrations", found, claimed, settings, config.seeds, tuple(missing), commits)
 
 
 def gain(config: Config, few: Mapping[CellId, Cell], many: Mapping[CellId, Cell]) -> dict[str, dict[str, Any]]:

@@ -9,11 +9,12 @@ the order of what is asked first: PRISM with all demonstrations, the others with
 others. Killed at any moment, the same command goes on where it was.
 
     success.METHOD.TASK, ci.METHOD.TASK     with the most demonstrations; the 95 % interval
-    curve.METHOD.TASK.N                     with N; success, ci, seeds
+    curve.METHOD.TASK.N                     with N; success, ci, seeds, commits (of the code that trained it)
     mean.METHOD                             of the tasks, with the most demonstrations; only where all are there
     ahead.METHOD                            {mean, low, high, p}: PRISM minus this method, all tasks' episodes, paired
     gain.METHOD.TASK                        {mean, low, high, p}: with the most demonstrations minus with the fewest
     missing                                 cells that are not there, each with the reason
+    commits                                 of the code that trained the cells, all of them
 State inputs and touch, in simulation; the paper's robot has cameras. Fewer demonstrations are a subset of more.
 """
 
@@ -38,6 +39,7 @@ from prism.runs.comparison import (
     Comparison,
     Contestant,
     EvaluationPlan,
+    commits_of,
     compare,
     summarise,
     table,
@@ -128,8 +130,9 @@ def run(config: Config, console: Console) -> Study:
         for (_, count), comparison in there.items()
         for one in comparison.missing
     )
+    commits = commits_of(cell for comparison in there.values() for cell in comparison.cells.values())
     settings = {**config.settings("status", "jobs"), "exec_horizon": recipe(config.tasks[0]).controller.exec_horizon}
-    return Study("loco", figures, tuple(claims(figures, config)), settings, config.seeds, missing)
+    return Study("loco", figures, tuple(claims(figures, config)), settings, config.seeds, missing, commits)
 
 
 def record(config: Config, task: str, console: Console) -> None:
@@ -147,7 +150,8 @@ def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> d
     for (task, count), comparison in there.items():
         for row in comparison.rows:
             point = {"success": row.success, "ci": list(row.success_ci), "seeds": len(row.seeds)}
-            curve[row.contestant].setdefault(task, {})[str(count)] = point
+            cells = [cell for id, cell in comparison.cells.items() if id.contestant == row.contestant]
+            curve[row.contestant].setdefault(task, {})[str(count)] = {**point, "commits": commits_of(cells)}
     full = {m: {t: points[str(most)] for t, points in by.items() if str(most) in points} for m, by in curve.items()}
     gain: dict[str, dict[str, Any]] = {method: {} for method in config.methods}
     for method in config.methods:

@@ -25,6 +25,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.results import refuse_existing, run_info, write_atomic, write_json
+from prism.runs.comparison import several_versions
 from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other
 from prism.runs.recipes import Experiment
 from prism.runs.workflow import train_experiment
@@ -82,6 +83,7 @@ class Study:
     settings: dict[str, Any]
     seeds: tuple[int, ...] = (0,)
     missing: tuple[str, ...] = ()  # cells that failed, each with its reason: never averaged over silently
+    commits: Sequence[str] = ()  # of the code that trained the cells; several: the terminal says so
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -91,6 +93,7 @@ class Study:
             "missing": list(self.missing),
             "settings": self.settings,
             "seeds": list(self.seeds),
+            **({"commits": list(self.commits)} if self.commits else {}),
             **run_info(self.seeds[0] if self.seeds else 0),
         }
 
@@ -166,6 +169,8 @@ def show_claims(study: Study, console: Console) -> None:
     console.print(table)
     for line in study.missing:
         console.print(f"missing: {line}", highlight=False, markup=False)
+    if several := several_versions(study.commits):
+        console.print(several, highlight=False, soft_wrap=True)
 
 
 def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console) -> None:

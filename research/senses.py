@@ -41,7 +41,17 @@ from prism.io import files
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout.metrics import FloatArray, paired, success_interval
 from prism.rollout.results import write_atomic
-from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, compare, folder_of, summarise
+from prism.runs.comparison import (
+    Cell,
+    CellId,
+    CompareConfig,
+    Contestant,
+    EvaluationPlan,
+    commits_of,
+    compare,
+    folder_of,
+    summarise,
+)
 from prism.runs.grid import RESULT
 from prism.runs.run import Run
 from research import modality
@@ -199,19 +209,19 @@ def episodes_of(cells: Mapping[CellId, Cell], task: str, name: str) -> dict[int,
 
 def summary(config: Config, drops: Drops) -> Study:
     cells: dict[CellId, Cell] = {}
-    missing, commits = [], set[str]()
+    missing, trained = [], list[Cell]()
     for part in ("all", "baselines", "dropout"):
         found = summarise(config.folder(part), config.grid(config.contestants(part), config.seeds))
         cells |= found.cells
         missing += [f"{part}, {one.cell}: {one.reason}" for one in found.missing]
-        commits |= set(found.commits)
+        trained += found.cells.values()
     tasks: dict[str, Any] = {}
     dropout: dict[str, Any] = {}
     for sense in config.senses:
         task, sensor = SENSES[sense]
         blind = summarise(config.folder("without", sense), config.grid([PRISM], config.seeds, sense))
         missing += [f"without {sensor}, {one.cell}: {one.reason}" for one in blind.missing]
-        commits |= set(blind.commits)
+        trained += blind.cells.values()
         full, lost = (episodes_of(found, task, PRISM.name) for found in (cells, blind.cells))
         tasks[sense] = {"task": task, "sensor": sensor, "all": None, "without": None, "gain": difference(full, lost)}
         tasks[sense] |= {key: figures_of(rows) for key, rows in (("all", full), ("without", lost)) if rows}
@@ -229,10 +239,9 @@ def summary(config: Config, drops: Drops) -> Study:
         "dropout": dropout,
         "redundant": {name: REDUNDANT[name] for name in config.senses},
         "means": means,
-        "commits": sorted(commits),
     }
     settings = config.settings("parts", "jobs")
-    study = Study("senses", figures, (), settings, config.seeds, tuple(missing))
+    study = Study("senses", figures, (), settings, config.seeds, tuple(missing), commits_of(trained))
     return replace(study, claims=tuple(claims(study)))
 
 

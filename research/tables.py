@@ -31,7 +31,7 @@ from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.methods import METHODS
 from prism.rollout.metrics import mean
-from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare
+from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, commits_of, compare
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
 from research.report import Claim, Study, Verdict, Written, show_rows
@@ -170,9 +170,6 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         for comparison in done.values()
         for one in comparison.missing
     )
-    commits = sorted({commit for comparison in done.values() for commit in comparison.commits})
-    if len(commits) > 1:
-        missing += (f"the cells were trained by several versions of prism: {', '.join(commits)}",)
     plan = protocol(config.table)
     first = next(iter(rows), "prism")
     ours = rows.get("prism", rows.get(first, {}))
@@ -194,10 +191,10 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         },
         "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
         "bars": dict(plan.bars),
-        "commits": commits,
     }
     settings = {**config.settings("jobs"), "minutes": config.minutes or plan.minutes, "clock": "cpu"}
-    return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing)
+    commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
+    return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)
 
 
 def short(task: str) -> str:

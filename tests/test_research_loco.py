@@ -11,6 +11,7 @@ import pytest
 
 from prism.errors import PrismError
 from prism.runs.comparison import CellId
+from research import loco
 from research.__main__ import main
 from research.loco import Config, figures_of
 
@@ -39,7 +40,12 @@ def comparison(task: str, successes: dict[str, list[int]]) -> Any:
         for name, won in successes.items()
     ]
     cells = {
-        CellId(task, name, 0): {"per_episode": [{"success": one} for one in won]} for name, won in successes.items()
+        CellId(task, name, 0): {
+            "per_episode": [{"success": one} for one in won],
+            "info": {"commit": "evaluated"},
+            "trained_by": {"commit": f"{task}{len(name)}"},
+        }
+        for name, won in successes.items()
     }
     return SimpleNamespace(rows=rows, cells=cells, config=SimpleNamespace(seeds=(0,)))
 
@@ -60,9 +66,27 @@ def test_the_figures_are_their_definitions() -> None:
     assert found["gain"]["prism"]["a"]["mean"] == pytest.approx(0.5)
     assert "b" not in found["gain"]["prism"]
     assert found["curve"]["prism"]["a"] == {
-        "5": {"success": 0.25, "ci": [0.0, 1.0], "seeds": 1},
-        "9": {"success": 0.75, "ci": [0.0, 1.0], "seeds": 1},
+        "5": {"success": 0.25, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5"]},
+        "9": {"success": 0.75, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5"]},
     }
+
+
+def test_versions_of_the_cells_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commits of the code that trained them, and a line where there are several."""
+
+    def there(folder: Path, config: Any) -> Any:
+        found = comparison(folder.parent.name, {"prism": [1, 0]})
+        return SimpleNamespace(**vars(found), missing=())
+
+    monkeypatch.setattr(loco, "summarise", there)
+    for tasks in (["go2-park", "go2-pick"], ["go2-park"]):
+        file = tmp_path / f"{len(tasks)}.json"
+        assert main(["loco", "--status", "--tasks", *tasks, "--methods", "prism", "--json", str(file)]) == 0
+        assert json.loads(file.read_text())["commits"] == [f"{task}5" for task in tasks]
+        said = "the cells were trained by several versions of prism: go2-park5, go2-pick5\n"
+        assert (said in capsys.readouterr().out) is (len(tasks) == 2)
 
 
 def test_what_cannot_be_compared_is_refused() -> None:

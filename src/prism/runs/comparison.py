@@ -176,15 +176,11 @@ class Comparison:
 
     @property
     def commits(self) -> list[str]:
-        """Of the code that trained the cells, as their last process loaded it."""
-        return sorted({str((c.get("trained_by") or c["info"]).get("commit", "unknown")) for c in self.cells.values()})
+        return commits_of(self.cells.values())
 
     @property
     def mixed(self) -> str:
-        """A line where the cells are of several versions of prism."""
-        return f"the cells were trained by several versions of prism: {', '.join(self.commits)}" * (
-            len(self.commits) > 1
-        )
+        return several_versions(self.commits)
 
     def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
         """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""
@@ -240,6 +236,16 @@ class Comparison:
             whole = len(done) == len(found)
             values.append(metrics.mean([float(cell["evaluation"][key]) for cell in done]) if whole else None)
         return values
+
+
+def commits_of(cells: Iterable[Cell]) -> list[str]:
+    """Of the code that trained them, as their last process loaded it."""
+    return sorted({str((cell.get("trained_by") or cell["info"]).get("commit", "unknown")) for cell in cells})
+
+
+def several_versions(commits: Sequence[str]) -> str:
+    """A line where the cells are of several versions of prism."""
+    return f"the cells were trained by several versions of prism: {', '.join(commits)}" * (len(commits) > 1)
 
 
 def folder_of(out: Path, id: CellId) -> Path:
