@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ Result = dict[str, Any]
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 
 
+_ABSOLUTE = re.compile(r"""(?<![^\s=,"'\[(])/[^\s,"'\])]+""")  # a path from the root, in the words of a command
 OutputFile = Annotated[Path | None, option("FILE")]
 
 
@@ -137,7 +139,7 @@ class Output:
 
     def write(self, result: Outcome, draw: Callable[[Outcome], Figure] | None = None) -> None:
         if self.json is not None:
-            write_json(self.json, result if isinstance(result, dict) else result.to_json(), self.overwrite)
+            write_json(self.json, portable(result if isinstance(result, dict) else result.to_json()), self.overwrite)
         if self.plot is not None:
             if draw is None:
                 raise PrismError(f"{self.plot}: there is no picture of these figures; leave --plot out")
@@ -157,6 +159,26 @@ def carry_out(module: Any, config: Any) -> None:
     output = Output(config.json, getattr(config, "plot", None), config.overwrite)
     result = output.carry_out(lambda console: module.run(config, console), show, getattr(module, "draw", None))
     getattr(module, "check", lambda _: None)(result)
+
+
+def portable(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures whose `command` has no path of this machine: relative to the working folder, or the last name alone."""
+
+    def short(found: re.Match[str]) -> str:
+        path, here = Path(found[0]), Path.cwd()
+        return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+
+    def walk(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: walk(inner, name) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [walk(inner) for inner in value]
+        return _ABSOLUTE.sub(short, value) if key == "command" and isinstance(value, str) else value
+
+    found: dict[str, Any] = walk(figures)
+    if str(found.get("command")).startswith("__main__.py "):
+        found["command"] = found["command"].replace("__main__.py", "python -m research", 1)
+    return found
 
 
 def show_claims(study: Study, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from prism.methods.table import PRESETS
 from research.__main__ import MODULES, main
+from research.report import portable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,6 +55,23 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_every_module_is_in_the_table() -> None:
     shared = {"__init__", "__main__", "report", "data_files", "benchmark_protocols", "loading_lerobot"}
     assert {path.stem for path in (ROOT / "research").glob("*.py")} - shared == set(MODULES.values())
+
+
+def test_a_command_names_no_path_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the JSON of every study: what lies below the working folder from there, anything else by its last name."""
+    monkeypatch.chdir(tmp_path)
+    words = ["loco", "--status", "--work", "/somewhere/else/work", f"--json={tmp_path / 'kept' / 'f.json'}"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/research/__main__.py", *words])
+    assert main() == 0
+    found = json.loads((tmp_path / "kept" / "f.json").read_text())
+    assert found["command"] == "python -m research loco --status --work work --json=kept/f.json"
+    told = 'prism run --set path="/home/me/data" --text left/right --server ws://host/x --out ../o /a/b/'
+    older = {"command": told, "parts": [{"command": "prism eval /home/me/run"}], "note": "/home/me"}
+    assert portable(older) == {
+        "command": 'prism run --set path="data" --text left/right --server ws://host/x --out ../o b',
+        "parts": [{"command": "prism eval run"}],
+        "note": "/home/me",
+    }
 
 
 def test_every_result_says_how_it_was_made() -> None:
