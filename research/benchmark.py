@@ -90,7 +90,7 @@ def run(config: Config, console: Console) -> BenchmarkResult:
         task=config.task,
         candidates=config.candidates,
         selection=config.selection,
-        settings=config.set,
+        set=config.set,
         workers=config.workers,
         ray=config.ray,
         backend=config.backend,
@@ -227,7 +227,7 @@ def at_k(options: EvalOptions, k: int, specs: Sequence[PolicySpec]) -> EvalOptio
         settings = ("selection.pose_sensor=robot_obs", "selection.pose_dims=6")
     elif shapes.get("proprio") == (11,):  # CALVIN's state variants: a position, then sines and cosines
         settings = ("selection.pose_dims=3",)
-    return replace(options, candidates=k, selection="proxy_score", settings=(*settings, *options.settings))
+    return replace(options, candidates=k, selection="proxy_score", set=(*settings, *options.set))
 
 
 def _cells(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[Cell]:

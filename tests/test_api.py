@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> prism.Run:
 def test_train_evaluate_act(trained: prism.Run) -> None:
     assert trained.experiment.train.steps == 20
     assert trained.resume_point == trained.checkpoints[-1] == trained.weights()
-    result = prism.evaluate(trained, episodes=2, candidates=2, workers=1, progress=False)
+    result = prism.evaluate(trained, episodes=2, set=["candidates=2"], workers=1, progress=False)
     assert result.summary()["episodes"] == 2
     assert result.controller.candidates == 2
     assert trained.recording().is_file()
@@ -83,7 +83,7 @@ def test_a_controller_has_the_settings_of_its_run(trained: prism.Run, tmp_path: 
     (tmp_path / "checkpoints").symlink_to(trained.folder / "checkpoints")
     run = prism.load_run(tmp_path)
     assert run.controller().config == stored
-    other = run.controller(candidates=3, selection="overlap", settings=["selection.restless=0"]).config
+    other = run.controller(candidates=3, selection="overlap", set=["selection.restless=0"]).config
     assert (other.candidates, other.selection.rule, other.selection.restless) == (3, "overlap", 0)
     assert other.ensemble == 0.01
 

@@ -184,7 +184,7 @@ def test_what_is_wrong_is_said_before_any_work(trained: Path, tmp_path: Path) ->
     (tmp_path / "expert.json").write_text('{"success.metaworld-reach": 1.0}')
     with pytest.raises(PrismError, match=r"expert\.json: no key 'success\.TASK'"):
         make_plan("pusht", [trained], expert=tmp_path / "expert.json")
-    options = EvalOptions(selection="proxy_score", settings=("selection.pose_sensor=hand",))
+    options = EvalOptions(selection="proxy_score", set=("selection.pose_sensor=hand",))
     with pytest.raises(PrismError, match=r"pusht: selection\.rule = 'proxy_score' needs the pose.*'hand'"):
         make_plan("pusht", [trained], options)
     assert [path for path, _ in find_runs([trained.parent])] == [trained]
@@ -243,7 +243,7 @@ def test_success_at_k_is_the_papers_selection(trained: Path) -> None:
     assert plan.cells[0].controller.selection.rule == "proxy_score"
     assert BenchmarkResult(plan.benchmark, {}).to_json()["success_at"] == 8
     calvin = PolicySpec("p", {}, (SensorSpec("robot_obs", "vector", (15,)),), 7, 30.0, 2, 12)
-    assert "selection.pose_sensor=robot_obs" in at_k(EvalOptions(), 8, [calvin]).settings
+    assert "selection.pose_sensor=robot_obs" in at_k(EvalOptions(), 8, [calvin]).set
     with pytest.raises(PrismError, match="the first sets both others"):
         make_plan("pusht", [trained], EvalOptions(candidates=4), success_at=8)
     with pytest.raises(PrismError, match="--success-at 0 is out of range"):

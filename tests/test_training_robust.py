@@ -192,7 +192,7 @@ def test_robust_trains_resumes_and_says_what_is_healthy(tmp_path: Path, capsys: 
     assert limits["rgb_wrist"] == pytest.approx((50, 177), abs=3)
     assert limits["depth_wrist"] == pytest.approx((0.5, 2.0), abs=0.03)
     assert limits["text"] is None
-    controller = Run(run).controller(settings=["candidates=2"])
+    controller = Run(run).controller(set=["candidates=2"])
     good = {"rgb_wrist": np.full((16, 16, 3), 100, np.uint8), "q": np.zeros(2, np.float32), "text": "go"}
     controller.act({**good, "depth_wrist": np.ones((16, 16), np.float32)})
     assert not controller.health.faults

@@ -81,7 +81,7 @@ class Eval(JsonOutput, CalvinOption):
             first_seed=self.first_seed,
             candidates=self.candidates,
             selection=self.selection,
-            settings=self.set,
+            set=self.set,
             workers=self.workers,
             ray=self.ray,
             backend=self.backend,

@@ -252,7 +252,7 @@ class Run:
         from prism.runs.action_kind import as_stated
         from prism.runs.run import changed
 
-        return as_stated(trained, changed(trained.settings, settings=self.set), self.action_kind)[0]
+        return as_stated(trained, changed(trained.settings, set=self.set), self.action_kind)[0]
 
     @contextmanager
     def _live(self, trained: Trained, device: Any) -> Iterator[Planner]:

@@ -102,7 +102,7 @@ class Serve:
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
         run = Run(self.run_folder)
-        settings = changed(run.settings, self.candidates, self.selection, settings=self.set)
+        settings = changed(run.settings, self.candidates, self.selection, set=self.set)
         settings, stated = as_stated(run, settings, self.action_kind)
         config = replace(config, action_kind_known=stated)
         device = backend_device(self.device, self.backend)

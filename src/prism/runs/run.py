@@ -71,7 +71,7 @@ class EvalOptions:
     first_seed: int = TEST_SEED
     candidates: int | None = None
     selection: str | None = None
-    settings: tuple[str, ...] = ()  # of the controller, KEY=VALUE
+    set: tuple[str, ...] = ()  # settings of the controller, KEY=VALUE
     workers: int | None = None  # None: one a core of the machine or cluster
     record: RecordConfig | None = None
     ray: bool = False
@@ -86,7 +86,7 @@ class EvalOptions:
         return max(1, min(ray_pool.cpus() if self.ray else os.cpu_count() or 1, self.episodes))
 
     def controller(self, config: ControllerConfig) -> ControllerConfig:
-        return changed(config, self.candidates, self.selection, settings=self.settings)
+        return changed(config, self.candidates, self.selection, set=self.set)
 
 
 def changed(
@@ -94,16 +94,16 @@ def changed(
     candidates: int | None = None,
     selection: str | None = None,
     exec_horizon: int | None = None,
-    settings: Sequence[str] = (),
+    set: Sequence[str] = (),
 ) -> ControllerConfig:
-    """A controller's settings with some of them replaced. `selection` is a rule; `settings` are KEY=VALUE."""
+    """A controller's settings with some of them replaced. `selection` is a rule; `set` are KEY=VALUE."""
     if candidates is not None:
         config = replace(config, candidates=candidates)
     if exec_horizon is not None:
         config = replace(config, exec_horizon=exec_horizon)
     if selection is not None:
         config = replace(config, selection=replace(config.selection, rule=selection))  # type: ignore[arg-type]  # checked there
-    return with_settings(config, settings)
+    return with_settings(config, set)
 
 
 class Run:
@@ -224,13 +224,13 @@ class Run:
         candidates: int | None = None,
         exec_horizon: int | None = None,
         selection: str | None = None,
-        settings: Sequence[str] = (),
+        set: Sequence[str] = (),
     ) -> Controller:
-        """The policy under the stored settings, changed by what is given; `settings` as in prism eval --set.
+        """The policy under the stored settings, changed by what is given; `set` as in prism eval --set.
 
         controller.reset(seed) begins an episode, controller.act({sensor: reading}) gives its next action.
         """
-        config = changed(self.settings, candidates, selection, exec_horizon, settings)
+        config = changed(self.settings, candidates, selection, exec_horizon, set)
         return Controller(self.policy(device), config, seed)
 
     # ----------------------------------------------------------------- what was measured

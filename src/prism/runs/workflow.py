@@ -91,7 +91,7 @@ def evaluate(
     first_seed: int = TEST_SEED,
     candidates: int | None = None,
     selection: str | None = None,
-    settings: tuple[str, ...] = (),
+    set: Sequence[str] = (),
     workers: int | None = None,
     progress: bool = True,
     text: str | None = None,
@@ -99,11 +99,13 @@ def evaluate(
 ) -> EvaluationResult:
     """Roll a run out, as `prism eval` does, on seeds first_seed, first_seed + 1, ...; result.summary() has the means.
 
+        result = prism.evaluate("runs/mine", episodes=20, set=["exec_horizon=2"])
+
     None: as the run's experiment says. The recording and metrics.json stay in the run. `text`: the policy is told this
     sentence; `without`: these sensors are absent; then nothing is stored.
     """
     how = {"text": text, "without": tuple(without)}
-    options = EvalOptions(task, episodes, first_seed, candidates, selection, settings, workers, **how)  # type: ignore[arg-type]
+    options = EvalOptions(task, episodes, first_seed, candidates, selection, tuple(set), workers, **how)  # type: ignore[arg-type]
     return (run if isinstance(run, Run) else Run(run)).evaluate(options, progress)
 
 
