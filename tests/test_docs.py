@@ -63,6 +63,13 @@ def test_commands_on_a_page_exist(page: Path) -> None:
                 assert name in COMMANDS or words[1] in COMMANDS, f"{page.relative_to(ROOT)}: {line.strip()}"
 
 
+def test_every_recipe_is_named_where_a_task_is_added() -> None:
+    from prism.runs.recipes import RECIPES
+
+    [line] = re.findall(r"^- `recipe`.*?(?=^- )", (ROOT / "docs/howto/extend.md").read_text(), flags=re.S | re.M)
+    assert set(re.findall(r"`([\w-]+)`", line)) - {"recipe"} == set(RECIPES)
+
+
 def test_the_readme_is_for_ten_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
 

@@ -111,9 +111,8 @@ def short_plans() -> PrismConfig:
     return replace(tiny, pred_horizon=8, encoder=replace(tiny.encoder, mix_width=256))
 
 
-def disturbed(task: str) -> Experiment:
-    """A task from 40 demonstrations of its scripted expert, played with a little noise, so that
-    they show how to come back to the way; all sensors of the task.
+def state_long(task: str) -> Experiment:
+    """`state` for longer tasks: twice the demonstrations, and plans of 16 actions, of which 8 are executed.
 
     Command: prism train robosuite-lift --minutes 4 && prism eval runs/robosuite-lift --episodes 20
     Cost:    a minute to record Lift, two or three times that for the others; Transport a quarter of an hour.
@@ -304,7 +303,7 @@ def demo_tasks() -> tuple[Experiment, ...]:
 
 RECIPES = {
     "state": state,
-    "disturbed": disturbed,
+    "state-long": state_long,
     "sensed": sensed,
     "grasped": grasped,
     "loco": loco,

@@ -42,7 +42,7 @@ def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
 
 
 _ARM = {"actions": "delta", "grippers": (6,), "packages": ("robosuite", "mujoco")}
-_BY_INPUTS = {"state": "disturbed", "pixels": "pixels", "rgbd": "pixels"}
+_BY_INPUTS = {"state": "state-long", "pixels": "pixels", "rgbd": "pixels"}
 
 PUSHT = _family(
     {name: name for name in VARIANTS},
@@ -108,7 +108,7 @@ CALVIN = _family(
     calvin_checkout.NAMES,
     "calvin:CalvinEnv",
     expert="calvin_expert:CalvinExpert",
-    recipe={"sensors": "pixels", "state": "disturbed"},
+    recipe={"sensors": "pixels", "state": "state-long"},
     actions="delta",
     grippers=(6,),
     packages=("pybullet",),
