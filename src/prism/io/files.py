@@ -216,10 +216,7 @@ def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason, remedy = explain(error)
-        raise PrismError(
-            f"{path} could not be written: {reason}. {intact}; {remedy}, then the same command again "
-            "(prism train: with --resume)"
-        ) from error
+        raise PrismError(f"{path} could not be written: {reason}. {intact}; {remedy}, and try again") from error
 
 
 @contextmanager

@@ -304,7 +304,7 @@ def _val_loss(folder: Path) -> float | None:
 
 def _describe_newest(run_dir: Path) -> str:
     known = list_checkpoints(run_dir)
-    return f"The last good checkpoint is {known[-1]}" if known else "There is no checkpoint yet"
+    return f"The last good checkpoint is {known[-1]} (--resume)" if known else "There is no checkpoint yet"
 
 
 def _step(folder: Path) -> int:

@@ -35,7 +35,7 @@ from prism.policy import Policy
 from prism.training import checkpoint, start
 from prism.training.checkpoint import TrainingState
 from prism.training.config import TrainConfig
-from prism.training.monitor import Monitor, Silent
+from prism.training.monitor import INTACT, Monitor, Silent
 from prism.training.robust import disturbed
 from prism.training.step import Learner, StepOutput, derive_seed, ema_decay, learning_rate, row_random
 from prism.types import Batch
@@ -323,7 +323,7 @@ def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: Tr
     path = run_dir / f"bad-batch-step-{step:08d}{whose}.safetensors"
     seed = derive_seed(config.seed, _TRAINING, step)
     tensors = {name: value.detach().cpu().contiguous() for name, value in start.batch_tensors(batch).items()}
-    with files.explain_write_errors(path, "The checkpoints are intact"):
+    with files.explain_write_errors(path, INTACT):
         notes = {"step": str(step), "generator_seed": str(seed)}
         files.replace_file(path, safetensors.torch.save(tensors, notes))
     broken = non_finite_names(batch)

@@ -35,6 +35,7 @@ from prism.io import files
 from prism.training.config import TrainConfig
 from prism.training.step import StepOutput
 
+INTACT = "The checkpoints are intact (--resume)"  # where something beside them cannot be written
 _BAR_SECONDS = 0.5  # between updates of the bar
 _LINE_SECONDS = 15.0  # between lines where there is no terminal
 _SHOWN = (("rejection_rate", "rejected", "{:.0%}"), ("fallback_rate", "fallback", "{:.0%}"))
@@ -72,7 +73,7 @@ class Curves:
         """One line: `step`, `seconds` and numbers; None where there is none."""
         step = int(record["step"] or 0)
         numbers = {k: v for k, v in record.items() if v is not None and k not in ("step", "seconds")}
-        with files.explain_write_errors(self._path, "The checkpoints are intact"):
+        with files.explain_write_errors(self._path, INTACT):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
             for name, value in numbers.items():
@@ -85,7 +86,7 @@ class Curves:
             self._wandb.finish()
         # Both write what they still hold: on a full disk that fails again, and must not hide the error on its way.
         for close in (self._file.close, self._board.close):
-            with suppress(OSError) if failed else files.explain_write_errors(self._path, "The checkpoints are intact"):
+            with suppress(OSError) if failed else files.explain_write_errors(self._path, INTACT):
                 close()
 
 
@@ -241,5 +242,5 @@ def _truncate_log(path: Path, step: int) -> None:
     """Forget what was logged after the checkpoint: the resumed run logs it again."""
     kept = [record for record in read_log(path.parent) if record.get("step", 0) <= step]
     text = "".join(json.dumps(record) + "\n" for record in kept)
-    with files.explain_write_errors(path, "The checkpoints are intact"):
+    with files.explain_write_errors(path, INTACT):
         files.replace_file(path, text.encode())
