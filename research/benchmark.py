@@ -74,7 +74,7 @@ class Config(Written):
     set: tuple[str, ...] = ()
     """Settings of the controller: KEY=VALUE."""
     expert: Path | None = None
-    """Show the demonstrator's own success beside it, from what `prism data collect --json FILE` wrote."""
+    """Show the demonstrator's own success beside it, from what `python -m research experts --json FILE` wrote."""
     workers: int | None = None
     """Processes that roll out in parallel; default: one a core."""
     backend: str = "eager"
@@ -284,12 +284,12 @@ def _check_fits(bench: Benchmark, cells: Sequence[Cell]) -> None:
 
 
 def read_expert(path: Path, bench: Benchmark) -> dict[str, float]:
-    """What `prism data collect --json` wrote: success.TASK, the demonstrator's own rate."""
+    """What `python -m research experts --json` wrote: success.TASK, the demonstrator's own rate."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise PrismError(
-            f"{path}: not readable as JSON ({error}): give what `prism data collect --json` wrote"
+            f"{path}: not readable as JSON ({error}): give what `python -m research experts --json` wrote"
         ) from None
     rates: dict[str, float] = {}
     for key, value in data.items() if isinstance(data, dict) else ():

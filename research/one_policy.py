@@ -1,4 +1,4 @@
-"""One policy for MetaWorld's 50 tasks by their sentence, against a policy for each (issue 15).
+"""One policy for MetaWorld's 50 tasks by their sentence, against a policy for each.
 
 Try:
     python -m research one-policy --json research/results/metaworld_one_policy.json

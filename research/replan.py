@@ -1,4 +1,4 @@
-"""How often to look, and what a late plan costs: success and jerk against T_a and delay (Sec. 4.5; issue 16).
+"""How often to look, and what a late plan costs: success and jerk against T_a and delay (Sec. 4.5).
 
 Try:
     python -m research replan runs/prism runs/flow runs/diffusion --json replan.json --plot replan.svg

@@ -1,7 +1,7 @@
 """Recipes: one function an experiment, each returns everything that determines a run.
 
 Each states its command, its cost and what to expect; the measured results and the files behind them are in
-README.md. A recipe is data: change a field with dataclasses.replace, or from the command line.
+research/RESULTS.md. A recipe is data: change a field with dataclasses.replace, or from the command line.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ def state_long(task: str) -> Experiment:
 
 def sensed(task: str) -> Experiment:
     """A task in which a short reading of one sense decides: many plans, so that a contact or a sound reaches the next
-    one. With plans of 8 actions tabletop-insert-left succeeds in 40 % of the episodes, with 2 in 95 %.
+    one. With 8 actions of a plan executed tabletop-insert-left succeeds in 40 % of the episodes, with 2 in 95 %.
 
     Command: prism train tabletop-insert-left && prism eval runs/tabletop-insert-left --episodes 50
-    Cost:    half a minute to record, a minute of one core to train.
+    Cost:    half a minute to record, a minute and a half of one core to train.
     """
     return Experiment(
         name=task,
@@ -233,7 +233,7 @@ def pusht_human() -> Experiment:
     """Push-T from 206 human demonstrations (Diffusion Policy's), state inputs.
 
     Command: prism train pusht-human --minutes 15 && prism eval runs/pusht-human --episodes 50 --json F
-    Cost:    15 minutes for a score of .98, 90 for a success of .90 (one core; README.md).
+    Cost:    15 minutes for a score of .98, 90 for a success of .90 (one core; research/RESULTS.md).
     """
     return Experiment(
         name="pusht-human",
