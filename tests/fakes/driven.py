@@ -20,7 +20,7 @@ from tests.fakes.ur_controller import Controller
 
 REAL_CLOCK = pytest.mark.flaky(reruns=2)
 """For tests with vendors' own clients on the real clock: ur_rtde gives up a connection where the machine stands still
-for two seconds or its clock is set, and the robot then stops, as it should. Machines of CI do both."""
+for two seconds or its clock is set, as a virtual machine may; the robot then stops, as it should."""
 
 UR = """
 name = "ur5e"
