@@ -291,3 +291,26 @@ def test_unknown_method_with_the_real_builder(tmp_path: Path) -> None:
     assert fake_spec().method == "fake"
     with pytest.raises(PrismError, match=r"config\.json: unknown method 'fake'"):
         checkpoint.load_policy(folder)
+
+
+def test_kill_between_the_two_renames_of_an_overwrite_loses_nothing(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "old").touch()
+    new = files.hidden_beside(tmp_path / "data")
+    new.mkdir()
+    (new / "new").touch()
+    rename = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if source == new:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        files.replace_folder(new, tmp_path / "data")
+    monkeypatch.undo()
+    assert not (tmp_path / "data").exists()
+    files.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert (tmp_path / "data" / "new").exists()

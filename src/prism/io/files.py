@@ -149,7 +149,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left half-written in `folder`."""
+    """Delete what a killed process left half-written in `folder`. What `replace_folder` was about to name gets its
+    name: between its two renames the old folder and the new one are both hidden, and neither may be lost."""
+    for old in folder.glob(f"{HIDDEN}*.old"):
+        new = old.with_suffix("")
+        path = folder / new.name.removeprefix(HIDDEN).partition("-")[2]
+        if new.is_dir() and not path.exists():
+            os.replace(new, path)
     for path in folder.glob(f"{HIDDEN}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
