@@ -11,13 +11,24 @@ import torch
 from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
+from prism.generator import blend
 from prism.io.jsonconfig import from_json, to_json
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.methods.table import PRESETS, build_policy, preset
 from prism.objective import ObjectiveConfig
 from prism.policy import PolicySpec
+from prism.training.checkpoint import load_policy
 from prism.types import Batch, Observation
-from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, choose_among, random_batch, small_config, small_policy
+from tests.policy_fakes import (
+    ACTION_DIM,
+    CAMERA,
+    VECTORS,
+    choose_among,
+    random_batch,
+    save_run,
+    small_config,
+    small_policy,
+)
 
 
 def _rng(seed: int = 0) -> Random:
@@ -252,3 +263,35 @@ def test_paper_preset_has_the_papers_sizes() -> None:
     assert (config.generator.width, config.generator.blocks, config.generator.attention.heads) == (512, 6, 8)
     assert config.encoder == EncoderConfig(rgb="resnet18", rgb_features=512, fusion_hidden=1024, mix_blocks=0)
     assert (config.obs_horizon, config.pred_horizon) == (8, 16)
+
+
+@pytest.mark.parametrize(("queries", "group"), [(1, 4), (3, 4), (2, 3), (5, 1)])
+def test_blended_plans_are_weighted_means_of_neighbouring_queries(queries, group):
+    answers = torch.randn(queries, 2 * group, dtype=torch.float64)
+    expected = []
+    for action in range(queries * group):
+        total = weights = 0.0
+        for query in range(queries):
+            place = action + group // 2 - query * group  # in this query's answers
+            if 0 <= place < 2 * group:
+                weight = min(place + 0.5, 2 * group - place - 0.5)  # a triangle, highest in the middle
+                total, weights = total + weight * answers[query, place], weights + weight
+        expected.append(total / weights)
+    blended = blend(queries, 2 * group).double() @ answers.flatten()
+    assert torch.allclose(blended, torch.stack(expected), atol=1e-6)
+
+
+def test_blended_generator_trains_and_is_loaded_again(tmp_path):
+    config = small_config()
+    config = dataclasses.replace(
+        config, generator=dataclasses.replace(config.generator, actions_per_query=2, blended=True)
+    )
+    policy = small_policy(config)
+    policy.loss(random_batch(4, config), Random(0)).loss.backward()
+    head = policy.generator.head.weight
+    assert head.shape[0] == 2 * 2 * ACTION_DIM
+    assert head.grad is not None
+    assert bool((head.grad.abs().sum(1) > 0).all())
+    again = load_policy(save_run(tmp_path / "run", policy))
+    observation = random_batch(2, config).observation
+    assert torch.equal(policy.sample(observation, 3, Random(1)), again.sample(observation, 3, Random(1)))

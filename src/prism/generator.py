@@ -6,7 +6,8 @@
 
 Attention is bidirectional. A query answers for `actions_per_query` consecutive actions (1 in the paper). What
 depends on the context alone, its keys and values in every block, is made once by `prepare` and shared by the K
-candidates, in training and in inference.
+candidates, in training and in inference. With `blended` a query also answers for half a group on either side, and an
+action is the mean of two queries' answers, weighted by how near they are: a plan without steps between its groups.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class GeneratorConfig:
     latent: int = 32  # Z; not given in the paper
     mlp_ratio: float = 4.0
     actions_per_query: int = 1  # paper: one query an action
+    blended: bool = False  # ours: neighbouring queries share their actions
     context_in_queries: bool = True  # ours: the queries start from the context; False is the paper's
     query_scale: float = 0.5  # ours: queries that start small are hard to tell apart for a long time
 
@@ -67,6 +69,8 @@ class Block(nn.Module):
 
 
 class Generator(nn.Module):
+    blend: Tensor | None
+
     def __init__(self, config: GeneratorConfig, pred_horizon: int, action_dim: int, rng: torch.Generator) -> None:
         super().__init__()
         if pred_horizon % config.actions_per_query:
@@ -85,7 +89,9 @@ class Generator(nn.Module):
         self.context = nn.Linear(width, width) if config.context_in_queries else None
         self.blocks = nn.ModuleList(Block(config, rng) for _ in range(config.blocks))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, config.actions_per_query * action_dim)
+        answers = config.actions_per_query * (2 if config.blended else 1)
+        self.head = nn.Linear(width, answers * action_dim)
+        self.register_buffer("blend", blend(self.count, answers) if config.blended else None, persistent=False)
 
     def prepare(self, context: Float[Tensor, "B S D"]) -> Prepared:
         start = (self.queries + self.position).expand(context.shape[0], 1, -1, -1)
@@ -99,5 +105,19 @@ class Generator(nn.Module):
         x = prepared.start + self.latent(latent).unsqueeze(2)  # (B, K, Q, D)
         for block, kv in zip(self.blocks, prepared.keys_values, strict=True):
             x = block(x, kv)
-        actions: Tensor = self.head(self.norm(x))  # (B, K, Q, actions_per_query * Da)
-        return actions.reshape(*latent.shape[:2], self.pred_horizon, self.action_dim)
+        actions: Tensor = self.head(self.norm(x))  # (B, K, Q, answers * Da)
+        actions = actions.reshape(*latent.shape[:2], -1, self.action_dim)
+        return actions if self.blend is None else self.blend @ actions
+
+
+def blend(queries: int, answers: int) -> Float[Tensor, "Tp QA"]:
+    """Which share each answer has in each action: triangles over neighbouring groups that overlap by half. The first
+    and the last half group have one query each, whose answers count whole."""
+    group = answers // 2
+    ramp = (torch.arange(group) + 0.5) / group
+    shares = torch.zeros(queries * group + group, queries, answers)  # half a group too long at either end
+    for query in range(queries):
+        place = slice(query * group, query * group + answers)
+        shares[place, query] = torch.diag(torch.cat([ramp, ramp.flip(0)]))
+    within = shares[group // 2 : group // 2 + queries * group].flatten(1)
+    return within / within.sum(1, keepdim=True)
