@@ -206,7 +206,7 @@ def claims(figures: Mapping[str, Any], found: Mapping[str, Mapping[int, Played]]
     if figures["mean"] is not None:
         low, high = figures["mean_ci"]
         ours = ", ".join(f"{command} {value:.0%}" for command, value in figures["success"].items())
-        good = figures["mean"] >= 0.85 and min(figures["success"].values()) >= 0.75  # issue 15
+        good = figures["mean"] >= 0.85 and min(figures["success"].values()) >= 0.75
         made.append(
             Claim(
                 "Sec. 5, hardware",

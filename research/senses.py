@@ -271,7 +271,7 @@ def mean_of(config: Config, cells: Mapping[CellId, Cell], name: str) -> dict[str
 def claims(study: Study) -> list[Claim]:
     found = []
     tasks, means = study.figures["tasks"], study.figures["means"]
-    wanted = {"touch": 0.25, "sound": 0.25, "depth": 0.15}  # issue 15
+    wanted = {"touch": 0.25, "sound": 0.25, "depth": 0.15}
     for sense, row in tasks.items():
         if row["gain"] is not None:
             both = [f"{row[key]['success']:.0%} {_percent(row[key]['ci'])}" for key in ("all", "without")]
