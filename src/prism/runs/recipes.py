@@ -112,17 +112,17 @@ def short_plans() -> PrismConfig:
 
 
 def state_long(task: str) -> Experiment:
-    """`state` for longer tasks: twice the demonstrations, and plans of 16 actions, of which 8 are executed.
+    """`state` for longer tasks: twice the demonstrations, a wider encoder, more time.
 
     Command: prism train robosuite-lift --minutes 4 && prism eval runs/robosuite-lift --episodes 20
     Cost:    a minute to record Lift, two or three times that for the others; Transport a quarter of an hour.
     """
-    return Experiment(
-        name=task,
-        task=task,
-        demonstrations=Demonstrations("expert", episodes=40, noise=0.1),
-        train=TrainConfig(minutes=5.0, val_fraction=0.05, threads=1, log_every=20),
-        controller=controller_of(task),
+    one = state(task)
+    return replace(
+        one,
+        demonstrations=replace(one.demonstrations, episodes=40),
+        policy=replace(table.tiny(), pred_horizon=8),
+        train=replace(one.train, minutes=5.0),
     )
 
 
