@@ -6,7 +6,8 @@ Try:
     python -m research one-policy --status --json F         runs nothing: the figures of what is there
 
 The same demonstrations and the same test episodes as `python -m research tables metaworld`, whose results file says
-what the separate policies reach. State inputs and the name of the task in words. Killed, the same command goes on.
+what the separate policies reach; with one minute each they had as long as this one in all. State inputs and the name of
+the task in words. Killed, the same command goes on.
     mean, tasks.TASK       success of the one policy; tasks_ci.TASK its interval over episodes
     separate.TASK          success of the policy of that task alone; separate_mean
     difference             one minus separate, over the tasks that both have: {mean, low, high, p}
@@ -52,7 +53,7 @@ class Config(Written):
     """Test episodes of each task."""
     first_seed: int = tables.FRESH_SEED
     """Seed of the first of them; tune on 200000."""
-    separate: Annotated[Path, option("FILE")] = tables.EXPERTS / "metaworld_state.json"
+    separate: Annotated[Path, option("FILE")] = tables.EXPERTS / "metaworld_state_1min.json"
     """Figures of the separate policies."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe."""

@@ -4,6 +4,7 @@ Try:
     python -m research tables metaworld --json research/results/metaworld_state.json
     python -m research tables robomimic --methods prism diffusion imle --json research/results/robomimic.json
     python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
+    python -m research tables robomimic --status --json F      runs nothing: the figures of what is there
 
 State inputs, the last weights, equal CPU time for every method, episodes on seeds on which nothing was chosen. It can
 be stopped and called again; more methods or seeds add to what is there.
@@ -31,7 +32,16 @@ from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.methods import METHODS
 from prism.rollout.metrics import mean
-from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, commits_of, compare
+from prism.runs.comparison import (
+    CompareConfig,
+    Comparison,
+    Contestant,
+    EvaluationPlan,
+    Row,
+    commits_of,
+    compare,
+    summarise,
+)
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
 from research.report import Claim, Study, Verdict, Written, show_rows
@@ -59,7 +69,7 @@ def protocol(name: str) -> Protocol:
         return Protocol(
             tuple(sorted(tasks, key=lambda task: (SPLITS.index(split_of(task)), task))),
             demonstrations=10,
-            minutes=3.0,
+            minutes=2.0,
             bars={"easy": 0.95, "medium": 0.90, "hard": 0.90, "very_hard": 0.85},
             experts="metaworld_experts.json",
             paper={"easy": 0.964, "medium": 0.855, "hard": 0.580, "very_hard": 0.858},
@@ -69,7 +79,7 @@ def protocol(name: str) -> Protocol:
     return Protocol(
         tuple(f"robosuite-{one}" for one in names),
         demonstrations=200,
-        minutes=15.0,
+        minutes=10.0,
         bars=bars,
         experts="robosuite_experts.json",
         paper={},
@@ -87,7 +97,7 @@ class Config(Written):
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
     """Seeds of the training."""
     minutes: Annotated[float | None, option("M")] = None
-    """CPU minutes of one core for each training; default: 3 for metaworld, 15 for robomimic."""
+    """CPU minutes of one core for each training; default: 2 for metaworld, 10 for robomimic."""
     demonstrations: Annotated[int | None, option("N")] = None
     """Demonstrations of a task; default: 10 for metaworld, 200 for robomimic."""
     episodes: int = 20
@@ -100,6 +110,8 @@ class Config(Written):
     """Trainings at the same time, one thread each."""
     work: Annotated[Path | None, option("FOLDER")] = None
     """Where runs and recordings are kept; default: runs/table-NAME."""
+    status: bool = False
+    """Run nothing: the figures of what is there."""
 
     def __post_init__(self) -> None:
         ranges = {"[1, inf)": "demonstrations episodes jobs", "(0, inf)": "minutes", "[0, inf)": "first_seed"}
@@ -145,8 +157,12 @@ def run(config: Config, console: Console) -> Study:
     work = config.work or Path("runs") / f"table-{config.table}"
     done = {}
     for task in config.rows:
+        grid = config.grid(work, task)
+        if config.status:
+            done[task] = summarise(work / task, grid)
+            continue
         record(config, work, task, console)
-        done[task] = compare(work / task, config.grid(work, task), config.jobs, console)
+        done[task] = compare(work / task, grid, config.jobs, console)
     return summary(config, done)
 
 
@@ -192,7 +208,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
         "bars": dict(plan.bars),
     }
-    settings = {**config.settings("jobs"), "minutes": config.minutes or plan.minutes, "clock": "cpu"}
+    settings = {**config.settings("jobs", "status"), "minutes": config.minutes or plan.minutes, "clock": "cpu"}
     commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
     return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)
 

@@ -50,6 +50,12 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert stored["missing"] == []
     assert stored["expert"]["reach"] == 1.0
     assert "reach" in capsys.readouterr().out
+    words[words.index("metaworld-reach") : words.index("metaworld-reach") + 1] = ["metaworld-reach", "metaworld-push"]
+    assert main([*words, "--status", "--overwrite"]) == 0
+    status = json.loads(file.read_text())
+    assert status["tasks"] == stored["tasks"]
+    assert status["tasks_done"]["all"] == "1 of 2"
+    assert [one.partition(",")[0] for one in status["missing"]] == ["metaworld-push"]
 
 
 def test_one_policy_beside_those_of_a_table(tmp_path: Path) -> None:
