@@ -25,7 +25,7 @@ def test_splits_are_the_benchmarks() -> None:
     assert {f"{task}-v3" for task in TASKS} == set(ENV_CLS_MAP)
 
 
-@pytest.mark.parametrize("task", ["button-press-topdown", "pick-place", "drawer-open", "hammer"])
+@pytest.mark.parametrize("task", ["button-press-topdown", "pick-place", "drawer-open", "hammer", "push-back"])
 def test_expert_solves(task: str) -> None:
     env = MetaWorldEnv(task)
     expert = MetaWorldExpert(env)
