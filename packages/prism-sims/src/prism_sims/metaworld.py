@@ -194,20 +194,20 @@ class MetaWorldEnv(DrawnEnv):
 
 
 class PushBack:
-    """Ours for push-back: MetaWorld's pulls before its fingers are closed, and loses the puck in every second episode."""
+    """Ours for push-back: MetaWorld's pulls before its fingers are closed, and loses the puck every second time."""
 
-    def get_action(self, state: Array) -> Array:
+    def get_action(self, state: NDArray[np.float64]) -> NDArray[np.float64]:
         hand, opening, puck, goal = state[:3], state[3], state[4:7], state[-3:]
         aside, above = np.linalg.norm(hand[:2] - puck[:2]), hand[2] - puck[2]
         grip = -1.0
         if aside > 0.06 or (aside > 0.03 and above > 0.06):
-            to = puck + (0.0, 0.0, 0.1)
+            to = puck + np.array([0.0, 0.0, 0.1])
         elif above > 0.045:
-            to = puck - (0.0, 0.0, 0.02)
+            to = puck - np.array([0.0, 0.0, 0.02])
         else:
             grip = 1.0
             held = opening < 0.65  # 1 is wide open, 0.5 holds the puck
-            to = hand + (goal - puck) * (1.0, 1.0, 0.0) if held else puck
+            to = hand + (goal - puck) * np.array([1.0, 1.0, 0.0]) if held else puck
         return np.append(10.0 * (to - hand), grip)
 
 
