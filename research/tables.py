@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from rich.console import Console
@@ -31,7 +32,6 @@ from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.methods import METHODS
-from prism.rollout.metrics import mean
 from prism.runs.comparison import (
     CompareConfig,
     Comparison,
@@ -236,7 +236,7 @@ def split_means(
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Over the tasks of each split that are done, and how many of how many that is."""
     found = {group: [success[task] for task in members if task in success] for group, members in groups.items()}
-    means = {group: mean(values) for group, values in found.items() if values}
+    means = {group: fmean(values) for group, values in found.items() if values}
     return means, {group: f"{len(found[group])} of {len(members)}" for group, members in groups.items()}
 
 

@@ -23,6 +23,9 @@ def test_a_mean_says_over_how_many_tasks() -> None:
     means, counted = tables.split_means({"a": 1.0, "c": 0.0}, {"all": ["a", "b", "c"], "hard": ["b"]})
     assert means == {"all": 0.5}
     assert counted == {"all": "2 of 3", "hard": "0 of 1"}
+    rates = dict(enumerate([0.8, 0.85, 0.9, 1, 1, 1, 0.8, 1, 0.6, 1, 0.95]))  # added one by one: 9.899999999999999
+    named = {str(n): rate for n, rate in rates.items()}
+    assert tables.split_means(named, {"all": list(named)})[0]["all"] == 0.9
 
 
 def test_a_part_of_a_split_decides_nothing() -> None:
