@@ -311,6 +311,12 @@ class RobosuiteEnv(DrawnEnv):
         made = self.sim_env.robots[robot]
         return self._pose_of("site", int(made.eef_site_id[made.arms[0]]))
 
+    def opening(self, robot: int = 0) -> float:
+        """Between the fingers, metres: 0.08 wide open."""
+        made = self.sim_env.robots[robot]
+        joints = made._ref_gripper_joint_pos_indexes[made.arms[0]]
+        return float(np.abs(self.sim_env.sim.data.qpos[joints]).sum())
+
     def base_turn(self, robot: int = 0) -> NDArray[np.float64]:
         """The frame (3, 3) in which an action of this robot moves and turns its hand."""
         return np.array(self.sim_env.robots[robot].base_ori, dtype=np.float64)

@@ -27,6 +27,8 @@ Frame = tuple[NDArray[np.float64], NDArray[np.float64]]  # position (3,), rotati
 MOVE_UNIT, TURN_UNIT = 0.05, 0.5  # metres and radians that an action of 1 asks for (OSC_POSE)
 GAIN, TURN_GAIN = 1.6, 1.2
 SLEW = 0.2  # largest change of an action's part from one step to the next
+WIDE = 0.07  # metres between the fingers: open
+STILL = 5e-4  # metres a step: the fingers are at rest
 DOWN = np.array([0.0, 0.0, -1.0])
 UP = np.array([0.0, 0.0, 1.0])
 HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # the hand's rotation when an episode starts
@@ -44,6 +46,7 @@ class Phase:
     least: int = 0  # steps
     most: int = 120  # steps, after which it goes on anyway
     until: Callable[[], bool] | None = None  # wait for this as well
+    fingers: bool = False  # wait for them as well, until they hold something or are open
     keep: Callable[[], bool] | None = None  # once false: begin again with phase `back`
     back: int = 0
     name: str = ""  # for arms that wait for each other
@@ -123,14 +126,14 @@ def pick(
         Phase(lambda _: moved(grasp(), hover * UP), closed=False, near=0.02, turned=0.15),
         Phase(lambda _: grasp(), closed=False, near=near, turned=0.08, speed=0.6, most=60),
         *(still if settle else []),
-        pause(closed=True, steps=8),
+        pause(closed=True),
         Phase(lambda start: moved(start, lift * UP), True, near=0.03, speed=0.8, keep=held, back=back, most=50),
     ]
 
 
-def pause(closed: bool, steps: int, name: str = "") -> Phase:
-    """The hand stays where it is while the fingers move."""
-    return Phase(lambda start: start, closed, least=steps, most=steps + 3, near=1.0, turned=4.0, name=name)
+def pause(closed: bool, name: str = "") -> Phase:
+    """The hand stays where it is while the fingers move. Steps are not counted: a policy sees fingers, and no clock."""
+    return Phase(lambda start: start, closed, fingers=True, most=20, near=1.0, turned=4.0, name=name)
 
 
 class Arm:
@@ -139,6 +142,7 @@ class Arm:
     def __init__(self, env: RobosuiteEnv, robot: int, phases: Sequence[Phase], pace: float) -> None:
         self._env, self._robot, self._phases, self._pace = env, robot, tuple(phases), pace
         self._last = np.zeros(6)
+        self._opening = env.opening(robot)
         self._begin(0)
 
     @property
@@ -155,6 +159,8 @@ class Arm:
 
     def act(self) -> NDArray[np.float32]:
         hand = self._env.hand(self._robot)
+        before, self._opening = self._opening, self._env.opening(self._robot)
+        holding = self._opening < WIDE and abs(self._opening - before) < STILL
         for _ in range(len(self._phases)):
             phase = self._phases[self._number]
             if phase.keep is not None and not phase.keep():
@@ -165,6 +171,7 @@ class Arm:
             rotate = rotation_vector(turn @ hand[1].T)
             there = np.linalg.norm(move) < phase.near and np.linalg.norm(rotate) < phase.turned
             done = there and self._steps >= phase.least and (phase.until is None or phase.until())
+            done = done and (not phase.fingers or (holding if phase.closed else self._opening > WIDE))
             if not done and self._steps < phase.most:
                 break
             self._begin(self._number + 1)
@@ -241,7 +248,7 @@ class CanExpert(ScriptedExpert):
         phases += [
             Phase(over(0.25 + style.hover), closed=True, near=0.025, keep=held),
             Phase(over(0.09), closed=True, near=0.02, speed=0.7, most=40, keep=held),
-            pause(closed=False, steps=5),
+            pause(closed=False),
             Phase(lambda start: moved(start, 0.15 * UP), closed=False, near=0.03, most=40),
         ]
         return [phases]
@@ -272,7 +279,7 @@ class SquareExpert(ScriptedExpert):
             Phase(nut_at(0.015), closed=True, near=0.005, turned=0.05, speed=0.5, keep=held, most=60,
                   until=lambda: over(env.body("SquareNut_main")[0])),
             Phase(nut_at(-0.11), closed=True, near=0.01, speed=0.5, keep=held, most=60),
-            pause(closed=False, steps=5),
+            pause(closed=False),
             Phase(lambda start: moved(start, 0.12 * UP), closed=False, near=0.03, most=40),
         ]  # fmt: skip
         return [phases]

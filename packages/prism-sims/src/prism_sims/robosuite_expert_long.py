@@ -113,7 +113,7 @@ class ToolHangExpert(ScriptedExpert):
                   until=aligned),
             Phase(self._let_in, True, near=0.006, turned=0.5, speed=0.35, keep=held, until=self._assembled, most=110),
             Phase(lambda start: start, True, near=1.0, turned=4.0, keep=self._assembled, back=lined_up),
-            pause(closed=False, steps=6),
+            pause(closed=False),
             Phase(lambda start: moved(start, -0.08 * start[1][:, 2]), False, near=0.02, most=30),
             Phase(lambda _: (np.array([-0.05, -0.1, 1.15]), about_z(1.3) @ HOME), False, near=0.05, turned=0.4),
         ]  # fmt: skip
@@ -162,7 +162,7 @@ class ToolHangExpert(ScriptedExpert):
                   most=40, until=lambda: self._tipped() > _TIPPED - 0.15),
             Phase(self._ring_to(0.015, -0.004, _TIPPED + 0.2), True, near=0.005, turned=0.1, speed=0.3, keep=held,
                   back=first, most=30),
-            pause(closed=False, steps=10),
+            pause(closed=False),
             Phase(lambda start: moved(start, 0.1 * UP), False, near=0.03, most=40),
             Phase(lambda start: start, False, least=10, most=12),
             Phase(lambda start: start, False, near=1.0, turned=4.0, keep=lambda: False, back=first),
@@ -236,7 +236,7 @@ class TransportExpert(ScriptedExpert):
         phases += [
             Phase(lid_to(0.22), True, near=0.03, turned=0.2, keep=lid_held, most=90),
             Phase(lid_to(0.04), True, near=0.025, turned=0.3, speed=0.7, keep=lid_held, most=50),
-            pause(closed=False, steps=5),
+            pause(closed=False),
             Phase(lambda start: moved(start, 0.12 * UP), closed=False, near=0.03, most=40),
         ]
         first = len(phases)
@@ -249,7 +249,7 @@ class TransportExpert(ScriptedExpert):
             Phase(self._show(meet), True, near=0.02, turned=0.15, keep=held, back=first, most=120),
             Phase(self._show(meet), True, near=0.03, turned=0.3, keep=held, back=first, most=400,
                   until=taken, name="offered"),
-            pause(closed=False, steps=6),
+            pause(closed=False),
             Phase(lambda start: moved(start, [0.0, -0.06, 0.12]), closed=False, near=0.03, most=30, name="released"),
             Phase(lambda start: moved(start, [0.0, -0.15, 0.0]), closed=False, near=0.03, most=500, name="released",
                   until=lambda: False, keep=lambda: bool(env.body("payload_root")[0][1] > -0.25), back=first),
@@ -281,7 +281,7 @@ class TransportExpert(ScriptedExpert):
         phases += [
             Phase(over(bin_for_trash, 0.25), True, near=0.03, turned=0.3, keep=trash_held, most=90),
             Phase(over(bin_for_trash, 0.12), True, near=0.03, turned=0.3, keep=trash_held, speed=0.7, most=40),
-            pause(closed=False, steps=5),
+            pause(closed=False),
             Phase(over(bin_for_trash, 0.28), closed=False, near=0.03, most=40),
         ]
         first = len(phases)
@@ -292,7 +292,7 @@ class TransportExpert(ScriptedExpert):
             Phase(lambda _: (np.array([0.02, 0.18, 1.2]), self._home(1)), False, near=0.05, most=600, until=offered),
             Phase(lambda _: moved(hammer(), 0.06 * UP), False, near=0.015, turned=0.12, keep=offered, back=first),
             Phase(lambda _: hammer(), False, near=0.008, turned=0.1, speed=0.5, keep=offered, back=first, most=60),
-            pause(closed=True, steps=10),
+            pause(closed=True),
             Phase(lambda start: start, True, near=1.0, turned=4.0, least=3, most=60, name="taken", keep=held,
                   back=first, until=lambda: self._arms[0].name == "released"),
             Phase(lambda start: moved(start, [0.0, 0.12, 0.04]), True, near=0.04, keep=held, back=first, name="away"),
@@ -300,7 +300,7 @@ class TransportExpert(ScriptedExpert):
                   name="away"),
             Phase(self._hammer_to(1, drop, side), True, near=0.03, turned=0.4, keep=held, back=first, most=60,
                   speed=0.7, name="away"),
-            pause(closed=False, steps=6, name="away"),
+            pause(closed=False, name="away"),
             Phase(lambda start: moved(start, 0.15 * UP), closed=False, near=0.03, most=40, name="away"),
         ]  # fmt: skip
         return phases
