@@ -17,7 +17,17 @@ import h5py
 from prism_sims import robosuite
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 from prism_sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
-from prism_sims.robosuite_expert import carried, grasp_turn, make_robosuite_expert, rotation_vector
+from prism_sims.robosuite_expert import (
+    UP,
+    Arm,
+    Phase,
+    carried,
+    grasp_turn,
+    make_robosuite_expert,
+    moved,
+    pause,
+    rotation_vector,
+)
 
 from prism.data import open_dataset
 from prism.data.formats.store import StoreSource
@@ -187,3 +197,33 @@ def test_geometry_of_the_expert() -> None:
     made = grasp_turn(d[:, 0], np.eye(3))
     assert np.allclose(made[:, 2], [0, 0, -1])
     assert np.isclose(np.linalg.det(made), 1.0)
+
+
+class Fingers:
+    """The part of an environment that an arm reads: a hand that stays, fingers that are set."""
+
+    width = 0.08
+
+    def hand(self, robot: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(3), np.eye(3)
+
+    def base_turn(self, robot: int) -> np.ndarray:
+        return np.eye(3)
+
+    def opening(self, robot: int) -> float:
+        return self.width
+
+
+@pytest.mark.parametrize(("closed", "widths", "leaves"), [
+    (True, [0.08, 0.08, 0.08, 0.06, 0.04, 0.04], 5),  # not while they are open, not while they move
+    (True, [0.08, 0.04, 0.04], 2),
+    (False, [0.04, 0.05, 0.06, 0.076], 3),
+])  # fmt: skip
+def test_an_expert_waits_for_its_fingers_and_counts_no_steps(closed, widths, leaves):
+    env = Fingers()
+    arm = Arm(env, 0, [pause(closed), Phase(lambda start: moved(start, UP), closed)], pace=1.0)  # type: ignore[arg-type]
+    phases = []
+    for env.width in widths:
+        arm.act()
+        phases.append(arm.phase)
+    assert phases.index(1) == leaves
