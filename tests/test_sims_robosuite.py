@@ -15,6 +15,7 @@ pytest.importorskip("h5py")
 
 import h5py
 from prism_sims import robosuite
+from prism_sims import robosuite_features as features
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 from prism_sims.robosuite import TASKS, RobosuiteEnv, env_from_args, parse_env_args, to_robomimic
 from prism_sims.robosuite_expert import (
@@ -51,6 +52,36 @@ def test_expert_solves_smoothly(task: str, seed: int) -> None:
     moves = np.array(actions)[:, :6]
     assert np.abs(moves).max() <= 1.0
     assert np.abs(np.diff(moves, axis=0)).max() < 0.21
+
+
+def test_relations_are_the_simulators_own_distances() -> None:
+    """From the sensors alone, to the 0.1 mm that they are rounded to."""
+    env = RobosuiteEnv("tool-hang")
+    seen = env.reset(5)
+    frame, stand, tool = (env.body(f"{name}_root") for name in ("frame", "stand", "tool"))
+    tip = frame[0] + frame[1] @ np.array([0.04375, 0.0, -0.13445])  # as in the expert
+    hole = stand[0] + stand[1] @ np.array([0.0, 0.045, 0.08])
+    post = frame[0] + frame[1] @ np.array([-0.04375, 0.0, 0.09])
+    expected = [
+        env.geom("frame_grip_frame")[0] - env.hand()[0],
+        tip - hole,
+        tool[0] - env.hand()[0],
+        env.site("tool_hole1_center")[0] - post,
+    ]
+    meet = seen["relations"][18:30].reshape(4, 3)
+    np.testing.assert_allclose(meet, expected, atol=4e-4)
+    np.testing.assert_allclose(seen["relations"][30:], np.tanh(meet / features.FINE).ravel(), atol=1e-6)
+    np.testing.assert_allclose(seen["relations"][6:12].reshape(3, 2), frame[1][:, :2], atol=1e-3)
+    env.close()
+
+
+def test_relations_do_not_see_the_sign_of_a_quaternion() -> None:
+    rng = np.random.default_rng(0)
+    own, seen = rng.normal(size=(5, 18)), rng.normal(size=(5, 41))
+    one = features.relations("transport", own, seen)
+    own[:, 3:7], own[:, 12:16], seen[:, 3:7] = -own[:, 3:7], -own[:, 12:16], -seen[:, 3:7]
+    np.testing.assert_allclose(features.relations("transport", own, seen), one, atol=1e-6)
+    assert one.shape == (5, 5 * 6 + 7 * 6)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ Sensors keep robomimic's order, so that its datasets fit (docs/reference/robosui
 
     proprio       a robot: hand position (3), quaternion xyzw (4), fingers (2)
     object_state  robosuite's `object-state`: poses of the objects, also seen from the hand
+    relations     ToolHang and Transport: the same, seen from what each has to fit (robosuite_features.py)
     tactile       a robot: force (3, N) and torque (3, Nm) at the wrist, in its frame, mean of the control step
     rgb_static    agentview; rgb_wrist, rgb_wrist_1: the eye in each hand; 84 x 84; depth_* likewise, metres
 
@@ -41,6 +42,7 @@ from prism.sims.base import Array
 from prism_sims import offscreen
 from prism_sims.mujoco_env import DrawnEnv
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
+from prism_sims.robosuite_features import has_relations, relations
 
 Variant = Literal["state", "pixels", "rgbd"]
 IMAGE = (84, 84)
@@ -216,7 +218,7 @@ class RobosuiteEnv(DrawnEnv):
         proprio = SensorSpec("proprio", "vector", (9 * self.robots,))
         if self.variant == "state":
             self._start(0)
-            return proprio, SensorSpec("object_state", "vector", self._object_state().shape)
+            return tuple(SensorSpec(name, "vector", value.shape) for name, value in self._state_sensors().items())
         pictures = [SensorSpec(f"rgb_{name}", "rgb", (*IMAGE, 3)) for name in self._views()]
         if self.variant == "rgbd":
             pictures += [SensorSpec(f"depth_{name}", "depth", IMAGE) for name in self._views()]
@@ -272,14 +274,17 @@ class RobosuiteEnv(DrawnEnv):
         return np.concatenate([part for robot, arm in arms for part in (robot.ee_force[arm], robot.ee_torque[arm])])
 
     def _observe(self) -> dict[str, Array]:
-        observation: dict[str, Array] = {}
-        if self.variant != "state":
-            observation |= self._pictures()
-            observation["tactile"] = np.mean(self._wrenches, axis=0).astype(np.float32)
-        else:
-            observation["object_state"] = self._object_state()
-        observation["proprio"] = self._proprio()
+        if self.variant == "state":
+            return self._state_sensors()
+        observation: dict[str, Array] = {**self._pictures(), "proprio": self._proprio()}
+        observation["tactile"] = np.mean(self._wrenches, axis=0).astype(np.float32)
         return {sensor.name: observation[sensor.name] for sensor in self.sensors}
+
+    def _state_sensors(self) -> dict[str, Array]:
+        seen: dict[str, Array] = {"proprio": self._proprio(), "object_state": self._object_state()}
+        if has_relations(self.task):
+            seen["relations"] = relations(self.task, seen["proprio"], seen["object_state"])
+        return seen
 
     def _pictures(self) -> dict[str, Array]:
         sim = self.sim_env.sim
@@ -431,6 +436,8 @@ def robomimic_keys(env: RobosuiteEnv, streams: dict[str, Array]) -> dict[str, Ar
     """Streams (T, ...) by our sensors' names -> the same numbers by robomimic's keys."""
     keys: dict[str, Array] = {}
     for name, rows in streams.items():
+        if name == "relations":
+            continue  # robomimic has none; they follow from the others
         if name == "object_state":
             keys["object"] = rows
         elif name in ("proprio", "tactile"):

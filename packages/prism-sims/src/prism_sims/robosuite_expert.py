@@ -29,6 +29,7 @@ GAIN, TURN_GAIN = 1.6, 1.2
 SLEW = 0.2  # largest change of an action's part from one step to the next
 WIDE = 0.07  # metres between the fingers: open
 STILL = 5e-4  # metres a step: the fingers are at rest
+REST = 1.5e-3  # metres a step: the hand is at rest
 DOWN = np.array([0.0, 0.0, -1.0])
 UP = np.array([0.0, 0.0, 1.0])
 HOME = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # the hand's rotation when an episode starts
@@ -47,6 +48,7 @@ class Phase:
     most: int = 120  # steps, after which it goes on anyway
     until: Callable[[], bool] | None = None  # wait for this as well
     fingers: bool = False  # wait for them as well, until they hold something or are open
+    rest: bool = False  # wait for the hand as well, until it stands still
     keep: Callable[[], bool] | None = None  # once false: begin again with phase `back`
     back: int = 0
     name: str = ""  # for arms that wait for each other
@@ -117,11 +119,11 @@ def pick(
     lift: float,
     back: int = 0,
     near: float = 0.008,
-    settle: int = 0,
+    settle: bool = False,
 ) -> list[Phase]:
     """Above it, down, close, up by `lift`. `grasp` is the hand's pose that holds it; `held` must stay true after, or
-    it begins again with phase `back`, the number of its own first. `settle`: steps to come to rest before closing."""
-    still = [Phase(lambda _: grasp(), False, near=near, turned=0.08, speed=0.3, least=settle, most=2 * settle)]
+    it begins again with phase `back`, the number of its own first. `settle`: comes to rest before it closes."""
+    still = [Phase(lambda _: grasp(), False, near=near, turned=0.08, speed=0.3, rest=True, most=12)]
     return [
         Phase(lambda _: moved(grasp(), hover * UP), closed=False, near=0.02, turned=0.15),
         Phase(lambda _: grasp(), closed=False, near=near, turned=0.08, speed=0.6, most=60),
@@ -143,6 +145,7 @@ class Arm:
         self._env, self._robot, self._phases, self._pace = env, robot, tuple(phases), pace
         self._last = np.zeros(6)
         self._opening = env.opening(robot)
+        self._hand = env.hand(robot)[0]
         self._begin(0)
 
     @property
@@ -159,6 +162,8 @@ class Arm:
 
     def act(self) -> NDArray[np.float32]:
         hand = self._env.hand(self._robot)
+        resting = np.linalg.norm(hand[0] - self._hand) < REST
+        self._hand = hand[0]
         before, self._opening = self._opening, self._env.opening(self._robot)
         holding = self._opening < WIDE and abs(self._opening - before) < STILL
         for _ in range(len(self._phases)):
@@ -172,6 +177,7 @@ class Arm:
             there = np.linalg.norm(move) < phase.near and np.linalg.norm(rotate) < phase.turned
             done = there and self._steps >= phase.least and (phase.until is None or phase.until())
             done = done and (not phase.fingers or (holding if phase.closed else self._opening > WIDE))
+            done = done and (not phase.rest or resting)
             if not done and self._steps < phase.most:
                 break
             self._begin(self._number + 1)

@@ -104,7 +104,7 @@ class ToolHangExpert(ScriptedExpert):
                 np.linalg.norm(off) < 0.002 and np.arccos(np.clip(env.body("frame_root")[1][2, 2], -1, 1)) < 0.015
             )
 
-        phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=4)
+        phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=True)
         lined_up = len(phases) + 2
         phases += [
             Phase(self._frame_to(self._stood_up), True, near=0.04, turned=0.15, keep=held, most=120),
