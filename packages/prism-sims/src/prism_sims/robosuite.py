@@ -281,9 +281,10 @@ class RobosuiteEnv(DrawnEnv):
         return {sensor.name: observation[sensor.name] for sensor in self.sensors}
 
     def _state_sensors(self) -> dict[str, Array]:
-        seen: dict[str, Array] = {"proprio": self._proprio(), "object_state": self._object_state()}
+        proprio, objects = self._proprio(), self._object_state()
+        seen: dict[str, Array] = {"proprio": proprio, "object_state": objects}
         if has_relations(self.task):
-            seen["relations"] = relations(self.task, seen["proprio"], seen["object_state"])
+            seen["relations"] = relations(self.task, proprio, objects)
         return seen
 
     def _pictures(self) -> dict[str, Array]:
