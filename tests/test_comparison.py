@@ -387,6 +387,9 @@ def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> N
     stored = comparison.to_json()
     assert stored["scores"] == {"prism": pytest.approx([0.5, 0.6, 1.0]), "mse": [None, pytest.approx(0.5), None]}
     assert [row["n"] for row in stored["table"]] == [3, 1]
+    assert list(stored["table_by"]) == ["prism"], "one that lacks a seed has no mean"
+    assert stored["table_by"]["prism"]["score"] == pytest.approx(0.7)
+    assert set(stored["table_by"]["prism"]) == {"score", "success", "jerk", "switches"}
     page = render(comparison)
     assert "1 of 3" in page
     assert "loss is not finite" in page

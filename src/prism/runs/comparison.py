@@ -209,7 +209,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
-        recipes the mean over them, null where one of them is missing."""
+        recipes the mean over them, null where one of them is missing. table_by.<contestant> has the means over seeds,
+        episodes and recipes; a contestant that lacks a cell is not in it."""
         config = self.config
         names = [contestant.name for contestant in config.contestants]
         return {
@@ -219,6 +220,7 @@ class Comparison:
             "reference": config.reference,
             "test": "paired bootstrap of score differences, training seeds and episodes drawn crossed; common seeds",
             "table": [_row_json(row) for row in self.rows],
+            "table_by": {name: figures for name in names if (figures := self._figures(name)) is not None},
             "missing": [{**asdict(one.cell), "reason": one.reason} for one in self.missing],
             "budget": {"minutes": config.minutes, "steps": config.steps, "clock": config.clock},
             "evaluation": to_json(config.evaluation),
@@ -227,6 +229,13 @@ class Comparison:
             "commits": self.commits,
             **self.info,
         }
+
+    def _figures(self, name: str) -> dict[str, float] | None:
+        rows = [row for row in self.rows if row.contestant == name]
+        if len(rows) < len(self.config.recipes) or not all(row.complete for row in rows):
+            return None
+        keys = {"score": "score", "success": "success", "jerk": "jerk", "switches": "mode_switches"}
+        return {short: metrics.mean([float(getattr(row, key)) for row in rows]) for short, key in keys.items()}
 
     def _by_seed(self, name: str, key: str) -> list[float | None]:
         values: list[float | None] = []
