@@ -75,6 +75,17 @@ def test_relations_are_the_simulators_own_distances() -> None:
     env.close()
 
 
+@pytest.mark.parametrize("task", ["can", "square", "tool-hang"])
+def test_object_state_has_what_is_seen_from_the_hand(task: str) -> None:
+    """robosuite leaves it 0 where the object's pose comes later in its list: half of the sensor was."""
+    env = RobosuiteEnv(task)
+    env.reset(3)
+    seen = env.step(np.full(7, 0.3, np.float32)).observation
+    hand, body = features._pose(seen["proprio"].astype(np.float64), 0), features._pose(seen["object_state"], 7)
+    np.testing.assert_allclose(seen["object_state"][:3], hand.turn.T @ (body.position - hand.position), atol=5e-4)
+    env.close()
+
+
 def test_relations_do_not_see_the_sign_of_a_quaternion() -> None:
     rng = np.random.default_rng(0)
     own, seen = rng.normal(size=(5, 18)), rng.normal(size=(5, 41))

@@ -8,7 +8,7 @@ Sensors keep robomimic's order, so that its datasets fit (docs/reference/robosui
 
     proprio       a robot: hand position (3), quaternion xyzw (4), fingers (2)
     object_state  robosuite's `object-state`: poses of the objects, also seen from the hand
-    relations     ToolHang and Transport: the same, seen from what each has to fit (robosuite_features.py)
+    relations     the same, seen from what each thing has to fit (robosuite_features.py)
     tactile       a robot: force (3, N) and torque (3, Nm) at the wrist, in its frame, mean of the control step
     rgb_static    agentview; rgb_wrist, rgb_wrist_1: the eye in each hand; 84 x 84; depth_* likewise, metres
 
@@ -42,7 +42,7 @@ from prism.sims.base import Array
 from prism_sims import offscreen
 from prism_sims.mujoco_env import DrawnEnv
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
-from prism_sims.robosuite_features import has_relations, relations
+from prism_sims.robosuite_features import relations
 
 Variant = Literal["state", "pixels", "rgbd"]
 IMAGE = (84, 84)
@@ -282,10 +282,7 @@ class RobosuiteEnv(DrawnEnv):
 
     def _state_sensors(self) -> dict[str, Array]:
         proprio, objects = self._proprio(), self._object_state()
-        seen: dict[str, Array] = {"proprio": proprio, "object_state": objects}
-        if has_relations(self.task):
-            seen["relations"] = relations(self.task, proprio, objects)
-        return seen
+        return {"proprio": proprio, "object_state": objects, "relations": relations(self.task, proprio, objects)}
 
     def _pictures(self) -> dict[str, Array]:
         sim = self.sim_env.sim
@@ -307,6 +304,9 @@ class RobosuiteEnv(DrawnEnv):
 
     def _object_state(self) -> NDArray[np.float32]:
         self.sim_env._obs_cache = {}
+        # Twice: what is seen from the hand is made of poses that come later in robosuite's list; 0 where they are not
+        # there yet.
+        self._update_observables(force=True)
         state = np.asarray(self.sim_env._get_observations(force_update=True)["object-state"])
         return np.round(state, _DIGITS).astype(np.float32) + np.float32(0)  # -0.0 -> 0.0
 

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 FINE = 0.02  # metres
 
+PEG = np.array([0.23, 0.1, 0.95])  # Square: the middle of its top, metres
+HANDLE = np.array([0.054, 0.0, 0.0])  # of the nut
+
 # ToolHang, metres, from the point that robosuite names of each thing, in its own axes
 HOLE = np.array([0.0, 0.045, 0.155])  # of the stand: the middle of the cavity's mouth
 TIP = np.array([0.0, 0.0, -0.2207])  # of the frame
@@ -55,6 +58,21 @@ def _pose(numbers: Array, first: int) -> Pose:
     return Pose(numbers[..., first : first + 3], rotation(numbers[..., first + 3 : first + 7]))
 
 
+def _lift(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]:
+    cube = _pose(seen, 0)
+    return [cube], [cube.position - hands[0].position]
+
+
+def _can(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]:
+    can = _pose(seen, 7)
+    return [can], [can.position - hands[0].position]
+
+
+def _square(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]:
+    nut = _pose(seen, 7)
+    return [nut], [nut.point(HANDLE) - hands[0].position, nut.position - PEG]
+
+
 def _tool_hang(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]:
     stand, frame, tool = (_pose(seen, first) for first in (7, 21, 35))
     (hand,) = hands
@@ -84,13 +102,12 @@ def _transport(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]
 
 
 _TASKS: Mapping[str, Callable[[list[Pose], Array], tuple[list[Pose], list[Array]]]] = {
+    "lift": _lift,
+    "can": _can,
+    "square": _square,
     "tool-hang": _tool_hang,
     "transport": _transport,
 }
-
-
-def has_relations(task: str) -> bool:
-    return task in _TASKS
 
 
 def relations(task: str, proprio: NDArray[np.floating], object_state: NDArray[np.floating]) -> NDArray[np.float32]:
