@@ -26,15 +26,18 @@ def _problem(seed: int, b: int, k: int, g: int, t: int, a: int) -> tuple[torch.T
     )
 
 
-@given(seed=st.integers(0, 2**31), eps=st.sampled_from([1e-6, 1e-3, 0.5]), t=st.integers(1, 6), a=st.integers(1, 4))
+@given(
+    seed=st.integers(0, 2**31), eps=st.sampled_from([1e-6, 1e-3, 0.5]), t=st.integers(1, 6), a=st.integers(1, 4),
+    discount=st.sampled_from([1.0, 0.8]),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_own_and_all_pairs_agree_with_the_reference(seed: int, eps: float, t: int, a: int) -> None:
+def test_own_and_all_pairs_agree_with_the_reference(seed: int, eps: float, t: int, a: int, discount: float) -> None:
     candidates, target, valid, weights = _problem(seed, 3, 2, 3, t, a)
     args = [x.double().numpy() for x in (candidates, target)]
-    own = own_distance(candidates, target, valid, weights.float(), eps)
-    pairs = batch_distance(candidates, target, valid, weights.float(), eps)
-    expected_own = rsimle.own(*args, valid.numpy(), weights.numpy(), eps)
-    expected = rsimle.all_pairs(*args, valid.numpy(), weights.numpy(), eps)
+    own = own_distance(candidates, target, valid, weights.float(), eps, discount)
+    pairs = batch_distance(candidates, target, valid, weights.float(), eps, discount)
+    expected_own = rsimle.own(*args, valid.numpy(), weights.numpy(), eps, discount)
+    expected = rsimle.all_pairs(*args, valid.numpy(), weights.numpy(), eps, discount)
     np.testing.assert_allclose(own.numpy(), expected_own, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(pairs.numpy(), expected, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(np.diagonal(pairs.numpy(), axis1=0, axis2=2).T, own.numpy(), rtol=2e-5, atol=2e-5)

@@ -1,11 +1,12 @@
 """Sec. 4.3, Eq. 4: the Charbonnier distance between action sequences, own and all pairs.
 
-    D(a, b) = 1/T sum_t sum_d w_d sqrt((a_td - b_td)^2 + eps^2)
+    D(a, b) = sum_t v_t sum_d w_d sqrt((a_td - b_td)^2 + eps^2),     v_t ~ discount^t, sum_t v_t = 1
 
-With weights that sum to one (the default) it is a mean over dimensions, so its scale does not grow with Da; the
-paper's literal form sums (`weights` of ones). Time is averaged over the steps of the *target* that are valid, so a
-window that runs past the end of its episode is compared only where the demonstration exists. Always float32:
-eps = 1e-6 squared underflows in half precision and gives NaN gradients.
+The paper's v_t is 1/T (discount 1). With weights w_d that sum to one (the default) it is a mean over dimensions, so its
+scale does not grow with Da; the paper's literal form sums (`weights` of ones). Time is averaged over the steps of the
+*target* that are valid, so a window that runs past the end of its episode is compared only where the demonstration
+exists. With a discount below 1 what is executed counts more than what is planned anew before its turn comes. Always
+float32: eps = 1e-6 squared underflows in half precision and gives NaN gradients.
 """
 
 from __future__ import annotations
@@ -27,19 +28,25 @@ def _full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
+def step_weights(valid: Bool[Tensor, "B Tp"], discount: float = 1.0) -> Float[Tensor, "B Tp"]:
+    """v_t of each row: over its valid steps they sum to 1."""
+    steps = torch.arange(valid.shape[1], device=valid.device)
+    mask = valid.float() * torch.pow(torch.tensor(discount, device=valid.device), steps)
+    return mask / mask.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+
+
 def own_distance(
     candidates: Float[Tensor, "B K Tp Da"],
     target: Float[Tensor, "B Tp Da"],
     valid: Bool[Tensor, "B Tp"],
     weights: Float[Tensor, " Da"],
     eps: float = EPS,
+    discount: float = 1.0,
 ) -> Float[Tensor, "B K"]:
     """D_{i,k}: each candidate against its own target."""
     with _full_precision(candidates):
         gap = _charbonnier(candidates.float() - target.float().unsqueeze(1), eps)  # (B, K, Tp, Da)
-        mask = valid.to(gap.dtype)
-        step_weight = mask / mask.sum(1, keepdim=True).clamp(min=1.0)  # (B, Tp)
-        return torch.einsum("bkta,bt,a->bk", gap, step_weight, weights.to(gap.dtype))
+        return torch.einsum("bkta,bt,a->bk", gap, step_weights(valid, discount), weights.to(gap.dtype))
 
 
 @torch.no_grad()
@@ -49,6 +56,7 @@ def batch_distance(
     valid: Bool[Tensor, "G Tp"],
     weights: Float[Tensor, " Da"],
     eps: float = EPS,
+    discount: float = 1.0,
 ) -> Float[Tensor, "B K G"]:
     """D_{i,k->j}: every candidate against every target of the (global) batch. Without gradient: it only decides.
 
@@ -59,14 +67,14 @@ def batch_distance(
     flat = candidates.float().reshape(b * k, t, a)
     targets = targets.float()
     weights = weights.float()
-    mask = valid.float()
-    step_weight = mask / mask.sum(1, keepdim=True).clamp(min=1.0)  # (G, Tp)
+    step_weight = step_weights(valid, discount)  # (G, Tp)
     out = flat.new_empty(b * k, targets.shape[0])
     whole = valid.all(1) if eps <= 1e-5 else torch.zeros_like(valid[:, 0])
     if bool(whole.any()):
-        left = (flat * weights).reshape(b * k, t * a)
-        right = (targets[whole] * weights).reshape(-1, t * a)
-        out[:, whole] = torch.cdist(left, right, p=1.0) / t
+        weight = step_weights(valid.new_ones(1, t), discount)[0, :, None] * weights  # (Tp, Da), of every whole target
+        left = (flat * weight).reshape(b * k, t * a)
+        right = (targets[whole] * weight).reshape(-1, t * a)
+        out[:, whole] = torch.cdist(left, right, p=1.0)
     rest = (~whole).nonzero().squeeze(1)
     chunk = max(1, _CHUNK_ELEMENTS // (b * k * t * a))
     for j in rest.split(chunk):
@@ -83,8 +91,9 @@ def nearest_distance(
     valid: Bool[Tensor, "G Tp"],
     weights: Float[Tensor, " Da"],
     eps: float = EPS,
+    discount: float = 1.0,
 ) -> Float[Tensor, "B K"]:
     """min_j D_{i,k->j}, in memory that does not grow with B K G: the pairs come and go in chunks of rows."""
     rows = max(1, _CHUNK_ELEMENTS // max(1, candidates.shape[1] * targets.shape[0]))
-    parts = [batch_distance(part, targets, valid, weights, eps).amin(2) for part in candidates.split(rows)]
+    parts = [batch_distance(part, targets, valid, weights, eps, discount).amin(2) for part in candidates.split(rows)]
     return torch.cat(parts)

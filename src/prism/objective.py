@@ -63,6 +63,7 @@ class ObjectiveConfig:
     soft_respects_rejection: bool = True  # choose the K' among the candidates that were not rejected; paper: False
     weights: Weights = "uniform"  # actions are already normalised, so inverse_std scales twice
     eps: float = EPS
+    discount: float = 1.0  # weight of an action of a plan against the one before it; paper: 1
     max_targets: int = 1024  # batch scope and paper rule: bound on the cost
     # calibrated: 0 as it is .. 1 in units of the row's mean. At 0.5 few rows fall back, and scores are no lower
     # (docs/explanation/deviations.md).
@@ -71,7 +72,7 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         check_choices(self, "objective")
         numbers = {"[1, inf)": "candidates max_targets", "[0, inf)": "soft_weight", "(0, inf)": "temperature eps"}
-        fractions = {"(0, 1)": "quantile", "[0, 1)": "momentum", "[0, 1]": "relative"}
+        fractions = {"(0, 1)": "quantile", "[0, 1)": "momentum", "[0, 1]": "relative", "(0, 1]": "discount"}
         check_numbers(self, "objective", {**numbers, **fractions, f"[1, {self.candidates}]": "soft_candidates"})
         if not 0.0 < self.clamp[0] <= self.clamp[1]:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
@@ -139,6 +140,7 @@ class RSIMLE(nn.Module):
     def __init__(self, config: ObjectiveConfig, action_dim: int) -> None:
         super().__init__()
         self.config = config
+        self._form = config.eps, config.discount  # of every distance
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("calibrated", torch.zeros((), dtype=torch.bool))
         scale = 1.0 if config.rule == "paper" else 1.0 / action_dim  # the paper's distance sums over dimensions
@@ -176,21 +178,21 @@ class RSIMLE(nn.Module):
     ) -> Distances:
         """Alg. 1, lines 8-9: to the own target, and to the targets of the batch."""
         config = self.config
-        own = own_distance(candidates, target, valid, self.weights, config.eps)  # (B, K)
+        own = own_distance(candidates, target, valid, self.weights, *self._form)  # (B, K)
         if targets is None:
             near = self._relative(own)
             return Distances(own, near, near)
         total, count = len(targets.actions), candidates.shape[1]
         exact = total * count * total <= EXACT_PAIRS
         if config.rule == "paper" and exact and total <= config.max_targets:
-            pairs = batch_distance(candidates, targets.actions, targets.valid, self.weights, config.eps)  # (B, K, G)
+            pairs = batch_distance(candidates, targets.actions, targets.valid, self.weights, *self._form)  # (B, K, G)
             return Distances(own, pairs.amin(2), pairs)
         if total <= config.max_targets:
-            near = nearest_distance(candidates, targets.actions, targets.valid, self.weights, config.eps)
+            near = nearest_distance(candidates, targets.actions, targets.valid, self.weights, *self._form)
         else:
             spread = torch.arange(config.max_targets, device=own.device) * total // config.max_targets
             others = (targets.actions[spread], targets.valid[spread])
-            near = torch.minimum(own, nearest_distance(candidates, *others, self.weights, config.eps))
+            near = torch.minimum(own, nearest_distance(candidates, *others, self.weights, *self._form))
         if config.rule == "calibrated":
             near = self._relative(near)
             return Distances(own, near, near)
@@ -218,7 +220,7 @@ class RSIMLE(nn.Module):
             piece = slice(at, at + _PAIR_CHUNK)
             others = (targets.actions[j[piece]], targets.valid[j[piece]])
             one = candidates[row[piece], k[piece]].unsqueeze(1)
-            parts.append(own_distance(one, *others, self.weights, self.config.eps).squeeze(1))
+            parts.append(own_distance(one, *others, self.weights, *self._form).squeeze(1))
         return torch.cat(parts) if parts else candidates.new_zeros(0)
 
     @torch.no_grad()
@@ -270,7 +272,7 @@ class RSIMLE(nn.Module):
         valid: Bool[Tensor, "B Tp"],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Eq. 6-9 on the chosen candidates, drawn again with gradient: hard + lambda * soft."""
-        distance = own_distance(chosen, target, valid, self.weights, self.config.eps)  # (B, C)
+        distance = own_distance(chosen, target, valid, self.weights, *self._form)  # (B, C)
         hard = distance[:, 0].mean()
         if choice.soft_valid is None:
             return hard, {"hard": hard.detach(), **choice.logs}

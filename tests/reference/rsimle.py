@@ -10,34 +10,36 @@ from numpy.typing import NDArray
 F64 = NDArray[np.float64]
 
 
-def distance(a: F64, b: F64, valid: NDArray[np.bool_], weights: F64, eps: float) -> float:
-    """Eq. 4 between two sequences (T, A), over the valid steps of b."""
-    total, steps = 0.0, 0
+def distance(a: F64, b: F64, valid: NDArray[np.bool_], weights: F64, eps: float, discount: float = 1.0) -> float:
+    """Eq. 4 between two sequences (T, A), over the valid steps of b; discount 1 is the paper's mean over time."""
+    total, steps = 0.0, 0.0
     for t in range(a.shape[0]):
         if not valid[t]:
             continue
-        steps += 1
+        steps += discount**t
         for d in range(a.shape[1]):
-            total += weights[d] * math.sqrt((a[t, d] - b[t, d]) ** 2 + eps**2)
-    return total / max(steps, 1)
+            total += discount**t * weights[d] * math.sqrt((a[t, d] - b[t, d]) ** 2 + eps**2)
+    return total / steps if steps else 0.0
 
 
-def own(candidates: F64, target: F64, valid: NDArray[np.bool_], weights: F64, eps: float) -> F64:
+def own(candidates: F64, target: F64, valid: NDArray[np.bool_], weights: F64, eps: float, discount: float = 1.0) -> F64:
     """D_{i,k}."""
     b, k = candidates.shape[:2]
     return np.array(
-        [[distance(candidates[i, c], target[i], valid[i], weights, eps) for c in range(k)] for i in range(b)]
+        [[distance(candidates[i, c], target[i], valid[i], weights, eps, discount) for c in range(k)] for i in range(b)]
     )
 
 
-def all_pairs(candidates: F64, targets: F64, valid: NDArray[np.bool_], weights: F64, eps: float) -> F64:
+def all_pairs(
+    candidates: F64, targets: F64, valid: NDArray[np.bool_], weights: F64, eps: float, discount: float = 1.0
+) -> F64:
     """D_{i,k->j}."""
     b, k, g = candidates.shape[0], candidates.shape[1], targets.shape[0]
     out = np.zeros((b, k, g))
     for i in range(b):
         for c in range(k):
             for j in range(g):
-                out[i, c, j] = distance(candidates[i, c], targets[j], valid[j], weights, eps)
+                out[i, c, j] = distance(candidates[i, c], targets[j], valid[j], weights, eps, discount)
     return out
 
 
