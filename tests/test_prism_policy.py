@@ -11,7 +11,7 @@ import torch
 from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
-from prism.generator import blend
+from prism.generator import smoother
 from prism.io.jsonconfig import from_json, to_json
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.methods.table import PRESETS, build_policy, preset
@@ -265,33 +265,26 @@ def test_paper_preset_has_the_papers_sizes() -> None:
     assert (config.obs_horizon, config.pred_horizon) == (8, 16)
 
 
-@pytest.mark.parametrize(("queries", "group"), [(1, 4), (3, 4), (2, 3), (5, 1)])
-def test_blended_plans_are_weighted_means_of_neighbouring_queries(queries, group):
-    answers = torch.randn(queries, 2 * group, dtype=torch.float64)
-    expected = []
-    for action in range(queries * group):
-        total = weights = 0.0
-        for query in range(queries):
-            place = action + group // 2 - query * group  # in this query's answers
-            if 0 <= place < 2 * group:
-                weight = min(place + 0.5, 2 * group - place - 0.5)  # a triangle, highest in the middle
-                total, weights = total + weight * answers[query, place], weights + weight
-        expected.append(total / weights)
-    blended = blend(queries, 2 * group).double() @ answers.flatten()
-    assert torch.allclose(blended, torch.stack(expected), atol=1e-6)
+@pytest.mark.parametrize("weight", [0.5, 10.0])
+def test_smoother_gives_the_least_jerky_plan_near_the_answers(weight):
+    """argmin |a - u|^2 + w |third differences|^2, by its gradient; a parabola has no third difference."""
+    answers = torch.randn(12, 2, dtype=torch.float64)
+    plan = (smoother(12, weight).double() @ answers).requires_grad_()
+    cost = ((plan - answers) ** 2).sum() + weight * (plan.diff(n=3, dim=0) ** 2).sum()
+    assert torch.autograd.grad(cost, plan)[0].abs().max() < 1e-4
+    parabola = torch.stack([torch.arange(12.0), torch.arange(12.0) ** 2], 1)
+    assert torch.allclose(smoother(12, weight) @ parabola, parabola, atol=1e-3)
 
 
-def test_blended_generator_trains_and_is_loaded_again(tmp_path):
+def test_smooth_generator_trains_and_is_loaded_again(tmp_path):
     config = small_config()
-    config = dataclasses.replace(
-        config, generator=dataclasses.replace(config.generator, actions_per_query=2, blended=True)
-    )
+    plain = small_policy(config)
+    config = dataclasses.replace(config, generator=dataclasses.replace(config.generator, smooth=3.0))
     policy = small_policy(config)
     policy.loss(random_batch(4, config), Random(0)).loss.backward()
-    head = policy.generator.head.weight
-    assert head.shape[0] == 2 * 2 * ACTION_DIM
-    assert head.grad is not None
-    assert bool((head.grad.abs().sum(1) > 0).all())
-    again = load_policy(save_run(tmp_path / "run", policy))
+    assert policy.generator.head.weight.grad is not None
     observation = random_batch(2, config).observation
+    rough, smooth = (one.sample(observation, 3, Random(1)) for one in (plain, policy))
+    assert smooth.diff(n=3, dim=2).abs().mean() < 0.5 * rough.diff(n=3, dim=2).abs().mean()
+    again = load_policy(save_run(tmp_path / "run", policy))
     assert torch.equal(policy.sample(observation, 3, Random(1)), again.sample(observation, 3, Random(1)))

@@ -6,8 +6,11 @@
 
 Attention is bidirectional. A query answers for `actions_per_query` consecutive actions (1 in the paper). What
 depends on the context alone, its keys and values in every block, is made once by `prepare` and shared by the K
-candidates, in training and in inference. With `blended` a query also answers for half a group on either side, and an
-action is the mean of two queries' answers, weighted by how near they are: a plan without steps between its groups.
+candidates, in training and in inference. With `smooth` = w > 0 a plan is the least jerky one near the answers u,
+
+    plan = argmin_a |a - u|^2 + w |third differences of a|^2 = (1 + w D'D)^-1 u
+
+a fixed linear map, so the network learns through it: what it leaves of a plan is motion, not the error of each answer.
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ class GeneratorConfig:
     latent: int = 32  # Z; not given in the paper
     mlp_ratio: float = 4.0
     actions_per_query: int = 1  # paper: one query an action
-    blended: bool = False  # ours: neighbouring queries share their actions
+    smooth: float = 0.0  # ours: weight of a plan's jerk; 0: the answers as they are, as the paper
     context_in_queries: bool = True  # ours: the queries start from the context; False is the paper's
     query_scale: float = 0.5  # ours: queries that start small are hard to tell apart for a long time
 
     def __post_init__(self) -> None:
         numbers = {"[1, inf)": "width blocks latent actions_per_query", "(0, inf)": "mlp_ratio"}
+        numbers |= {"[0, inf)": "smooth"}
         check_numbers(self, "generator", numbers)
         if self.width % self.attention.heads:
             raise PrismError(f"generator.width {self.width} is not a multiple of the {self.attention.heads} heads")
@@ -69,7 +73,7 @@ class Block(nn.Module):
 
 
 class Generator(nn.Module):
-    blend: Tensor | None
+    smooth: Tensor | None
 
     def __init__(self, config: GeneratorConfig, pred_horizon: int, action_dim: int, rng: torch.Generator) -> None:
         super().__init__()
@@ -89,9 +93,10 @@ class Generator(nn.Module):
         self.context = nn.Linear(width, width) if config.context_in_queries else None
         self.blocks = nn.ModuleList(Block(config, rng) for _ in range(config.blocks))
         self.norm = nn.LayerNorm(width)
-        answers = config.actions_per_query * (2 if config.blended else 1)
-        self.head = nn.Linear(width, answers * action_dim)
-        self.register_buffer("blend", blend(self.count, answers) if config.blended else None, persistent=False)
+        self.head = nn.Linear(width, config.actions_per_query * action_dim)
+        self.register_buffer(
+            "smooth", smoother(pred_horizon, config.smooth) if config.smooth else None, persistent=False
+        )
 
     def prepare(self, context: Float[Tensor, "B S D"]) -> Prepared:
         start = (self.queries + self.position).expand(context.shape[0], 1, -1, -1)
@@ -105,19 +110,13 @@ class Generator(nn.Module):
         x = prepared.start + self.latent(latent).unsqueeze(2)  # (B, K, Q, D)
         for block, kv in zip(self.blocks, prepared.keys_values, strict=True):
             x = block(x, kv)
-        actions: Tensor = self.head(self.norm(x))  # (B, K, Q, answers * Da)
-        actions = actions.reshape(*latent.shape[:2], -1, self.action_dim)
-        return actions if self.blend is None else self.blend @ actions
+        actions: Tensor = self.head(self.norm(x))  # (B, K, Q, actions_per_query * Da)
+        actions = actions.reshape(*latent.shape[:2], self.pred_horizon, self.action_dim)
+        return actions if self.smooth is None else self.smooth @ actions
 
 
-def blend(queries: int, answers: int) -> Float[Tensor, "Tp QA"]:
-    """Which share each answer has in each action: triangles over neighbouring groups that overlap by half. The first
-    and the last half group have one query each, whose answers count whole."""
-    group = answers // 2
-    ramp = (torch.arange(group) + 0.5) / group
-    shares = torch.zeros(queries * group + group, queries, answers)  # half a group too long at either end
-    for query in range(queries):
-        place = slice(query * group, query * group + answers)
-        shares[place, query] = torch.diag(torch.cat([ramp, ramp.flip(0)]))
-    within = shares[group // 2 : group // 2 + queries * group].flatten(1)
-    return within / within.sum(1, keepdim=True)
+def smoother(steps: int, weight: float) -> Float[Tensor, "Tp Tp"]:
+    """(1 + w D'D)^-1 with D the third differences within a plan; a motion of constant acceleration is left as it is."""
+    third = torch.diff(torch.eye(steps, dtype=torch.float64), n=3, dim=0)
+    inverse: Tensor = torch.linalg.inv(torch.eye(steps, dtype=torch.float64) + weight * third.T @ third)
+    return inverse.float()
