@@ -68,12 +68,16 @@ METAWORLD = _family(
 )
 ROBOSUITE = {
     name: row
-    for arms, grippers in ((1, (6,)), (2, (6, 13)))
+    for tasks, learned, grippers in (
+        (("lift", "can", "square"), "state-long", (6,)),
+        (("tool-hang",), "state-fine", (6,)),
+        (("transport",), "state-fine", (6, 13)),
+    )
     for name, row in _family(
-        {name: what for name, what in robosuite.NAMES.items() if (what[0] == "transport") == (arms == 2)},
+        {name: what for name, what in robosuite.NAMES.items() if what[0] in tasks},
         "robosuite:RobosuiteEnv",
         expert="robosuite_expert:make_robosuite_expert",
-        recipe=_BY_INPUTS,
+        recipe={**_BY_INPUTS, "state": learned},
         **{**_ARM, "grippers": grippers},
     ).items()
 }
