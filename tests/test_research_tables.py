@@ -35,6 +35,12 @@ def test_a_part_of_a_split_decides_nothing() -> None:
     assert verdicts == {"Table 1, hard": "cannot be tested here", "Table 1, very_hard": "confirmed"}
 
 
+def test_baselines_are_executed_as_published() -> None:
+    assert tables.contestant("prism").settings == ()
+    assert tables.contestant("diffusion").settings == ("policy.pred_horizon=16", "controller.exec_horizon=8")
+    assert tables.contestant("often=diffusion:controller.exec_horizon=1").settings == ("controller.exec_horizon=1",)
+
+
 def test_a_task_of_another_table_is_refused() -> None:
     with pytest.raises(PrismError, match="no task of metaworld"):
         tables.Config(table="metaworld", tasks=("robosuite-lift",))
