@@ -209,8 +209,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
-        recipes the mean over them, null where one of them is missing. table_by.<contestant> has the means over seeds,
-        episodes and recipes; a contestant that lacks a cell is not in it."""
+        recipes the mean over them, null where one of them is missing. table_by: only contestants that lack no cell."""
         config = self.config
         names = [contestant.name for contestant in config.contestants]
         return {
@@ -219,8 +218,8 @@ class Comparison:
             "seeds": list(config.seeds),
             "reference": config.reference,
             "test": "paired bootstrap of score differences, training seeds and episodes drawn crossed; common seeds",
-            "table": [_row_json(row) for row in self.rows],
-            "table_by": {name: figures for name in names if (figures := self._figures(name)) is not None},
+            "table": [{**asdict(row), "n": len(row.seeds)} for row in self.rows],
+            "table_by": {name: figures for name in names if (figures := self._figures(name))},
             "missing": [{**asdict(one.cell), "reason": one.reason} for one in self.missing],
             "budget": {"minutes": config.minutes, "steps": config.steps, "clock": config.clock},
             "evaluation": to_json(config.evaluation),
@@ -230,12 +229,11 @@ class Comparison:
             **self.info,
         }
 
-    def _figures(self, name: str) -> dict[str, float] | None:
-        rows = [row for row in self.rows if row.contestant == name]
-        if len(rows) < len(self.config.recipes) or not all(row.complete for row in rows):
-            return None
+    def _figures(self, name: str) -> dict[str, float]:
+        rows = [row for row in self.rows if row.contestant == name and row.complete]
         keys = {"score": "score", "success": "success", "jerk": "jerk", "switches": "mode_switches"}
-        return {short: metrics.mean([float(getattr(row, key)) for row in rows]) for short, key in keys.items()}
+        rows = rows if len(rows) == len(self.config.recipes) else []
+        return {to: metrics.mean([float(getattr(row, key)) for row in rows]) for to, key in keys.items() if rows}
 
     def _by_seed(self, name: str, key: str) -> list[float | None]:
         values: list[float | None] = []
@@ -498,7 +496,3 @@ def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[dict[str
     keys = ("fraction", "seconds", "step", "score", "success")
     stages = zip(*curves, strict=True)  # every cell looked at the same fractions
     return tuple({key: metrics.mean([float(point[key]) for point in points]) for key in keys} for points in stages)
-
-
-def _row_json(row: Row) -> dict[str, Any]:
-    return {**asdict(row), "n": len(row.seeds)}
