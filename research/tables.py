@@ -13,6 +13,7 @@ no variation says otherwise. It can be stopped and called again; more methods or
                                complete; `tasks_done` says how many of how many
     tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes
     success.METHOD.TASK        of every method; jerk and mode_switches likewise
+    common.mean.METHOD         over the tasks that every method has (common.tasks)
     expert.TASK                how often the scripted expert itself succeeds
 TASK is the simulator's own name for it (pick-place, lift).
 A task without all its seeds is under `missing`, never in a mean.
@@ -206,10 +207,8 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "tasks_done": counted,
         "tasks": {task: row.success for task, row in ours.items()},
         "tasks_ci": {task: list(row.success_ci) for task, row in ours.items()},
-        "mean_by_method": {
-            method: split_means({task: row.success for task, row in found.items()}, groups)[0]
-            for method, found in rows.items()
-        },
+        "mean_by_method": {method: whole_means(found, groups, counted) for method, found in rows.items()},
+        "common": common_means(rows),
         **{
             key: {method: {task: getattr(row, key) for task, row in found.items()} for method, found in rows.items()}
             for key in ("success", "jerk", "mode_switches")
@@ -249,6 +248,21 @@ def split_means(
     return means, {group: f"{len(found[group])} of {len(members)}" for group, members in groups.items()}
 
 
+def whole_means(
+    found: Mapping[str, Row], groups: Mapping[str, list[str]], counted: Mapping[str, str]
+) -> dict[str, float]:
+    """A method's means of the splits in which it has as many tasks as PRISM: others would be of easier tasks."""
+    means, own = split_means({task: row.success for task, row in found.items()}, groups)
+    return {split: mean for split, mean in means.items() if own[split] == counted[split]}
+
+
+def common_means(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
+    """Over the tasks that every method has."""
+    tasks = [task for task in next(iter(rows.values()), {}) if all(task in found for found in rows.values())]
+    means = {method: fmean(found[task].success for task in tasks) for method, found in rows.items() if tasks}
+    return {"tasks": tasks, "mean": means}
+
+
 def claims(figures: Mapping[str, Any], plan: Protocol) -> list[Claim]:
     whole = {split: len(members) for split, members in groups_of(plan.tasks).items()}
     found = []
@@ -278,6 +292,9 @@ def show(study: Study, console: Console) -> None:
     for split in figures["tasks_done"]:
         values = [figures["mean_by_method"][method].get(split) for method in methods]
         lines.append([f"mean, {split} ({figures['tasks_done'][split]})", *(rate(value) for value in values), ""])
+    if len(methods) > 1 and (common := figures["common"])["tasks"]:
+        row = [f"mean of the {len(common['tasks'])} that all have", *(rate(common["mean"][name]) for name in methods)]
+        lines.append([*row, ""])
     show_rows("success (jerk, mode switches)", ("task", *methods, "expert"), lines, console)
     for reason in study.missing:
         console.print(f"missing: {reason}", highlight=False)

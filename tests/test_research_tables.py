@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def test_a_part_of_a_split_decides_nothing() -> None:
     figures = {"mean": {"hard": 1.0, "very_hard": 1.0}, "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"}}
     verdicts = {claim.where: claim.verdict for claim in tables.claims(figures, plan)}
     assert verdicts == {"Table 1, hard": "cannot be tested here", "Table 1, very_hard": "confirmed"}
+
+
+def test_methods_are_compared_on_the_tasks_that_all_have() -> None:
+    row = namedtuple("row", "success")
+    rows = {"prism": {"a": row(1.0), "b": row(0.2)}, "diffusion": {"a": row(0.9)}}
+    assert tables.common_means(rows) == {"tasks": ["a"], "mean": {"prism": 1.0, "diffusion": 0.9}}
+    groups, counted = {"all": ["a", "b"]}, {"all": "2 of 2"}
+    assert tables.whole_means(rows["prism"], groups, counted) == {"all": 0.6}
+    assert tables.whole_means(rows["diffusion"], groups, counted) == {}, "a mean of the easier task alone"
+    assert tables.common_means({}) == {"tasks": [], "mean": {}}
 
 
 def test_baselines_are_executed_as_published() -> None:
