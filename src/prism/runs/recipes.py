@@ -128,18 +128,13 @@ def state_long(task: str) -> Experiment:
 
 def state_fine(task: str) -> Experiment:
     """`state-long` with little noise: where millimetres decide, a disturbed expert loses its way and begins again, and
-    that is what its demonstrations then show. The first actions of a plan weigh more: only the first is executed.
+    that is what its demonstrations then show.
 
-    Command: prism train robosuite-tool-hang --episodes 200 && prism eval runs/robosuite-tool-hang --episodes 20
+    Command: prism train robosuite-tool-hang --minutes 5 && prism eval runs/robosuite-tool-hang --episodes 20
     Cost:    5 seconds an episode of ToolHang to record, 10 of Transport.
     """
-    one, policy = state_long(task), replace(table.tiny(), pred_horizon=8)
-    return replace(
-        one,
-        demonstrations=replace(one.demonstrations, noise=0.03),
-        policy=replace(policy, objective=replace(policy.objective, discount=0.85)),
-        train=replace(one.train, minutes=12.0),
-    )
+    one = state_long(task)
+    return replace(one, demonstrations=replace(one.demonstrations, noise=0.03))
 
 
 def sensed(task: str) -> Experiment:
