@@ -244,7 +244,7 @@ def pusht_human() -> Experiment:
     """Push-T from 206 human demonstrations (Diffusion Policy's), state inputs.
 
     Command: prism train pusht-human --minutes 15 && prism eval runs/pusht-human --episodes 50 --json F
-    Cost:    15 minutes of one core for a success of .86 with a jerk of .0035 (tuning episodes; research/LAB_LOG.md).
+    Cost:    15 minutes of one core for a success of .86 with a jerk of .0032 (one seed; research/LAB_LOG.md).
     """
     policy = pusht_policy()
     return Experiment(
