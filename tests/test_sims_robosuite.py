@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 from pathlib import Path
@@ -72,6 +73,47 @@ def test_relations_are_the_simulators_own_distances() -> None:
     np.testing.assert_allclose(meet, expected, atol=4e-4)
     np.testing.assert_allclose(seen["relations"][30:], np.tanh(meet / features.FINE).ravel(), atol=1e-6)
     np.testing.assert_allclose(seen["relations"][6:12].reshape(3, 2), frame[1][:, :2], atol=1e-3)
+    env.close()
+
+
+def _played(env: RobosuiteEnv, steps: int) -> np.ndarray:
+    """Joint positions of the scene after each of `steps` random actions; half way, the episode is restored."""
+    env.reset(7)
+    moves = np.random.default_rng(7).uniform(-1, 1, (steps, env.action_dim)).astype(np.float32)
+    rows = []
+    for step, move in enumerate(moves):
+        if step == steps // 2:
+            env.restore(env.state())
+        env.step(move)
+        rows.append(env.sim_env.sim.data.qpos.copy())
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("task", list(TASKS))
+def test_steps_and_objects_are_robosuites_own(task: str) -> None:
+    env = RobosuiteEnv(task)
+    assert env._arms is not None
+    assert len(env._arms) == env.robots
+    fast, seen = _played(env, 20), env._object_state()
+    env._arms = None
+    own = _played(env, 20)
+    np.testing.assert_allclose(fast, own, atol=1e-6)
+    env._update_observables(force=True)  # robosuite's list twice, so that nothing relative is left out
+    objects = env.sim_env._get_observations(force_update=True)["object-state"]
+    np.testing.assert_allclose(seen, objects, atol=1e-4)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"uncouple_pos_ori": False}, {"type": "JOINT_POSITION", "output_max": 0.05, "output_min": -0.05}]
+)
+def test_other_controllers_are_left_to_robosuite(change: dict[str, object]) -> None:
+    args = copy.deepcopy(TASKS["lift"].env_args)
+    args["env_kwargs"]["controller_configs"]["body_parts"]["right"].update(change)
+    env = RobosuiteEnv("lift", env_args=args)
+    assert env._arms is None
+    env.reset(0)
+    env.step(np.zeros(env.action_dim, np.float32))
     env.close()
 
 

@@ -39,7 +39,7 @@ from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.sims.base import Array
 
-from prism_sims import offscreen
+from prism_sims import offscreen, robosuite_control
 from prism_sims.mujoco_env import DrawnEnv
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 from prism_sims.robosuite_features import relations
@@ -210,6 +210,7 @@ class RobosuiteEnv(DrawnEnv):
         self._wrenches: list[NDArray[np.float64]] = []
         self._update_observables = self.sim_env._update_observables
         self.sim_env._update_observables = self._between_substeps
+        self._arms = robosuite_control.arm_controls(self.sim_env)  # None: robosuite's own, slower steps
         fps = float(self.env_args["env_kwargs"].get("control_freq", FPS))
         low, high = self.sim_env.action_spec
         super().__init__(name, self._sensors(), low, high, fps, max_steps or TASKS[task].max_steps)
@@ -254,7 +255,10 @@ class RobosuiteEnv(DrawnEnv):
         import mujoco
 
         self._wrenches = []
-        self.sim_env.step(action.astype(np.float64))
+        if self._arms is None:
+            self.sim_env.step(action.astype(np.float64))
+        else:
+            robosuite_control.step(self.sim_env, self._arms, action.astype(np.float64))
         success = bool(self.sim_env._check_success())
         # Poses of the state that the step ended in; contact forces, which start the next step, stay as they are.
         sim = self.sim_env.sim
@@ -303,11 +307,16 @@ class RobosuiteEnv(DrawnEnv):
         return np.concatenate(parts).astype(np.float32)
 
     def _object_state(self) -> NDArray[np.float32]:
-        self.sim_env._obs_cache = {}
-        # Twice: what is seen from the hand is made of poses that come later in robosuite's list; 0 where they are not
-        # there yet.
-        self._update_observables(force=True)
-        state = np.asarray(self.sim_env._get_observations(force_update=True)["object-state"])
+        """The active ones of robosuite's object observables, in its order. No others are read, and each once."""
+        every = self.sim_env._observables.values()
+        objects = [one for one in every if one.modality == "object"]
+        hands = [one for one in every if one.modality != "object" and one.name.endswith(("eef_pos", "eef_quat"))]
+        # Poses first: what is seen from the hand (Can_to_robot0_eef_pos) is made of poses that come later in
+        # robosuite's list, and is 0 where they are not there yet.
+        poses: dict[str, Any] = {}
+        for one in sorted(hands + objects, key=lambda one: "_to_" in one.name):
+            one.update(self.sim_env.model_timestep, poses, force=True)
+        state = np.concatenate([np.atleast_1d(one.obs) for one in objects if one.is_enabled() and one.is_active()])
         return np.round(state, _DIGITS).astype(np.float32) + np.float32(0)  # -0.0 -> 0.0
 
     # -- privileged: what experts see
