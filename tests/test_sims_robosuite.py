@@ -137,6 +137,31 @@ def test_relations_do_not_see_the_sign_of_a_quaternion() -> None:
     assert one.shape == (5, 5 * 6 + 7 * 6)
 
 
+@pytest.mark.parametrize(("task", "often"), [("lift", 0.0), ("transport", 0.025)])
+def test_a_disturbed_demonstration_is_pushed_in_the_long_tasks_alone(task: str, often: float) -> None:
+    env, rng = RobosuiteEnv(task), np.random.default_rng(0)
+    env.reset(1)
+    still, noise = np.zeros(env.action_dim, np.float32), 0.03
+    added = np.array([env.disturb(still, noise, rng) for _ in range(4000)])
+    env.close()
+    arm = added[:, :6]
+    assert np.abs(added[:, 6]).max() < 5 * noise  # the fingers are never pushed
+    pushed = np.abs(arm[:, :3]).max(axis=1) > 5 * noise
+    # a push lasts five and a half steps in the mean, and most are stronger than any noise
+    assert 0.5 * 5.5 * often <= pushed.mean() <= 5.5 * often
+    if not often:
+        plain = noise * np.random.default_rng(0).standard_normal((4000, 7))
+        np.testing.assert_allclose(added, plain, atol=1e-6)  # as every environment without pushes
+
+
+def test_the_frame_of_tool_hang_is_let_in_undisturbed() -> None:
+    env, rng = RobosuiteEnv("tool-hang"), np.random.default_rng(0)
+    env.reset(1)
+    added = np.array([env.disturb(np.zeros(7, np.float32), 0.03, rng) for _ in range(400)])
+    env.close()
+    assert np.abs(added).max() < 0.15
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["lift", "can", "square"])
 def test_experts_success_rate(task: str) -> None:

@@ -54,6 +54,8 @@ _PICTURE = (240, 320)
 _DIGITS = 4  # objects at rest tremble by a micrometre, which normalisation would blow up
 _COLLISION = (0,)  # the group of the simpler shapes that collide, which are not drawn
 _SEARCH = 1000  # seeds between two demonstrations that were kept
+_PUSH_STEPS = (3, 9)  # how long something pushes: an eighth to almost half a second
+_PUSH = np.array([10.0, 10.0, 10.0, 3.0, 3.0, 3.0, 0.0])  # how hard, of the noise, an arm; the fingers are left alone
 _BUILD_SEED = 0  # what robosuite draws once, when it builds a model (the cube's edge, the hammer): the same always
 
 
@@ -65,6 +67,7 @@ class Task:
     max_steps: int
     robots: tuple[str, ...] = ("Panda",)
     static_camera: str = "agentview"
+    nudged: float = 0.0  # how often something pushes while a disturbed demonstration is recorded, a step
 
     @property
     def env_args(self) -> dict[str, Any]:
@@ -92,8 +95,8 @@ TASKS: dict[str, Task] = {
     "lift": Task("Lift", 400),
     "can": Task("PickPlaceCan", 400),
     "square": Task("NutAssemblySquare", 400),
-    "transport": Task("TwoArmTransport", 700, ("Panda", "Panda")),
-    "tool-hang": Task("ToolHang", 700),
+    "transport": Task("TwoArmTransport", 700, ("Panda", "Panda"), nudged=0.025),
+    "tool-hang": Task("ToolHang", 700, nudged=0.05),
 }
 
 
@@ -236,6 +239,23 @@ class RobosuiteEnv(DrawnEnv):
         env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         env.reset()
         self._wrenches = [self._wrench()]
+        self._push = 0, np.zeros(7 * self.robots)  # steps left, what it adds
+
+    def disturb(self, action: NDArray[np.float32], noise: float, rng: np.random.Generator) -> NDArray[np.float32]:
+        """What is executed of a demonstrated action. Noise on every step leaves a thread of places that were seen; so
+        something pushes now and then, and the demonstration shows how to come back."""
+        (left, push), often = self._push, TASKS[self.task].nudged
+        if often and left == 0 and rng.random() < often and self._free():
+            left = int(rng.integers(*_PUSH_STEPS))
+            push = noise * np.tile(_PUSH, self.robots) * rng.standard_normal(self.action_dim)
+        self._push = max(0, left - 1), push
+        half = (self.action_high - self.action_low) / 2
+        shaken = action + noise * half * rng.standard_normal(self.action_dim) + (push if left else 0.0)
+        return np.asarray(shaken, np.float32)
+
+    def _free(self) -> bool:
+        """ToolHang's frame is let in undisturbed: pushed, it jams, and jams would be demonstrated."""
+        return self.task != "tool-hang" or bool(self.sim_env._check_frame_assembled())
 
     def restore(self, state: NDArray[np.float64]) -> dict[str, Array]:
         """Goes on from a `state()` of this task, as robomimic replays datasets; the grippers' targets start afresh."""

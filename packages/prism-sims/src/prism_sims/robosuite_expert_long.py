@@ -104,6 +104,11 @@ class ToolHangExpert(ScriptedExpert):
                 np.linalg.norm(off) < 0.002 and np.arccos(np.clip(env.body("frame_root")[1][2, 2], -1, 1)) < 0.015
             )
 
+        def guided() -> bool:
+            """Held, and over the mouth or in it."""
+            off = self._place("frame_root", _TIP) - self._place("stand_root", _HOLE)
+            return held() and bool(np.linalg.norm(off[:2]) < 0.006 or off[2] < -0.003)
+
         phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=True)
         lined_up = len(phases) + 2
         phases += [
@@ -111,7 +116,8 @@ class ToolHangExpert(ScriptedExpert):
             Phase(self._frame_to(self._over_hole(0.05 + style.hover)), True, near=0.015, turned=0.1, keep=held),
             Phase(self._frame_to(self._over_hole(0.012)), True, near=0.004, turned=0.02, speed=0.4, keep=held, most=80,
                   until=aligned),
-            Phase(self._let_in, True, near=0.006, turned=0.5, speed=0.35, keep=held, until=self._assembled, most=110),
+            Phase(self._let_in, True, near=0.006, turned=0.5, speed=0.35, keep=guided, back=lined_up, most=110,
+                  until=self._assembled),
             Phase(lambda start: start, True, near=1.0, turned=4.0, keep=self._assembled, back=lined_up),
             pause(closed=False),
             Phase(lambda start: moved(start, -0.08 * start[1][:, 2]), False, near=0.02, most=30),
@@ -147,21 +153,31 @@ class ToolHangExpert(ScriptedExpert):
         return target
 
     def _hang(self, style: Style, first: int) -> list[Phase]:
-        def over_post() -> bool:
+        def off_post() -> Vector:
+            """The ring's middle from the post's foot, in the frame's axes."""
             off = self.env.site("tool_hole1_center")[0] - self._place("frame_root", _POST)
-            return bool(np.linalg.norm(off[:2]) < 0.002)
+            return np.asarray(self.env.body("frame_root")[1].T @ off)
+
+        def over_post() -> bool:
+            return held() and bool(np.linalg.norm(off_post()[:2]) < 0.008)
+
+        def round_post() -> bool:
+            inward, sideways, height = off_post()
+            return held() and bool(-0.01 < inward < 0.025 and abs(sideways) < 0.01 and height < 0.014)
 
         held = self.near_hand("tool_root", 0.03)
         phases = pick(lambda: self._tool_grasp(style), held, 0.1 + style.hover, 0.28, back=first)
+        above = first + len(phases)
         phases += [
             Phase(self._ring_to(0.0, 0.05 + style.hover), True, near=0.015, turned=0.1, keep=held, back=first),
-            Phase(self._ring_to(0.0, 0.02), True, near=0.004, turned=0.06, speed=0.4, keep=held, back=first, most=60,
-                  until=over_post),
-            Phase(self._ring_to(0.001, 0.006), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first, most=40),
-            Phase(self._ring_to(0.002, -0.002, _TIPPED), True, near=0.003, turned=0.1, speed=0.3, keep=held, back=first,
-                  most=40, until=lambda: self._tipped() > _TIPPED - 0.15),
-            Phase(self._ring_to(0.015, -0.004, _TIPPED + 0.2), True, near=0.005, turned=0.1, speed=0.3, keep=held,
-                  back=first, most=30),
+            Phase(self._ring_to(0.0, 0.02), True, near=0.004, turned=0.06, speed=0.4, keep=held, back=first,
+                  until=lambda: bool(np.linalg.norm(off_post()[:2]) < 0.002)),
+            Phase(self._ring_to(0.001, 0.006), True, near=0.003, turned=0.1, speed=0.3, keep=over_post, back=above,
+                  most=40),
+            Phase(self._ring_to(0.002, -0.002, _TIPPED), True, near=0.006, turned=0.2, speed=0.3, keep=round_post,
+                  back=above, most=80, until=lambda: self._tipped() > _TIPPED - 0.15),
+            Phase(self._ring_to(0.015, -0.004, _TIPPED + 0.2), True, near=0.01, turned=0.1, speed=0.3, rest=True,
+                  keep=round_post, back=above, most=60),
             pause(closed=False),
             Phase(lambda start: moved(start, 0.1 * UP), False, near=0.03, most=40),
             Phase(lambda start: start, False, least=10, most=12),
