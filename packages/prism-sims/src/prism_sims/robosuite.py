@@ -42,7 +42,7 @@ from prism.sims.base import Array
 from prism_sims import offscreen, robosuite_control
 from prism_sims.mujoco_env import DrawnEnv
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
-from prism_sims.robosuite_features import relations
+from prism_sims.robosuite_features import frame_in_hole, relations
 
 Variant = Literal["state", "pixels", "rgbd"]
 IMAGE = (84, 84)
@@ -254,8 +254,10 @@ class RobosuiteEnv(DrawnEnv):
         return np.asarray(shaken, np.float32)
 
     def _free(self) -> bool:
-        """ToolHang's frame is let in undisturbed: pushed, it jams, and jams would be demonstrated."""
-        return self.task != "tool-hang" or bool(self.sim_env._check_frame_assembled())
+        """ToolHang's frame is let in undisturbed: pushed between the walls it jams, and jams would be demonstrated."""
+        if self.task != "tool-hang" or self.sim_env._check_frame_assembled():
+            return True
+        return not frame_in_hole(self._object_state())
 
     def restore(self, state: NDArray[np.float64]) -> dict[str, Array]:
         """Goes on from a `state()` of this task, as robomimic replays datasets; the grippers' targets start afresh."""

@@ -85,6 +85,13 @@ def _tool_hang(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]
     return [frame, tool], meet
 
 
+def frame_in_hole(object_state: NDArray[np.floating]) -> bool:
+    """ToolHang: whether the frame's tip is in the stand, between the walls, or on its ground."""
+    stand, frame = (_pose(np.asarray(object_state, np.float64), first) for first in (7, 21))
+    off = frame.point(TIP) - stand.point(HOLE)
+    return bool(np.abs(off[:2]).max() < 0.015 and off[2] < 0.005)
+
+
 def _transport(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]:
     hammer, trash, lid = (_pose(seen, first) for first in (0, 7, 14))
     target_bin, trash_bin = seen[..., 21:24], seen[..., 24:27]
