@@ -6,9 +6,10 @@ Try:
     python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
     python -m research tables robomimic --status --json F      runs nothing: the figures of what is there
 
-State inputs, the last weights, equal CPU time for every method, episodes on seeds on which nothing was chosen. The
-recipes make a plan at every step; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as published, where
-no variation says otherwise. It can be stopped and called again; more methods or seeds add to what is there.
+State inputs, the last weights, on each task equal CPU time for every method, episodes on seeds on which nothing was
+chosen. The recipes make a plan at every step; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as
+published, where no variation says otherwise. It can be stopped and called again; more methods or seeds add to what is
+there.
     mean.SPLIT                 PRISM's mean over the tasks of a split (easy, medium, hard, very_hard; or all) that are
                                complete; `tasks_done` says how many of how many
     tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes
@@ -61,7 +62,7 @@ class Protocol:
 
     tasks: tuple[str, ...]
     demonstrations: int
-    minutes: float
+    minutes: float | None  # None: as long as the recipe of each task
     bars: Mapping[str, float]  # of a split, or of a task
     experts: str  # file with the experts' own rates
     paper: Mapping[str, float]
@@ -83,7 +84,7 @@ def protocol(name: str) -> Protocol:
     return Protocol(
         tuple(f"robosuite-{one}" for one in names),
         demonstrations=200,
-        minutes=5.0,
+        minutes=None,
         bars=bars,
         experts="robosuite_experts.json",
         paper={},
@@ -101,7 +102,8 @@ class Config(Written):
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
     """Seeds of the training."""
     minutes: Annotated[float | None, option("M")] = None
-    """CPU minutes of one core for each training; default: 2 for metaworld, 5 for robomimic."""
+    """CPU minutes of one core for each training; default: 2 for metaworld, 5 and for the two long tasks 12 for
+    robomimic."""
     demonstrations: Annotated[int | None, option("N")] = None
     """Demonstrations of a task; default: 10 for metaworld, 200 for robomimic."""
     episodes: int = 20
@@ -139,13 +141,15 @@ class Config(Written):
         """Where the demonstrations of a task are."""
         return work / "data" / f"{task}-{self.count}"
 
+    def minutes_of(self, task: str) -> float | None:
+        return self.minutes or protocol(self.table).minutes or recipe(task).train.minutes
+
     def grid(self, work: Path, task: str) -> CompareConfig:
-        plan = protocol(self.table)
         return CompareConfig(
             recipes=(task,),
             contestants=tuple(contestant(method) for method in self.methods),
             seeds=self.seeds,
-            minutes=self.minutes or plan.minutes,
+            minutes=self.minutes_of(task),
             clock="cpu",
             settings=(
                 f"demonstrations.episodes={self.count}",
@@ -216,7 +220,8 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
         "bars": dict(plan.bars),
     }
-    settings = {**config.settings("jobs", "status"), "minutes": config.minutes or plan.minutes, "clock": "cpu"}
+    minutes = {short(task): config.minutes_of(task) for task in config.rows}
+    settings = {**config.settings("jobs", "status"), "minutes": minutes, "clock": "cpu"}
     commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
     return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)
 
