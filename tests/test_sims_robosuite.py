@@ -117,6 +117,16 @@ def test_other_controllers_are_left_to_robosuite(change: dict[str, object]) -> N
     env.close()
 
 
+def test_relations_of_transport_point_at_where_the_hammer_is_taken() -> None:
+    env = RobosuiteEnv("transport")
+    seen = env.reset(4)
+    (middle, turn), giver, taker = env.body("payload_root"), env.hand(0)[0], env.hand(1)[0]
+    meet = seen["relations"][30:51].reshape(7, 3)
+    np.testing.assert_allclose(meet[1], middle - 0.03 * turn[:, 2] - giver, atol=2e-4)
+    np.testing.assert_allclose(meet[2], middle + 0.07 * turn[:, 2] - taker, atol=2e-4)
+    env.close()
+
+
 @pytest.mark.parametrize("task", ["can", "square", "tool-hang"])
 def test_object_state_has_what_is_seen_from_the_hand(task: str) -> None:
     """robosuite leaves it 0 where the object's pose comes later in its list: half of the sensor was."""

@@ -31,6 +31,9 @@ GRIP = np.array([0.0, 0.0, -0.03375])  # of the frame: where it is held
 POST = np.array([-0.0875, 0.0, 0.00375])  # of the frame: the post's foot, on the bar
 RING = np.array([-0.09353, 0.0, 0.0])  # of the tool: the middle of the hole that hangs on the post
 
+# Transport, metres along the hammer's handle from its middle: where one arm holds it, and the other takes it
+HELD, TAKEN = np.array([0.0, 0.0, -0.03]), np.array([0.0, 0.0, 0.07])
+
 
 @dataclass(frozen=True)
 class Pose:
@@ -98,8 +101,8 @@ def _transport(hands: list[Pose], seen: Array) -> tuple[list[Pose], list[Array]]
     giver, taker = hands
     meet = [
         lid.position - giver.position,
-        hammer.position - giver.position,
-        hammer.position - taker.position,
+        hammer.point(HELD) - giver.position,
+        hammer.point(TAKEN) - taker.position,
         giver.position - taker.position,
         trash.position - taker.position,
         trash.position - trash_bin,
