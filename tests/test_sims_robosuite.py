@@ -179,7 +179,7 @@ def test_the_frame_of_tool_hang_is_let_in_undisturbed() -> None:
             rng = np.random.default_rng(0)
             added = np.array([env.disturb(np.zeros(7, np.float32), 0.03, rng) for _ in range(300)])
             pushed[inside] = bool(np.abs(added).max() > 0.15)
-            env._push = 0, np.zeros(7)
+            env._pushes._left = 0
     env.close()
     assert pushed == {False: True, True: False}
 

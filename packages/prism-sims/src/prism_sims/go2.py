@@ -33,6 +33,7 @@ from prism_sims import go2_model as parts
 from prism_sims import offscreen
 from prism_sims.go2_walk import FASTEST, Walker
 from prism_sims.mujoco_env import MujocoEnv, Vector, rounded
+from prism_sims.pushes import Pushes
 
 Variant = Literal["state", "pixels"]
 FPS = 30.0
@@ -195,7 +196,7 @@ class Go2Env(MujocoEnv):
                 self.advance(block)
         self._refresh()
         self._hand_goal, self._touch = self.hand(), np.zeros(8)
-        self._pose_then, self._nudge = self._pose_now(), (0, np.zeros(len(LOW)))
+        self._pose_then, self._pushes = self._pose_now(), Pushes(_NUDGED, _NUDGE_STEPS, _NUDGE, forward=(0,))
 
     # -- a control step
 
@@ -211,14 +212,7 @@ class Go2Env(MujocoEnv):
     def disturb(self, action: NDArray[np.float32], noise: float, rng: np.random.Generator) -> NDArray[np.float32]:
         """What is executed of a demonstrated action. Noise on every step alone is averaged out by legs and servos; so
         now and then something pushes for up to two thirds of a second, and the demonstration shows how to come back."""
-        half = (self.action_high - self.action_low) / 2
-        if self._nudge[0] == 0 and rng.random() < _NUDGED:
-            push = noise * _NUDGE * rng.standard_normal(len(_NUDGE))
-            self._nudge = int(rng.integers(*_NUDGE_STEPS)), np.concatenate([np.maximum(push[:1], 0.0), push[1:]])
-        left, push = self._nudge
-        self._nudge = max(0, left - 1), push
-        shaken = action + noise * half * rng.standard_normal(len(half)) + (push if left else 0.0)
-        return np.asarray(shaken, np.float32)
+        return self._pushes.executed(action, (self.action_high - self.action_low) / 2, noise, rng)
 
     def step(self, action: NDArray[np.float32]) -> StepResult:
         """As every step; nobody waits a minute for a robot that is lost, or stands and does nothing."""

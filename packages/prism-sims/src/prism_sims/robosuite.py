@@ -41,6 +41,7 @@ from prism.sims.base import Array
 
 from prism_sims import offscreen, robosuite_control
 from prism_sims.mujoco_env import DrawnEnv
+from prism_sims.pushes import Pushes
 from prism_sims.robomimic_writer import Demonstration, RobomimicWriter
 from prism_sims.robosuite_features import frame_in_hole, relations
 
@@ -67,7 +68,7 @@ class Task:
     max_steps: int
     robots: tuple[str, ...] = ("Panda",)
     static_camera: str = "agentview"
-    nudged: float = 0.0  # how often something pushes while a disturbed demonstration is recorded, a step
+    pushed: float = 0.0  # how often something pushes while a disturbed demonstration is recorded, a step
 
     @property
     def env_args(self) -> dict[str, Any]:
@@ -95,8 +96,8 @@ TASKS: dict[str, Task] = {
     "lift": Task("Lift", 400),
     "can": Task("PickPlaceCan", 400),
     "square": Task("NutAssemblySquare", 400),
-    "transport": Task("TwoArmTransport", 700, ("Panda", "Panda"), nudged=0.025),
-    "tool-hang": Task("ToolHang", 700, nudged=0.05),
+    "transport": Task("TwoArmTransport", 700, ("Panda", "Panda"), pushed=0.025),
+    "tool-hang": Task("ToolHang", 700, pushed=0.05),
 }
 
 
@@ -239,19 +240,11 @@ class RobosuiteEnv(DrawnEnv):
         env.rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
         env.reset()
         self._wrenches = [self._wrench()]
-        self._push = 0, np.zeros(7 * self.robots)  # steps left, what it adds
+        self._pushes = Pushes(TASKS[self.task].pushed, _PUSH_STEPS, np.tile(_PUSH, self.robots))
 
     def disturb(self, action: NDArray[np.float32], noise: float, rng: np.random.Generator) -> NDArray[np.float32]:
-        """What is executed of a demonstrated action. Noise on every step leaves a thread of places that were seen; so
-        something pushes now and then, and the demonstration shows how to come back."""
-        (left, push), often = self._push, TASKS[self.task].nudged
-        if often and left == 0 and rng.random() < often and self._free():
-            left = int(rng.integers(*_PUSH_STEPS))
-            push = noise * np.tile(_PUSH, self.robots) * rng.standard_normal(self.action_dim)
-        self._push = max(0, left - 1), push
-        half = (self.action_high - self.action_low) / 2
-        shaken = action + noise * half * rng.standard_normal(self.action_dim) + (push if left else 0.0)
-        return np.asarray(shaken, np.float32)
+        """What is executed of a demonstrated action; the long tasks are pushed, too (prism_sims/pushes.py)."""
+        return self._pushes.executed(action, (self.action_high - self.action_low) / 2, noise, rng, self._free)
 
     def _free(self) -> bool:
         """ToolHang's frame is let in undisturbed: pushed between the walls it jams, and jams would be demonstrated."""
