@@ -107,7 +107,7 @@ class ToolHangExpert(ScriptedExpert):
         def guided() -> bool:
             """Held, and over the mouth or in it."""
             off = self._place("frame_root", _TIP) - self._place("stand_root", _HOLE)
-            return held() and bool(np.linalg.norm(off[:2]) < 0.006 or off[2] < -0.003)
+            return held() and bool(np.linalg.norm(off[:2]) < 0.003 or off[2] < -0.003)
 
         phases = pick(lambda: self._frame_grasp(style), held, 0.08 + style.hover, 0.2, settle=True)
         lined_up = len(phases) + 2
@@ -159,7 +159,7 @@ class ToolHangExpert(ScriptedExpert):
             return np.asarray(self.env.body("frame_root")[1].T @ off)
 
         def over_post() -> bool:
-            return held() and bool(np.linalg.norm(off_post()[:2]) < 0.008)
+            return held() and bool(np.linalg.norm(off_post()[:2]) < 0.005)
 
         def round_post() -> bool:
             inward, sideways, height = off_post()
@@ -257,7 +257,7 @@ class TransportExpert(ScriptedExpert):
         ]
         first = len(phases)
         held = self.near_hand("payload_root", 0.09, robot=0)
-        phases += pick(lambda: self._hammer_grasp(0, _BEHIND), held, 0.16 + style.hover, 0.2, back=first)
+        phases += pick(lambda: self._hammer_grasp(0, _BEHIND), held, 0.16 + style.hover, 0.2, back=first, settle=True)
         past = np.array([0.08, -0.28, 1.07])  # over the bin's wall
         taken = lambda: self._arms[1].name in ("taken", "away")  # noqa: E731
         phases += [
@@ -293,7 +293,7 @@ class TransportExpert(ScriptedExpert):
             return self._arms[0].name == "offered"
 
         trash_held = self.near_hand("trash_main", 0.04, robot=1)
-        phases = pick(trash, trash_held, 0.17 + style.hover, 0.2)
+        phases = pick(trash, trash_held, 0.17 + style.hover, 0.2, settle=True)
         phases += [
             Phase(over(bin_for_trash, 0.25), True, near=0.03, turned=0.3, keep=trash_held, most=90),
             Phase(over(bin_for_trash, 0.12), True, near=0.03, turned=0.3, keep=trash_held, speed=0.7, most=40),
@@ -307,7 +307,8 @@ class TransportExpert(ScriptedExpert):
         phases += [
             Phase(lambda _: (np.array([0.02, 0.18, 1.2]), self._home(1)), False, near=0.05, most=600, until=offered),
             Phase(lambda _: moved(hammer(), 0.06 * UP), False, near=0.015, turned=0.12, keep=offered, back=first),
-            Phase(lambda _: hammer(), False, near=0.008, turned=0.1, speed=0.5, keep=offered, back=first, most=60),
+            Phase(lambda _: hammer(), False, near=0.008, turned=0.1, speed=0.5, keep=offered, back=first, most=60,
+                  rest=True),
             pause(closed=True),
             Phase(lambda start: start, True, near=1.0, turned=4.0, least=3, most=60, name="taken", keep=held,
                   back=first, until=lambda: self._arms[0].name == "released"),
