@@ -5,6 +5,7 @@ Try:
     python -m research tables robomimic --methods prism diffusion flow_matching imle --json F
     python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
     python -m research tables robomimic --status --json F      runs nothing: the figures of what is there
+    python -m research tables robomimic --trained runs/table-robomimic --first-seed 600000 --work runs/again
 
 State inputs, the last weights, on each task equal CPU time for every method, episodes on seeds on which nothing was
 chosen. The recipes make a plan at every step; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as
@@ -116,6 +117,8 @@ class Config(Written):
     """Trainings at the same time, one thread each."""
     work: Annotated[Path | None, option("FOLDER")] = None
     """Where runs and recordings are kept; default: runs/table-NAME."""
+    trained: Annotated[Path | None, option("FOLDER")] = None
+    """The work folder of another table: its policies play again, with this --first-seed. Nothing is trained twice."""
     status: bool = False
     """Run nothing: the figures of what is there."""
 
@@ -139,7 +142,7 @@ class Config(Written):
 
     def data(self, work: Path, task: str) -> Path:
         """Where the demonstrations of a task are."""
-        return work / "data" / f"{task}-{self.count}"
+        return (self.trained or work) / "data" / f"{task}-{self.count}"
 
     def minutes_of(self, task: str) -> float | None:
         return self.minutes or protocol(self.table).minutes or recipe(task).train.minutes
@@ -176,7 +179,8 @@ def run(config: Config, console: Console) -> Study:
             done[task] = summarise(work / task, grid)
             continue
         record(config, work, task, console)
-        done[task] = compare(work / task, grid, config.jobs, console)
+        trained = config.trained and config.trained / task
+        done[task] = compare(work / task, grid, config.jobs, console, trained=trained)
     return summary(config, done)
 
 
@@ -221,7 +225,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "bars": dict(plan.bars),
     }
     minutes = {short(task): config.minutes_of(task) for task in config.rows}
-    settings = {**config.settings("jobs", "status"), "minutes": minutes, "clock": "cpu"}
+    settings = {**config.settings("jobs", "status", "trained"), "minutes": minutes, "clock": "cpu"}
     commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
     return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)
 

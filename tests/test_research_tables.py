@@ -70,6 +70,15 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert stored["missing"] == []
     assert stored["expert"]["reach"] == 1.0
     assert "reach" in capsys.readouterr().out
+    again, played = tmp_path / "again.json", ["--trained", str(tmp_path / "work"), "--first-seed", "600000"]
+    words_again = [str(tmp_path / "work2") if word == str(tmp_path / "work") else word for word in words[:-1]]
+    assert main([*words_again, str(again), *played]) == 0
+    second = json.loads(again.read_text())
+    assert second["tasks"].keys() == {"reach"}
+    assert second["settings"]["first_seed"] == 600000
+    log = Path("metaworld-reach/cells/metaworld-reach/prism/seed-0/log.jsonl")
+    assert (tmp_path / "work" / log).read_text() == (tmp_path / "work2" / log).read_text(), "nothing is trained twice"
+    assert not (tmp_path / "work2/data").exists(), "nothing is recorded twice"
     words[words.index("metaworld-reach") : words.index("metaworld-reach") + 1] = ["metaworld-reach", "metaworld-push"]
     assert main([*words, "--status", "--overwrite"]) == 0
     status = json.loads(file.read_text())
