@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,11 +13,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, Rest, action_scale, ensemble, least_jerk
+from prism.controller import Controller, ControllerConfig, action_scale, ensemble, least_jerk
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
-from prism.selection import SelectionConfig
+from prism.selection import Rest, SelectionConfig
 from prism.sensors import ActionSpec
 from prism.types import Observation
 from tests.evaluation_fakes import PointPolicy
@@ -416,3 +417,19 @@ def test_jerk_weight_smooths_what_is_executed_and_spares_grippers() -> None:
     jerk = [np.abs(np.diff(one[:, 0], n=3)).mean() for one in (plain, smooth)]
     assert jerk[1] < 0.2 * jerk[0]
     np.testing.assert_array_equal(plain[:, 1], smooth[:, 1])
+
+
+@pytest.mark.parametrize("kind", ["absolute", "delta"])
+@pytest.mark.parametrize("size", [0.02, 0.1, 0.3])
+def test_a_nudge_gives_way_by_the_square_of_its_reach(size: float, kind: Literal["absolute", "delta"]) -> None:
+    away = np.zeros((1, 16, 2), np.float32)
+    away[0, 4:8, 0] = size  # there and back again
+    plan = np.diff(away, axis=1, prepend=0.0).astype(np.float32) if kind == "delta" else away
+    selection = SelectionConfig(rule="first", action_kind=kind, pose_dims=2, mode_radius=0.15)
+    controller = Controller(PointPolicy(), ControllerConfig(selection=selection, jerk_weight=10.0), scale=np.ones(2))
+    controller.observe({"proprio": np.zeros(2, np.float32)})
+    controller.adopt(plan, 0.0)
+    assert controller.last_plan is not None
+    weight = 10.0 * min(1.0, size / np.sqrt(2) / 0.15) ** 2  # a distance is a mean over the two entries
+    expected = least_jerk(plan[0].astype(np.float64), np.zeros((0, 2)), weight)
+    np.testing.assert_allclose(controller.last_plan.actions, expected, atol=1e-6)

@@ -5,7 +5,6 @@ observe o_t -> window (To) -> K candidates in one pass -> select one -> execute 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,13 @@ from prism.policy import Policy, PolicySpec
 from prism.selection import (
     FloatArray,
     IntArray,
+    Rest,
     SelectionConfig,
     SelectionState,
     find_modes,
     overlap,
     plan_distance,
+    poses,
     select,
 )
 from prism.types import Observation
@@ -48,8 +49,8 @@ class ControllerConfig:
     # first, with weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
     ensemble: float | None = None
     warm_start: bool = False  # Falcon: sample near the old plan's remainder
-    # The chosen plan gives way to the nearest one whose third differences, from the last executed actions on, are
-    # small: see least_jerk. 0: off, as the paper. Grippers stay as they are.
+    # The chosen plan gives way to the nearest one of small third differences (least_jerk); less, by the square of its
+    # reach, where it stays within selection.mode_radius: a smoothed nudge is none. 0: off, as the paper. No grippers.
     jerk_weight: float = 0.0
     # Steps that a plan takes to be made: until then the old one goes on, and the new one begins that many steps in.
     # 0: the world waits. For evaluations; on a robot the clock decides.
@@ -377,7 +378,10 @@ class Controller:
         if self.config.jerk_weight:
             moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
             past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
-            chosen[:, moving] = least_jerk(chosen[:, moving], past, self.config.jerk_weight)
+            way = poses(chosen, np.zeros(len(self.scale)), self.config.selection)[:, moving]
+            reach = float(plan_distance(way[:, None], way[None, :1], self.scale[moving]).max())
+            weight = self.config.jerk_weight * min(1.0, reach / radius) ** 2
+            chosen[:, moving] = least_jerk(chosen[:, moving], past, weight)
         actions = self._rotations(chosen, remainder).astype(np.float32)
         if not np.isfinite(actions).all():
             raise PrismError(
@@ -417,32 +421,6 @@ class Controller:
         return observations([self])
 
 
-class Rest:
-    """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
-
-    def __init__(self, config: SelectionConfig, scale: FloatArray) -> None:
-        self.replans = 0
-        self._config, self._scale = config, scale
-        self._at: FloatArray | None = None  # where it began
-        self._last = np.zeros(len(scale))  # of poses that are sums of changes
-
-    def executed(self, actions: FloatArray) -> None:
-        """(n, Da), the executed part of the plan that a new one replaces."""
-        if len(actions) == 0:
-            return
-        if self._config.action_kind == "delta":  # changes of pose add up; a gripper says where it is
-            moving = self._config.motion(len(self._scale))
-            actions = actions.copy()
-            actions[:, moving] = self._last[moving] + np.cumsum(actions[:, moving], axis=0)
-            self._last = actions[-1]
-        self._at = actions[0] if self._at is None else self._at
-        moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)
-        if moved.max() <= self._config.mode_radius / 2:
-            self.replans += 1
-        else:
-            self.replans, self._at = 0, actions[-1]
-
-
 def observations(controllers: Sequence[Controller]) -> Observation:
     """The windows of several controllers of one policy as one batch, on its device; all have observed."""
     windows = [controller._window for controller in controllers]
@@ -476,17 +454,10 @@ def least_jerk(plan: FloatArray, past: FloatArray, weight: float) -> FloatArray:
 
     Looks ahead over the whole plan, so it delays nothing; what was executed is fixed, so plans join smoothly.
     """
-    system, known = _least_jerk(len(plan), len(past), weight)
-    smooth: FloatArray = system @ (plan - known @ past)
-    return smooth
-
-
-@functools.lru_cache(maxsize=32)
-def _least_jerk(steps: int, past: int, weight: float) -> tuple[FloatArray, FloatArray]:
-    third = np.diff(np.eye(past + steps), n=3, axis=0)
-    old, new = third[:, :past], third[:, past:]
-    inverse: FloatArray = np.linalg.inv(np.eye(steps) + weight * new.T @ new).astype(np.float64)
-    return inverse, weight * new.T @ old
+    third = np.diff(np.eye(len(past) + len(plan)), n=3, axis=0)
+    old, new = third[:, : len(past)], third[:, len(past) :]
+    system = np.eye(len(plan)) + weight * new.T @ new
+    return np.asarray(np.linalg.solve(system, plan - weight * new.T @ old @ past), dtype=np.float64)
 
 
 def action_scale(policy: Policy) -> FloatArray:

@@ -267,26 +267,18 @@ def select(
     rule: Rule = config.rule
     if config.restless and state.rested >= config.restless:
         rule = "first"
-    if rule == "proxy_score" and state.pose is None:
+    remainder, last, pose = state.remainder, state.last_action, state.pose
+    if rule == "proxy_score" and pose is None:
         rule = "last_action"
-    if (rule == "last_action" and state.last_action is None) or (
-        rule in ("overlap", "commit") and state.remainder is None
-    ):
-        rule = config.initial
-    if rule == "commit":
-        assert state.remainder is not None
-        return commit(candidates, state.remainder, scale, state.doubt, config, modes)
-    if rule == "overlap":
-        assert state.remainder is not None
-        scores = overlap(candidates, state.remainder, scale, config.discount)
-    elif rule == "last_action":
-        assert state.last_action is not None
-        scores = last_action(candidates, state.last_action, scale)
-    elif rule == "proxy_score":
-        assert state.pose is not None
-        moving = config.motion(candidates.shape[-1])
-        scores = proxy_score(candidates, state.pose, scale, config.action_kind, moving)
-    elif rule == "medoid":
+    if rule == "commit" and remainder is not None:
+        return commit(candidates, remainder, scale, state.doubt, config, modes)
+    if rule == "overlap" and remainder is not None:
+        scores = overlap(candidates, remainder, scale, config.discount)
+    elif rule == "last_action" and last is not None:
+        scores = last_action(candidates, last, scale)
+    elif rule == "proxy_score" and pose is not None:
+        scores = proxy_score(candidates, pose, scale, config.action_kind, config.motion(candidates.shape[-1]))
+    elif "medoid" in (rule, config.initial) and rule != "first":
         scores = medoid(candidates, scale, config.mode_radius, modes)
     else:
         scores = np.arange(len(candidates), dtype=np.float64)
@@ -299,3 +291,36 @@ def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
         return np.asarray(distance.sum(axis=1) / len(labels), dtype=np.float64)
     same = labels[:, None] == labels[None, :]
     return np.asarray((distance * same).sum(axis=1) / same.sum(axis=1), dtype=np.float64)
+
+
+class Rest:
+    """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
+
+    def __init__(self, config: SelectionConfig, scale: FloatArray) -> None:
+        self.replans = 0
+        self._config, self._scale = config, scale
+        self._at: FloatArray | None = None  # where it began
+        self._last = np.zeros(len(scale))  # of poses that are sums of changes
+
+    def executed(self, actions: FloatArray) -> None:
+        """(n, Da), the executed part of the plan that a new one replaces."""
+        if len(actions) == 0:
+            return
+        actions = poses(actions, self._last, self._config)
+        self._last = actions[-1]
+        self._at = actions[0] if self._at is None else self._at
+        moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)
+        if moved.max() <= self._config.mode_radius / 2:
+            self.replans += 1
+        else:
+            self.replans, self._at = 0, actions[-1]
+
+
+def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig) -> FloatArray:
+    """Where actions (n, Da) lead from the pose `last` (Da,): changes of pose add up, a gripper says where it is."""
+    if config.action_kind == "absolute":
+        return actions
+    moving = config.motion(len(last))
+    reached = actions.copy()
+    reached[:, moving] = last[moving] + np.cumsum(actions[:, moving], axis=0)
+    return reached

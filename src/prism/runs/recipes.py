@@ -149,13 +149,13 @@ def sensed(task: str) -> Experiment:
     Command: prism train tabletop-insert-left && prism eval runs/tabletop-insert-left --episodes 50
     Cost:    half a minute to record, a minute and a half of one core to train.
     """
-    return Experiment(
-        name=task,
-        task=task,
-        demonstrations=Demonstrations("expert", episodes=200, noise=0.05),
+    one = state(task)
+    return replace(
+        one,
+        demonstrations=replace(one.demonstrations, episodes=200, noise=0.05),
         policy=sensed_policy(),
-        train=TrainConfig(minutes=1.5, val_fraction=0.05, threads=1, log_every=20),
-        controller=replace(controller_of(task), exec_horizon=2),
+        train=replace(one.train, minutes=1.5),
+        controller=replace(one.controller, exec_horizon=2),
     )
 
 
