@@ -131,7 +131,7 @@ def state_fine(task: str) -> Experiment:
     little; it is pushed now and then instead (docs/reference/robosuite.md). What is executed of a plan weighs more.
 
     Command: prism train robosuite-tool-hang && prism eval runs/robosuite-tool-hang --episodes 20
-    Cost:    10 minutes of one core to record ToolHang, 14 for Transport, 12 to train.
+    Cost:    10 minutes of one core to record ToolHang, 20 for Transport, 12 to train.
     """
     one, tiny = state_long(task), table.tiny()
     return replace(
