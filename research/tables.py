@@ -125,12 +125,20 @@ class Config(Written):
     def __post_init__(self) -> None:
         ranges = {"[1, inf)": "demonstrations episodes jobs", "(0, inf)": "minutes", "[0, inf)": "first_seed"}
         check_numbers(self, "--", ranges)
+        if self.trained is not None and not (self.trained / "data").is_dir():
+            raise PrismError(f"--trained {self.trained}: no work folder of a table (it would have a folder 'data')")
+        if self.trained is not None and self.trained.resolve() == self.folder.resolve():
+            raise PrismError(f"--trained {self.trained} is --work itself: name another folder for what is new")
         for method in self.methods:  # before anything is recorded
             METHODS[Contestant.parse(method).method]
         if unknown := [task for task in self.tasks if task not in protocol(self.table).tasks]:
             raise PrismError(
                 f"--tasks {unknown[0]}: no task of {self.table}; for example {protocol(self.table).tasks[0]}"
             )
+
+    @property
+    def folder(self) -> Path:
+        return self.work or Path("runs") / f"table-{self.table}"
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -171,7 +179,7 @@ def contestant(text: str) -> Contestant:
 
 
 def run(config: Config, console: Console) -> Study:
-    work = config.work or Path("runs") / f"table-{config.table}"
+    work = config.folder
     done = {}
     for task in config.rows:
         grid = config.grid(work, task)

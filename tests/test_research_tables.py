@@ -79,6 +79,12 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     log = Path("metaworld-reach/cells/metaworld-reach/prism/seed-0/log.jsonl")
     assert (tmp_path / "work" / log).read_text() == (tmp_path / "work2" / log).read_text(), "nothing is trained twice"
     assert not (tmp_path / "work2/data").exists(), "nothing is recorded twice"
+    for wrong, said in ((tmp_path / "nosuch", "no work folder of a table"), (tmp_path / "work2", "no work folder")):
+        assert main([*words_again, str(again), "--trained", str(wrong), "--overwrite"]) == 2
+        assert said in capsys.readouterr().err
+        assert not (wrong / "data").exists(), "nothing is recorded there"
+    with pytest.raises(PrismError, match="is --work itself"):
+        tables.Config(table="metaworld", work=tmp_path / "work", trained=tmp_path / "work")
     words[words.index("metaworld-reach") : words.index("metaworld-reach") + 1] = ["metaworld-reach", "metaworld-push"]
     assert main([*words, "--status", "--overwrite"]) == 0
     status = json.loads(file.read_text())

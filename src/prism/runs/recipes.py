@@ -249,7 +249,7 @@ def pusht_human() -> Experiment:
     """Push-T from 206 human demonstrations (Diffusion Policy's), state inputs.
 
     Command: prism train pusht-human --minutes 30 && prism eval runs/pusht-human --episodes 50 --json F
-    Cost:    30 minutes of one core for a success of .90 with a jerk of .0034 (two seeds; research/LAB_LOG.md).
+    Cost:    30 minutes of one core for a success of .91 with a jerk of .0033 (research/results/pusht_human_fresh.json).
     """
     policy = pusht_policy()
     return Experiment(
