@@ -21,7 +21,8 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import paired
-from prism.runs.comparison import Cell, CellId, CompareConfig, Contestant, EvaluationPlan, commits_of, compare, table
+from prism.runs.comparison import CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
+from prism.runs.grid import Cell, commits_of
 from prism.runs.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
 

@@ -33,17 +33,16 @@ from prism.errors import PrismError
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.metrics import paired
 from prism.runs.comparison import (
-    Cell,
     CellId,
     CompareConfig,
     Comparison,
     Contestant,
     EvaluationPlan,
-    commits_of,
     compare,
     summarise,
     table,
 )
+from prism.runs.grid import Cell, commits_of
 from prism.runs.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
 

@@ -26,8 +26,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.results import refuse_existing, run_info, write_atomic, write_json
-from prism.runs.comparison import several_versions
-from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other
+from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other, several_versions
 from prism.runs.recipes import Experiment
 from prism.runs.workflow import train_experiment
 from prism.training.monitor import read_log

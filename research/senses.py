@@ -42,17 +42,15 @@ from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout.metrics import FloatArray, paired, success_interval
 from prism.rollout.results import write_atomic
 from prism.runs.comparison import (
-    Cell,
     CellId,
     CompareConfig,
     Contestant,
     EvaluationPlan,
-    commits_of,
     compare,
     folder_of,
     summarise,
 )
-from prism.runs.grid import RESULT
+from prism.runs.grid import RESULT, Cell, commits_of
 from prism.runs.run import Run
 from research import modality
 from research.report import Cells, Claim, Result, Study, Written, confirmed, decided, show_rows

@@ -42,10 +42,10 @@ from prism.runs.comparison import (
     Contestant,
     EvaluationPlan,
     Row,
-    commits_of,
     compare,
     summarise,
 )
+from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
 from research.report import Claim, Study, Verdict, Written, show_rows

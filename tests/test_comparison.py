@@ -29,13 +29,14 @@ from prism.runs.comparison import (
     check_cells,
     check_equal,
     compare,
+    experiments_of,
     folder_of,
     prepare,
     summarise,
     waits_for,
 )
 from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
-from prism.runs.recipes import Experiment, recipe
+from prism.runs.recipes import Experiment, recipe, with_preset
 from prism.runs.workflow import CURVE
 
 QUIET = Console(quiet=True)
@@ -86,6 +87,8 @@ def test_contestants_have_names_methods_and_settings() -> None:
     assert Contestant.parse("k4=prism:policy.objective.candidates=4,train.batch_size=8") == Contestant(
         "k4", "prism", ("policy.objective.candidates=4", "train.batch_size=8")
     )
+    fast = Contestant.parse("fast=prism:preset=fast,train.batch_size=8")
+    assert fast == Contestant("fast", "prism", ("train.batch_size=8",), "fast")
     for bad in ("", "=prism", "a=", "a=prism:", "../evil"):
         with pytest.raises(PrismError, match="METHOD"):
             Contestant.parse(bad)
@@ -329,6 +332,21 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
 def test_what_is_everybodys_is_no_variation(setting: str, message: str) -> None:
     with pytest.raises(PrismError, match=message):
         config(PRISM, Contestant("few", "prism", (setting,)))
+
+
+def test_a_variation_has_its_own_preset(tmp_path: Path) -> None:
+    literal = Contestant("literal", "prism", ("train.batch_size=16",), "paper-literal")
+    made = experiments_of(tmp_path, config(PRISM, literal), None)
+    plain, other = (made[CellId("pusht", name, 0)] for name in ("prism", "literal"))
+    alone = with_preset(recipe("pusht"), "paper-literal")
+    assert (other.policy, other.controller) == (alone.policy, alone.controller)
+    assert other.train.batch_size == 16
+    assert other.train.learning_rate == alone.train.learning_rate
+    assert other.demonstrations.next_actions
+    assert not plain.demonstrations.next_actions
+    assert plain.policy == recipe("pusht").policy
+    with pytest.raises(PrismError, match="unknown preset 'huge'"):
+        experiments_of(tmp_path, config(Contestant("a", "prism", (), "huge")), None)
 
 
 # ---------------------------------------------------------------------------------------------------- what is stated

@@ -38,7 +38,8 @@ class Compare(JsonOutput):
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = (
         "prism", "diffusion", "flow_matching", "imle", "act", "mse",
     )  # fmt: skip
-    """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set. Default: all six."""
+    """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set, or preset. Default: all
+    six."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
     """Seeds of the training; each method is trained once with each. Default: 0 1 2."""
     minutes: Annotated[float | None, option("M")] = None

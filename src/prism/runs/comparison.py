@@ -30,7 +30,7 @@ from prism.runs.cell import TRAINED_BY, CellSpec
 from prism.runs.cell import CellId as CellId
 from prism.runs.cell import EvaluationPlan as EvaluationPlan
 from prism.runs.demonstrations import open_demonstrations
-from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other, state_of
+from prism.runs.grid import CELL, REMEDY, RESULT, Cell, Grid, commits_of, refuse_other, several_versions, state_of
 from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_preset
 from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock
@@ -42,8 +42,6 @@ _OWN_OPTION = {  # settings that an option of the comparison decides
     **dict.fromkeys(("train.threads", "train.workers", "train.keep_last"), ""),
 }
 
-Cell = Mapping[str, Any]  # a result.json
-
 
 @dataclass(frozen=True)
 class Contestant:
@@ -52,10 +50,12 @@ class Contestant:
     name: str
     method: str
     settings: tuple[str, ...] = ()
+    preset: str | None = None  # its own, in place of the comparison's
 
     @staticmethod
     def parse(text: str) -> Contestant:
-        """METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE for a variation: wide=prism:policy.generator.width=128."""
+        """METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE for a variation: wide=prism:policy.generator.width=128; the key
+        `preset` is that of `prism train`."""
         head, colon, rest = text.partition(":")
         name, equals, method = head.partition("=")
         if (equals and not method) or (colon and not rest) or not re.fullmatch(r"[\w.+-]+", name):
@@ -63,7 +63,10 @@ class Contestant:
                 f"--methods {text}: write METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE; "
                 "for example wide=prism:policy.generator.width=128"
             )
-        return Contestant(name, method or name, tuple(rest.split(",")) if rest else ())
+        settings = tuple(rest.split(",")) if rest else ()
+        presets = [setting.partition("=")[2] for setting in settings if setting.startswith("preset=")]
+        own = tuple(setting for setting in settings if not setting.startswith("preset="))
+        return Contestant(name, method or name, own, presets[-1] if presets else None)
 
 
 @dataclass(frozen=True)
@@ -245,16 +248,6 @@ class Comparison:
         return values
 
 
-def commits_of(cells: Iterable[Cell]) -> list[str]:
-    """Of the code that trained them, as their last process loaded it."""
-    return sorted({str((cell.get("trained_by") or cell["info"]).get("commit", "unknown")) for cell in cells})
-
-
-def several_versions(commits: Sequence[str]) -> str:
-    """A line where the cells are of several versions of prism."""
-    return f"the cells were trained by several versions of prism: {', '.join(commits)}" * (len(commits) > 1)
-
-
 def folder_of(out: Path, id: CellId) -> Path:
     return Grid(out).folder(id.name)
 
@@ -324,7 +317,9 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
             plain = replace(plain, demonstrations=demonstrations)
 
         def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
-            experiment = with_method(plain, contestant.method, config.preset)
+            if contestant.preset is not None:
+                plain = with_preset(plain, contestant.preset)
+            experiment = with_method(plain, contestant.method, contestant.preset or config.preset)
             if (teacher := teachers.get(contestant.name)) is not None:
                 learned = with_contestant(teacher).policy
                 experiment = replace(experiment, policy=student_config(contestant.method, learned))

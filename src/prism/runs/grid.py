@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -42,6 +42,7 @@ _POLL_SECONDS = 0.5
 _BAR_SECONDS = 3.0  # between looks at the logs
 
 State = Literal["done", "failed", "open"]
+Cell = Mapping[str, Any]  # a result.json
 
 
 def state_of(folder: Path) -> tuple[State, str]:
@@ -60,6 +61,16 @@ def write_failed(folder: Path, reason: str) -> None:
     """For whoever looks at the folder later; a disk that is full does not take it, and the caller has heard it."""
     with suppress(OSError):
         files.replace_file(folder / FAILED, files.encode_json({"reason": reason}))
+
+
+def commits_of(cells: Iterable[Cell]) -> list[str]:
+    """Of the code that trained them, as their last process loaded it."""
+    return sorted({str((cell.get("trained_by") or cell["info"]).get("commit", "unknown")) for cell in cells})
+
+
+def several_versions(commits: Sequence[str]) -> str:
+    """A line where the cells are of several versions of prism."""
+    return f"the cells were trained by several versions of prism: {', '.join(commits)}" * (len(commits) > 1)
 
 
 def refuse_other(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
