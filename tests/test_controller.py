@@ -79,13 +79,13 @@ def test_a_late_plan_begins_where_time_has_gone_on(
 
 @pytest.mark.parametrize("kind", ["absolute", "delta"])
 @pytest.mark.parametrize(("restless", "moves_at"), [(0, None), (2, 2), (3, 3)])
-def test_a_robot_that_waits_takes_a_draw_as_it_comes(kind: str, restless: int, moves_at: int | None) -> None:
+def test_a_robot_that_waits_takes_the_plan_that_goes_farthest(kind: str, restless: int, moves_at: int | None) -> None:
     class Waiting(PointPolicy):
-        """All candidates wait but the first."""
+        """All candidates wait but two: the third goes a way, the last one half of it."""
 
         def sample(self, observation: Observation, candidates: int, rng: Random) -> Tensor:
             plans = torch.zeros(1, candidates, self.spec.pred_horizon, 2)
-            plans[0, 0] = 1.0
+            plans[0, 2], plans[0, -1] = 1.0, 0.5
             return plans
 
     selection = SelectionConfig(rule="medoid", action_kind=kind, restless=restless, pose_dims=2)  # type: ignore[arg-type]

@@ -29,8 +29,7 @@ from prism.selection import (
     SelectionState,
     find_modes,
     overlap,
-    plan_distance,
-    poses,
+    reach,
     select,
 )
 from prism.types import Observation
@@ -378,9 +377,8 @@ class Controller:
         if self.config.jerk_weight:
             moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
             past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
-            way = poses(chosen, np.zeros(len(self.scale)), self.config.selection)[:, moving]
-            reach = float(plan_distance(way[:, None], way[None, :1], self.scale[moving]).max())
-            weight = self.config.jerk_weight * min(1.0, reach / radius) ** 2
+            far = float(reach(chosen, self.scale, self.config.selection))
+            weight = self.config.jerk_weight * min(1.0, far / radius) ** 2
             chosen[:, moving] = least_jerk(chosen[:, moving], past, weight)
         actions = self._rotations(chosen, remainder).astype(np.float32)
         if not np.isfinite(actions).all():

@@ -47,13 +47,13 @@ class SelectionConfig:
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
     grippers: tuple[int, ...] = ()  # of these: entries that are no motion
-    # After this many replans that stayed in one place (within mode_radius / 2) the next draw is taken as it comes,
-    # until one moves: where most candidates wait, the most typical one waits for ever. 0: never.
+    # After this many replans that stayed in one place (within mode_radius / 2) the candidate that goes farthest is
+    # taken, until it has left: where most candidates wait, the most typical one waits for ever. 0: never.
     restless: int = 0
 
     def __post_init__(self) -> None:
         check_choices(self, "selection")
-        numbers = {"(0, inf]": "mode_radius patience", "(0, 1]": "discount", "[0, 1]": "min_share centrality"}
+        numbers = {"(0, inf)": "mode_radius patience", "(0, 1]": "discount", "[0, 1]": "min_share centrality"}
         check_numbers(self, "selection", {**numbers, "[0, inf)": "restless", "[1, inf)": "pose_dims"})
         if self.restless and self.action_kind == "delta" and self.pose_dims is None and not self.grippers:
             raise PrismError(
@@ -264,9 +264,11 @@ def select(
     Without history the `initial` rule decides. Without a pose, ProxyScore becomes the last-action rule,
     as Sec. 4.5 has it. `modes`: of these candidates at config.mode_radius, where they are known already.
     """
-    rule: Rule = config.rule
     if config.restless and state.rested >= config.restless:
-        rule = "first"
+        here = np.zeros(len(scale)) if config.action_kind == "delta" else state.last_action
+        scores = -reach(candidates, scale, config, here)
+        return Selection(int(np.argmin(scores)), scores)
+    rule: Rule = config.rule
     remainder, last, pose = state.remainder, state.last_action, state.pose
     if rule == "proxy_score" and pose is None:
         rule = "last_action"
@@ -278,7 +280,7 @@ def select(
         scores = last_action(candidates, last, scale)
     elif rule == "proxy_score" and pose is not None:
         scores = proxy_score(candidates, pose, scale, config.action_kind, config.motion(candidates.shape[-1]))
-    elif "medoid" in (rule, config.initial) and rule != "first":
+    elif (rule if rule in ("first", "medoid") else config.initial) == "medoid":
         scores = medoid(candidates, scale, config.mode_radius, modes)
     else:
         scores = np.arange(len(candidates), dtype=np.float64)
@@ -317,10 +319,18 @@ class Rest:
 
 
 def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig) -> FloatArray:
-    """Where actions (n, Da) lead from the pose `last` (Da,): changes of pose add up, a gripper says where it is."""
+    """Where actions (..., n, Da) lead from the pose `last` (Da,): changes add up, a gripper says where it is."""
     if config.action_kind == "absolute":
         return actions
     moving = config.motion(len(last))
     reached = actions.copy()
-    reached[:, moving] = last[moving] + np.cumsum(actions[:, moving], axis=0)
+    reached[..., moving] = last[moving] + np.cumsum(actions[..., moving], axis=-2)
     return reached
+
+
+def reach(plans: FloatArray, scale: FloatArray, config: SelectionConfig, start: FloatArray | None = None) -> FloatArray:
+    """(..., n, Da) -> (...): how far a plan goes from the pose `start` (Da,), or its first; grippers are no way."""
+    moving = [entry for entry in range(len(scale)) if entry not in config.grippers]
+    way = poses(plans, np.zeros(len(scale)), config)[..., moving]
+    origin = way[..., :1, :] if start is None else start[moving]
+    return np.asarray(plan_distance(way[..., None, :], origin[..., None, :], scale[moving]).max(axis=-1))
