@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -89,6 +90,8 @@ def test_contestants_have_names_methods_and_settings() -> None:
     )
     fast = Contestant.parse("fast=prism:preset=fast,train.batch_size=8")
     assert fast == Contestant("fast", "prism", ("train.batch_size=8",), "fast")
+    betas = Contestant.parse("slow=prism:train.betas=[0.9,0.99],train.batch_size=8")
+    assert betas.settings == ("train.betas=[0.9,0.99]", "train.batch_size=8")
     for bad in ("", "=prism", "a=", "a=prism:", "../evil"):
         with pytest.raises(PrismError, match="METHOD"):
             Contestant.parse(bad)
@@ -135,6 +138,8 @@ def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Pa
         prepare(tmp_path, config(steps=5), QUIET)
     with pytest.raises(PrismError, match="unknown method 'magic'"):
         prepare(tmp_path, config(Contestant("magic", "magic")), QUIET)
+    with pytest.raises(PrismError, match="exec_horizon < 16"):  # known before it is trained
+        prepare(tmp_path, config(Contestant("open", "prism", ("controller.exec_horizon=16",))), QUIET)
 
 
 def test_a_student_learns_from_the_cell_of_its_teacher(tmp_path: Path) -> None:
@@ -215,6 +220,15 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["scores"] == {"prism": [row.score], "burst": [None]}
     assert "burst" in (tmp_path / "comparison.html").read_text()
+
+
+def test_a_simulator_may_print_as_much_as_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'x' * 200_000)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    process = grid.launch(tmp_path)
+    process.wait(timeout=120)  # for ever, where it waits for a reader
+    assert grid.outcome(tmp_path, process)[0] == "failed"  # there is no cell in the folder
+    assert "x" * 200_000 in (tmp_path / "output.txt").read_text()
 
 
 def test_a_cell_that_was_stopped_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_soft_candidates_respect_rejection_by_choice() -> None:
         {"rule": "papr"},
         {"clamp": (0.3, 0.2)},
         {"temperature": 0.0},
-        {"soft_candidates": 99},
+        {"soft_candidates": 99, "soft_weight": 0.1},
         {"scope": "global"},
         {"max_targets": 0},
     ],

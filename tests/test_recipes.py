@@ -49,6 +49,16 @@ def test_the_literal_paper_in_one_flag(name: str, rate: float) -> None:
     assert experiment.controller.selection.rule == "proxy_score"
 
 
+def test_a_preset_keeps_what_belongs_to_the_task() -> None:
+    plain = recipe("tabletop-ball")
+    larger = customized(plain, preset="base")
+    assert larger.policy.encoder.text.things == plain.policy.encoder.text.things != {}
+    assert (larger.policy.anchor, larger.policy.observation_noise) == (
+        plain.policy.anchor,
+        plain.policy.observation_noise,
+    )
+
+
 def test_the_literal_paper_trains(tmp_path: Path) -> None:
     experiment = customized(recipe("pusht"), preset="paper-literal", steps=2)
     small = ["policy.generator.width=32", "policy.generator.blocks=1", "policy.generator.attention.features=16"]

@@ -71,9 +71,14 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "objective")
-        numbers = {"[1, inf)": "candidates max_targets", "[0, inf)": "soft_weight", "(0, inf)": "temperature eps"}
+        numbers = {
+            "[1, inf)": "candidates soft_candidates max_targets",
+            "[0, inf)": "soft_weight",
+            "(0, inf)": "temperature eps",
+        }
         fractions = {"(0, 1)": "quantile", "[0, 1)": "momentum", "[0, 1]": "relative", "(0, 1]": "discount"}
-        check_numbers(self, "objective", {**numbers, **fractions, f"[1, {self.candidates}]": "soft_candidates"})
+        soft = {f"[1, {self.candidates}]": "soft_candidates"} if self.soft_weight > 0 else {}
+        check_numbers(self, "objective", {**numbers, **fractions, **soft})
         if not 0.0 < self.clamp[0] <= self.clamp[1]:
             raise PrismError(f"objective.clamp is {self.clamp}; it needs 0 < low <= high")
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from prism.cli.style import JsonOutput, option
+from prism.cli.train import Preset
 from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
@@ -48,8 +49,8 @@ class Compare(JsonOutput):
     """Train each for this many steps (one of the two is needed)."""
     clock: Literal["wall", "cpu"] = "wall"
     """What the minutes count: wall-clock time, or the CPU time of the process (fair on a busy machine)."""
-    preset: Annotated[Literal["tiny", "base", "paper"] | None, option("{tiny,base,paper}")] = None
-    """Size of the networks. Default: the recipe's own."""
+    preset: Annotated[Preset | None, option("NAME")] = None
+    """Size of the networks, as for prism train. Default: the recipe's own."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe for every method: --set train.batch_size=32."""
     episodes: int = 50

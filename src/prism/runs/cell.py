@@ -20,7 +20,7 @@ import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from rich.console import Console
@@ -233,8 +233,11 @@ def _failed(folder: Path, reason: str) -> int:
     return EXIT_FAILED
 
 
+_answers: TextIO | None = None  # None: standard output
+
+
 def _say(state: str, reason: str) -> None:
-    print(json.dumps({"state": state, "reason": reason}), flush=True)
+    print(json.dumps({"state": state, "reason": reason}), file=_answers, flush=True)
 
 
 def _end_with_parent() -> None:
@@ -244,4 +247,7 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
+    # Nobody reads the pipe before the end, and it holds 64 KB: what a simulator prints goes to output.txt.
+    _answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     sys.exit(main(Path(sys.argv[2])))

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import numpy as np
 from rich.console import Console
 
+from prism.controller import check_controller
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive
@@ -63,7 +64,7 @@ class Contestant:
                 f"--methods {text}: write METHOD, or NAME=METHOD:KEY=VALUE,KEY=VALUE; "
                 "for example wide=prism:policy.generator.width=128"
             )
-        settings = tuple(rest.split(",")) if rest else ()
+        settings = tuple(re.split(r",(?=[\w.]+=)", rest)) if rest else ()  # a value may be a list
         presets = [setting.partition("=")[2] for setting in settings if setting.startswith("preset=")]
         own = tuple(setting for setting in settings if not setting.startswith("preset="))
         return Contestant(name, method or name, own, presets[-1] if presets else None)
@@ -300,8 +301,7 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
 
     A distilled method learns from the cell of its teacher, of the same recipe and seed.
     """
-    named = {contestant.name: contestant for contestant in config.contestants}
-    teachers = {student: named[teacher] for student, teacher in _teachers(config).items()}
+    teachers = _teachers(config)
     made: dict[CellId, Experiment] = {}
     for name in config.recipes:
         plain = recipe(name)
@@ -310,33 +310,36 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
         if config.preset is not None:
             plain = with_preset(plain, config.preset)
         plain = with_settings(plain, [s for s in config.settings if s.startswith("demonstrations.")])
+        source = None
         if console is not None:
-            demonstrations, _, _ = open_demonstrations(plain.demonstrations, plain.task, console)
+            demonstrations, source, _ = open_demonstrations(plain.demonstrations, plain.task, console)
             # Processes of a cluster start in other folders.
             demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
             plain = replace(plain, demonstrations=demonstrations)
-
-        def with_contestant(contestant: Contestant, plain: Experiment = plain) -> Experiment:
-            if contestant.preset is not None:
-                plain = with_preset(plain, contestant.preset)
-            experiment = with_method(plain, contestant.method, contestant.preset or config.preset)
-            if (teacher := teachers.get(contestant.name)) is not None:
-                learned = with_contestant(teacher).policy
-                experiment = replace(experiment, policy=student_config(contestant.method, learned))
-            experiment = with_settings(experiment, [*config.settings, *contestant.settings])
-            return replace(experiment, demonstrations=plain.demonstrations)
-
         for contestant in config.contestants:
-            experiment = with_contestant(contestant)
+            experiment = _experiment(plain, contestant, config)
+            if source is not None:  # before hours of training, not after them
+                spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
+                check_controller(experiment.controller, spec)
             train = replace(experiment.train, clock=config.clock, threads=1, workers=0, keep_last=1)
             for seed in config.seeds:
                 budgeted = with_budget(replace(experiment, train=train), config.minutes, config.steps, seed)
                 if (teacher := teachers.get(contestant.name)) is not None:
-                    budgeted = replace(
-                        budgeted, teacher=str(folder_of(out, CellId(name, teacher.name, seed)).resolve())
-                    )
+                    budgeted = replace(budgeted, teacher=str(folder_of(out, CellId(name, teacher, seed)).resolve()))
                 made[CellId(name, contestant.name, seed)] = budgeted
     return made
+
+
+def _experiment(plain: Experiment, contestant: Contestant, config: CompareConfig) -> Experiment:
+    """A contestant on a recipe: preset, method, what its teacher has, settings. A preset may have other targets
+    (paper-literal: from the next step), never other episodes."""
+    own = plain if contestant.preset is None else with_preset(plain, contestant.preset)
+    experiment = with_method(own, contestant.method, contestant.preset or config.preset)
+    if (teacher := _teachers(config).get(contestant.name)) is not None:
+        learned = _experiment(plain, next(c for c in config.contestants if c.name == teacher), config).policy
+        experiment = replace(experiment, policy=student_config(contestant.method, learned))
+    experiment = with_settings(experiment, [*config.settings, *contestant.settings])
+    return replace(experiment, demonstrations=own.demonstrations)
 
 
 def _teachers(config: CompareConfig) -> dict[str, str]:

@@ -364,6 +364,8 @@ def with_preset(experiment: Experiment, name: str) -> Experiment:
     """The same experiment with another size of network; what belongs to the task stays."""
     policy = experiment.policy
     sized = replace(table.preset(name), anchor=policy.anchor, observation_noise=policy.observation_noise)
+    text = replace(sized.encoder.text, things=policy.encoder.text.things)
+    sized = replace(sized, encoder=replace(sized.encoder, text=text))
     experiment = replace(experiment, policy=table.as_method(sized, experiment.method, name))
     return as_paper(experiment) if name == "paper-literal" else experiment
 
