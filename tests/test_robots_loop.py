@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import pytest
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Reply, Step
+from prism_client import Executor, PlanError, Reply, Step
 
 from prism.data import open_dataset
 from prism.errors import PrismError
 from prism.robots.base import Robot, make_robot
-from prism.robots.loop import Keys, check_fit, drive
+from prism.robots.loop import Keys, PolicyCommander, Takeover, check_fit, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
+from prism.robots.teleop import Keyboard
 from prism.runs.recipes import own_data
 from prism.runs.workflow import _with_actions
 from prism.selection import SelectionConfig
@@ -59,6 +61,45 @@ def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "x", robot, "t")
     recording.add(trace.episode()[0], {"seed": 0})
     assert open_dataset(tmp_path / "x").lengths.tolist() == [5], "what was recorded before is there"
+
+
+SEEN = Seen(1.0, {}, {}, {}, {})
+
+
+class Unsure:
+    """An executor with a plan in each step, until it has none."""
+
+    planner = SimpleNamespace(info={"sensors": []}, trouble=lambda: "")
+    fails = False
+
+    def reset(self, seed: int) -> None: ...
+
+    def step(self, observation: Any, ages: Any) -> Any:
+        if self.fails:
+            raise PlanError("no plan")
+        return SimpleNamespace(action=np.array([0.1, 0.0, 0.0, 1.0]), plan="a plan")
+
+
+def taken_over() -> tuple[Takeover, Unsure]:
+    """The policy commands; a person sits at the keyboard."""
+    executor: Any = Unsure()
+    commander = Takeover(PolicyCommander(executor), Keyboard(make_robot("ur5e-twin", ["realtime=false"])))
+    commander.start(0)
+    commander.act(SEEN, "")
+    assert (commander.who, commander.plan) == ("policy", "a plan")
+    return commander, executor
+
+
+def test_who_takes_over_in_the_step_in_which_the_plan_fails_is_in_command() -> None:
+    commander, executor = taken_over()
+    executor.fails = True
+    assert commander.act(SEEN, "t") is not None
+    assert commander.who == "operator"
+    assert commander.plan is None, "it is recorded once, not at each step of the takeover"
+    commander.act(SEEN, "")
+    with pytest.raises(PlanError, match="no plan"):
+        commander.act(SEEN, "t")
+    assert commander.who == "policy", "it was given back"
 
 
 INFO: dict[str, Any] = {

@@ -102,6 +102,7 @@ class PolicyCommander:
             if name in observation:
                 observation[name] = shrunk(observation[name][None], spec)[0]
         ages = {name: seen.ages[name] for name in observation}
+        self.plan = None  # also where the next line raises
         command = self.executor.step(observation, ages)
         self.plan = command.plan
         return command.action
@@ -181,15 +182,15 @@ class Takeover:
         self.who = self._policy.who
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
-        own = self._teleop.act(seen, keys)
+        own, policys, failure = self._teleop.act(seen, keys), None, None
         try:
             policys = self._policy.act(seen, keys)
-        except PlanError:
-            if not self._teleop.wants(keys, own, None):
-                raise
-            policys = None
-        wants = self._teleop.wants(keys, own, policys)
+        except PlanError as error:
+            failure = error
+        wants = self._teleop.wants(keys, own, policys)  # once a step: it counts keys
         self.who = self._teleop.who if wants else self._policy.who
+        if failure is not None and not wants:
+            raise failure
         return own if wants else policys
 
     def revise(self) -> NDArray[np.generic] | None:
