@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from prism.bench import realtime
-from prism.bench.server import Load, load_keys
+from prism.bench.server import Load, load_keys, running_server
 from prism.cli import main
 from prism.cli.bench import Realtime, Server
+from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.runs.demonstrations import Demonstrations
+from prism.runs.recipes import Experiment
 from prism.sensors import SensorSpec, decode_text
 from prism.serve.metrics import Histogram
 from research import realtime as research_realtime
 from research.__main__ import main as research
 from tests.policy_fakes import VECTORS, save_run, small_config, small_policy
+from tests.server_fakes import OpenPi, see
 
 
 def test_the_bench_serves_robots_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +56,7 @@ def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
     run = save_run(tmp_path / "run", small_policy(small_config(pred_horizon=64), sensors))
     monkeypatch.setattr(realtime, "_FRAMES", 16)
     config = Realtime(checkpoint=run, backend="eager", lanes=1, candidates=2)
-    policy = realtime._policy(config)
+    policy = realtime.prepare(config).policy
     assert realtime.slot_rate(config, policy) == policy.spec.fps == 10.0
     assert realtime.slot_rate(Realtime(checkpoint=run, rate=7.0), policy) == 7.0
     assert realtime.slot_rate(Realtime(), policy) == pytest.approx(50.5)
@@ -64,6 +68,21 @@ def test_realtime_runs_a_checkpoint_with_an_instruction_and_long_plans(
     assert found["plan_errors"] == 0
     with pytest.raises(PrismError, match=r"--compare .* without --checkpoint"):
         research_realtime.Config(checkpoint=run, compare=True)
+
+
+def test_short_plans_are_benched_with_the_controller_of_the_run(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run", small_policy(small_config(pred_horizon=8)))
+    for stored, executed in ((None, 4), (ControllerConfig(exec_horizon=3, candidates=5, warm_start=True), 3)):
+        if stored is not None:
+            Experiment("short", None, Demonstrations("path", path="demos"), controller=stored).save(run)
+        config = Realtime(checkpoint=run, backend="eager", lanes=1, candidates=2)
+        ready = realtime.prepare(config)
+        found = realtime.measure(dataclasses.replace(ready, rate=100.0), 2, config, saturated=0.0)
+        assert found["plan_budget_ms"] == pytest.approx(10.0 * executed)
+        with running_server(Server(run_folder=run)) as (port, _), OpenPi(port) as client:
+            assert client.metadata["exec_horizon"] == executed
+            assert client.metadata["candidates"] == (5 if stored else 16)
+            assert client.infer(see())["actions"].shape == (8, 3)
 
 
 def test_percentiles_count_from_when_a_request_was_due() -> None:

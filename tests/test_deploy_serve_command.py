@@ -17,7 +17,7 @@ from prism.cli.serve import Serve, _announce
 from prism.errors import PrismError
 from prism.runs.run import Run
 from prism.sensors import ActionSpec
-from tests.policy_fakes import ACTION_DIM, save_run, small_policy
+from tests.policy_fakes import ACTION_DIM, save_run, small_config, small_policy
 from tests.server_fakes import OpenPi, see
 
 SOON = ("--set", "exec_horizon=2")
@@ -93,8 +93,15 @@ def test_a_checkpoint_copied_alone_knows_its_hold(tmp_path: Path) -> None:
     alone = Run(save_run(tmp_path / "run", policy)).weights()
     selection = Run(alone).settings.selection
     assert (selection.action_kind, selection.grippers) == ("delta", (2,))
-    about = Serve(alone, port=0, set=SOON[1:])._server().metadata()
+    about = Serve(alone, port=0)._server().metadata()
     assert (about["action_kind"], about["keep"]) == ("delta", [2])
+
+
+@pytest.mark.parametrize(("planned", "executed"), [(2, 1), (8, 4), (9, 8), (16, 8)])
+def test_a_checkpoint_copied_alone_leaves_something_of_a_plan(planned: int, executed: int, tmp_path: Path) -> None:
+    """The rest is what the next plan is compared with."""
+    run = Run(save_run(tmp_path / "run", small_policy(small_config(pred_horizon=planned))))
+    assert run.controller().config.exec_horizon == executed
 
 
 def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from prism.errors import PrismError
 from prism.methods.context import ContextPolicy
 from prism.methods.table import build_policy, preset
 from prism.rollout.results import run_info
+from prism.runs.run import Run, default_controller
 from prism.sensors import SensorSpec, encode_text
 from prism.serve.backends import Agreement, Backend, Frame, load_backend
 from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
@@ -139,16 +140,12 @@ def saturate(control: Executor, lanes: Lanes, frames: list[Frame], seconds: floa
     return actions / (time.perf_counter() - start)
 
 
-def controller_for(policy: ContextPolicy, candidates: int, seed: int) -> Controller:
-    config = ControllerConfig(exec_horizon=min(8, policy.spec.pred_horizon), candidates=candidates)
-    return Controller(policy, config, seed)
-
-
 @dataclass(frozen=True)
 class Ready:
     """What is measured."""
 
     policy: ContextPolicy
+    controller: ControllerConfig
     backend: Backend
     agreement: Agreement
     frames: list[Frame]
@@ -156,11 +153,11 @@ class Ready:
 
 
 def prepare(config: Realtime) -> Ready:
-    policy = _policy(config)
+    policy, controller = _policy(config)
     frames = synthetic_frames(policy.spec.sensors, _FRAMES, np.random.default_rng(config.seed))
     name = config.backend or BACKENDS[config.sensors]
     backend, agreement = load_backend(name, policy, frames[:16], config.candidates)
-    return Ready(policy, backend, agreement, frames, slot_rate(config, policy))
+    return Ready(policy, controller, backend, agreement, frames, slot_rate(config, policy))
 
 
 def run(config: Realtime, console: Console, ready: Ready | None = None) -> dict[str, Any]:
@@ -187,7 +184,7 @@ def run(config: Realtime, console: Console, ready: Ready | None = None) -> dict[
         "candidates": config.candidates,
         "obs_horizon": policy.spec.obs_horizon,
         "pred_horizon": policy.spec.pred_horizon,
-        "exec_horizon": min(8, policy.spec.pred_horizon),
+        "exec_horizon": ready.controller.exec_horizon,
         "seconds": config.seconds,
         "cores": os.cpu_count(),
         **run_info(config.seed),
@@ -206,7 +203,7 @@ def measure(ready: Ready, slots: int, config: Realtime, on_slot: Any = None, sat
     """The loop by the clock, then as fast as it goes."""
     policy, backend, frames, rate = ready.policy, ready.backend, ready.frames, ready.rate
     count = config.lanes or os.cpu_count() or 1
-    controller = controller_for(policy, config.candidates, config.seed)
+    controller = Controller(policy, replace(ready.controller, candidates=config.candidates), config.seed)
     planner = LocalPlanner(controller, backend, count)
     lanes = planner.lanes
     with Executor(planner, budget_ms=1e3 * controller.config.exec_horizon / rate, max_held=0, look=False) as control:
@@ -254,17 +251,16 @@ def stolen_seconds() -> float:
         return 0.0
 
 
-def _policy(config: Realtime) -> ContextPolicy:
+def _policy(config: Realtime) -> tuple[ContextPolicy, ControllerConfig]:
     if config.checkpoint is not None:
-        from prism.training.checkpoint import load_policy
-
-        policy = load_policy(config.checkpoint)
+        run = Run(config.checkpoint)
+        policy, controller = run.policy(), replace(run.settings, warm_start=False)  # which no lane does
     else:
         spec = preset(config.size).spec(SENSORS[config.sensors], ACTION_DIM, RATES[config.sensors])
-        policy = build_policy(spec, config.seed)
+        policy, controller = build_policy(spec, config.seed), default_controller(spec)
     if not isinstance(policy, ContextPolicy):
         raise PrismError(f"method '{policy.spec.method}' cannot be run by a back end")
-    return policy.eval()
+    return policy.eval(), controller
 
 
 def show(result: dict[str, Any], console: Console) -> None:

@@ -18,8 +18,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,22 +47,23 @@ def serve(settings: dict[str, Any]) -> None:
     """Prints the port when it is ready; ends when its input does, so it cannot outlive the bench."""
     import logging
 
-    from prism.controller import ControllerConfig
     from prism.methods.table import build_policy, preset
+    from prism.runs.run import Run, default_controller
     from prism.sensors import SensorSpec
     from prism.serve.server import PolicyServer, ServerConfig
-    from prism.training.checkpoint import load_policy
 
     logging.getLogger("prism").addHandler(logging.NullHandler())
     logging.getLogger("prism").propagate = False
     if settings["run"] is not None:
-        policy = load_policy(Path(settings["run"]))
+        run = Run(settings["run"])
+        policy, controller = run.policy(), replace(run.settings, warm_start=False)  # which no server does
     else:
         shapes = SENSORS[settings["sensors"]]
         specs = [SensorSpec(name, "rgb" if len(shape) == 3 else "vector", shape) for name, shape in shapes.items()]
         policy = build_policy(preset("tiny").spec(tuple(specs), _ACTION_DIM, _FPS), settings["seed"])
+        controller = default_controller(policy.spec)
     config = ServerConfig(port=0, max_clients=4 * settings["clients"] + 64, threads=1)
-    server = PolicyServer(policy, ControllerConfig(), config, "bench")
+    server = PolicyServer(policy, controller, config, "bench")
 
     async def main() -> None:
         stop = asyncio.Event()

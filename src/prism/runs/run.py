@@ -106,6 +106,14 @@ def changed(
     return with_settings(config, set)
 
 
+def default_controller(spec: PolicySpec) -> ControllerConfig:
+    """Where no settings are stored. Of plans no longer than the default exec_horizon half is executed: the selection
+    compares the next plan with the rest."""
+    config = ControllerConfig(selection=as_the_data_say(SelectionConfig(), spec.action))
+    fits = config.exec_horizon < spec.pred_horizon
+    return config if fits else replace(config, exec_horizon=max(1, spec.pred_horizon // 2))
+
+
 class Run:
     """The folder of a run, or of one checkpoint: of a run's, or one that was copied to a robot alone.
 
@@ -215,7 +223,7 @@ class Run:
         stored = files.read_json(path).get("controller")  # LeRobot's checkpoints have them there
         if stored is not None:
             return from_json(ControllerConfig, stored, str(path))
-        return ControllerConfig(selection=as_the_data_say(SelectionConfig(), self.spec.action))
+        return default_controller(self.spec)
 
     def controller(
         self,
