@@ -321,6 +321,11 @@ def test_keys_of_clients_can_be_mapped() -> None:
         step = see()
         message = {"observation/state": step["proprio"], "object_state": step["object_state"], "extra": "ignored"}
         assert client.infer(message)["absent"] == []
+        for ages in (dict.fromkeys(message, 0.01), {"observation/proprio": 0.01}):
+            assert client.infer({**message, "ages": ages})["absent"] == []
+        assert client.infer({**message, "ages": {"observation/proprio": 60.0}})["absent"] == ["proprio"]
+        with pytest.raises(RuntimeError, match="no sensor 'arm'"):
+            client.infer({**message, "ages": {"arm": 0.01}})
         with pytest.raises(RuntimeError, match="twice"):
             client.infer({**step, "observation/state": step["proprio"]})
     with pytest.raises(PrismError, match="no sensor 'arm'"):

@@ -142,13 +142,8 @@ class Reader:
     def read(self, message: Mapping[str, Any]) -> Request:
         observation: dict[str, Array] = {}
         for key, value in message.items():
-            name = self._rename.get(key, key)
-            if name not in self._specs and name:
-                name = self._alias(name)
-            if not name or (key in KEYS and key != "prompt"):
+            if (key in KEYS and key != "prompt") or not (name := self._name(key)):
                 continue
-            if name not in self._specs:
-                raise RequestError(self._unknown(key))
             if name in observation:
                 raise RequestError(f"sensor '{name}' is in the request twice, once as '{key[:60]}'")
             if value is not None:  # None: absent, as if it had been left out
@@ -179,10 +174,14 @@ class Reader:
             isinstance(age, int | float | np.number) and not isinstance(age, bool) for age in ages.values()
         ):
             raise RequestError("ages is {sensor: seconds}")
-        named: dict[str, float] = {self._rename.get(str(key), str(key)): float(age) for key, age in ages.items()}
-        if unknown := [key for key in named if key not in self._specs]:
-            raise RequestError(self._unknown(str(unknown[0])))
-        return named
+        return {name: float(age) for key, age in ages.items() if (name := self._name(str(key)))}
+
+    def _name(self, key: str) -> str:
+        """The sensor that a client's key means; "": ignored."""
+        name = self._rename.get(key, key)
+        if name and name not in self._specs and (name := self._alias(name)) not in self._specs:
+            raise RequestError(self._unknown(key))
+        return name
 
     def _alias(self, key: str) -> str:
         """The sensor that an openpi-style key (observation/state, observation/image) means, where only one can be."""
