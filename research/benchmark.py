@@ -210,7 +210,7 @@ def make_plan(
             f"no run for {name} among {', '.join(map(str, paths))}: train one (prism train {bench.tasks[0]})"
         )
     _check_twice(cells)
-    _check_fits(bench, cells)
+    _check_fits(cells)
     rates = read_expert(expert, bench) if expert else {}
     return Plan(bench, options, tuple(cells), tuple(skipped), rates, episodes)
 
@@ -262,7 +262,7 @@ def _check_twice(cells: Sequence[Cell]) -> None:
             )
 
 
-def _check_fits(bench: Benchmark, cells: Sequence[Cell]) -> None:
+def _check_fits(cells: Sequence[Cell]) -> None:
     """Make one environment for each kind of policy and task: the simulator is there, sensors and actions fit."""
     seen: set[object] = set()
     for cell in cells:

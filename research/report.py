@@ -16,12 +16,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from prism.cli.style import option
+from prism.cli.style import JsonOutput, OutputFile
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
@@ -39,17 +39,11 @@ Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
 
 
 _ABSOLUTE = re.compile(r"""(?<![^\s=,"'\[(])/[^\s,"'\])]+""")  # a path from the root, in the words of a command
-OutputFile = Annotated[Path | None, option("FILE")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class Written(JsonOutput):
     """Options of every command."""
-
-    json: OutputFile = None
-    """Write the figures to this file."""
-    overwrite: bool = False
-    """Replace what exists."""
 
     def settings(self, *left_out: str) -> dict[str, Any]:
         """Every option that determines the figures."""

@@ -364,22 +364,7 @@ class Controller:
                 avoidable_switch=switched and stay is not None and bool(stay.min() <= radius),
             )
         )
-        chosen = plans[selection.index].copy()
-        if self.config.smoothing and remainder is not None and not switched:
-            # Only within a mode: halfway between two modes is neither.
-            steps = min(self.config.smoothing, len(remainder), len(chosen))
-            fade = (np.arange(1, steps + 1) / (steps + 1))[:, None]
-            chosen[:steps] = fade * chosen[:steps] + (1.0 - fade) * remainder[:steps]
-        if self.config.ensemble is not None:
-            self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
-            self._chosen.append((self._step, chosen))
-            chosen = ensemble(self._chosen, self.config.ensemble)
-        if self.config.jerk_weight:
-            moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
-            past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
-            far = float(reach(chosen, self.scale, self.config.selection))
-            weight = self.config.jerk_weight * min(1.0, far / radius) ** 2
-            chosen[:, moving] = least_jerk(chosen[:, moving], past, weight)
+        chosen = self._blended(plans[selection.index].copy(), remainder, switched)
         actions = self._rotations(chosen, remainder).astype(np.float32)
         if not np.isfinite(actions).all():
             raise PrismError(
@@ -395,6 +380,25 @@ class Controller:
             remainder=None if remainder is None else remainder.astype(np.float32),
         )
         self._next = 0
+
+    def _blended(self, chosen: FloatArray, remainder: FloatArray | None, switched: bool) -> FloatArray:
+        """The chosen plan with smoothing, ensemble and least jerk, as configured; it may be changed in place."""
+        if self.config.smoothing and remainder is not None and not switched:
+            # Only within a mode: halfway between two modes is neither.
+            steps = min(self.config.smoothing, len(remainder), len(chosen))
+            fade = (np.arange(1, steps + 1) / (steps + 1))[:, None]
+            chosen[:steps] = fade * chosen[:steps] + (1.0 - fade) * remainder[:steps]
+        if self.config.ensemble is not None:
+            self._chosen = [(at, plan) for at, plan in self._chosen if at + len(plan) > self._step]
+            self._chosen.append((self._step, chosen))
+            chosen = ensemble(self._chosen, self.config.ensemble)
+        if self.config.jerk_weight:
+            moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
+            past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
+            far = float(reach(chosen, self.scale, self.config.selection))
+            weight = self.config.jerk_weight * min(1.0, far / self.config.selection.mode_radius) ** 2
+            chosen[:, moving] = least_jerk(chosen[:, moving], past, weight)
+        return chosen
 
     def _remainder(self) -> FloatArray | None:
         if self.last_plan is None or self._next >= len(self.last_plan.actions):

@@ -436,7 +436,6 @@ class Executor:
         assert self._plan is not None
         now = self._clock()
         age = 1e3 * (now - self._plan.step.at)
-        self.stats.plan_age = self._step - 1 - self._plan.step.number
         self.stats.plan_age_ms.append(age)
         target = self._row()
         if target is None:

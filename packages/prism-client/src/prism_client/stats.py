@@ -30,7 +30,6 @@ class Stats:
     held_in_a_row: int = 0
     beyond: int = 0  # plans that left the range of the demonstrations, and were kept within it
     uncertain: int = 0  # plans to which the hook did not say "continue"
-    plan_age: int = 0  # steps since the observation of the plan in use
     spread: float = 0.0  # of the last plan: how far apart its candidates are
     modes: int = 0  # ... and in how many groups
     decision: Decision = "continue"

@@ -173,7 +173,7 @@ class CalvinSource(TableSource):
         self.lengths: IntArray = ids[:, 1] - ids[:, 0] + 1
         self._digits = _check_frames(path, ids)
         self._spans, self._last_of, self._texts = self._annotations(notes)
-        columns = self._survey(notes)
+        columns = self._survey()
         self._use(make_table(path, columns, "rel_actions", entries, self.fps, notes))
         self.notes = tuple(notes)
         self.sometimes_absent = frozenset(s.spec.name for s in self.table.streams if s.columns[0].key == TEXT)
@@ -187,7 +187,7 @@ class CalvinSource(TableSource):
         first = np.array([a.first for a in found], np.int64)
         return first, np.array([a.last for a in found], np.int64), tuple(a.text for a in found)
 
-    def _survey(self, notes: list[str]) -> list[Column]:
+    def _survey(self) -> list[Column]:
         file = self._file(int(self._first[0]))
         with unreadable(f"{file}: episode 0, step 0 is not readable", AGAIN), zipfile.ZipFile(file) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
