@@ -73,6 +73,29 @@ def test_sticks_move_at_half_of_the_speed_limit_and_take_over(robot: Robot) -> N
         teleop.act(SEEN, "")
 
 
+def test_who_takes_over_drops_nothing(robot: Robot) -> None:
+    """The gripper stays as the policy had it, until the person moves it."""
+    holds, device = np.array([0.1, 0.0, 0.0, 0.6], np.float32), Stick()
+    keyboard, sticks = Keyboard(robot), Sticks(robot, device)
+    for teleop, taking, pressing in (
+        (keyboard, ("t", Motion()), ("g", Motion())),
+        (sticks, ("", Motion((1.0,))), ("", Motion((1.0,), closed=False))),
+        (sticks, ("", Motion((), takes=True)), ("", Motion((), None, True, toggles=True))),
+    ):
+        teleop.start(0)
+        device.motion = Motion()
+        for keys, device.motion, gripper in (
+            ("", Motion(), -1.0),
+            (*taking, 0.6),
+            ("", taking[1], 0.6),
+            (*pressing, -1.0),
+        ):
+            action = teleop.act(SEEN, keys)
+            assert action is not None
+            assert action[3] == pytest.approx(gripper)
+            teleop.wants(keys, action, holds)
+
+
 def test_a_gamepad_by_evdev(monkeypatch: pytest.MonkeyPatch) -> None:
     codes = types.SimpleNamespace(
         **{
@@ -137,10 +160,11 @@ def test_a_spacemouse_by_hid(monkeypatch: pytest.MonkeyPatch) -> None:
     reports += [struct.pack("<B3h", 1, 0, -350, 175), struct.pack("<BB", 3, 1)]
     motion = device.read()
     assert motion.axes[:3] == (1.0, 0.0, -0.5)
-    assert motion.closed
+    assert (motion.closed, motion.toggles) == (None, True)
+    assert not device.read().toggles, "held down: once"
     reports += [struct.pack("<BB", 3, 0), struct.pack("<BB", 3, 3), struct.pack("<B3h", 1, 0, 0, 0)]
     motion = device.read()
-    assert (motion.closed, motion.takes) == (False, True), "pressed once more: open"
+    assert (motion.toggles, motion.takes) == (True, True), "pressed once more"
     assert not any(motion.axes)
 
 

@@ -103,7 +103,30 @@ class Script:
     def close(self) -> None: ...
 
 
-class Keyboard(Toggled):
+class Person:
+    """Moves at a share of the speed limits. The grippers stay as the policy last had them until the person moves them:
+    who takes over drops nothing."""
+
+    def __init__(self, robot: Robot, device: str) -> None:
+        self._robot, self._size = robot, full_speed(robot, device)
+        self._grippers = list(robot.actions.spec.grippers)
+
+    def start(self, seed: int) -> None:
+        self._grip: NDArray[np.float64] = np.full(len(self._grippers), -1.0)
+
+    def _still(self, toggles: bool) -> NDArray[np.float32]:
+        self._grip = np.where(self._grip > 0, -1.0, 1.0) if toggles else self._grip
+        action = np.zeros(self._robot.actions.dim, np.float32)
+        action[self._grippers] = self._grip
+        return action
+
+    def _follow(self, taken: bool, policys: Array | None) -> bool:
+        if not taken and policys is not None:
+            self._grip = np.asarray(policys, np.float64)[self._grippers]
+        return taken
+
+
+class Keyboard(Toggled, Person):
     """A person at a terminal: i k, j l, u o move the first three dimensions, g opens and closes the gripper.
 
     A terminal repeats a key that is held down, and does not say when it is released: a motion lasts 0.15 s.
@@ -113,26 +136,27 @@ class Keyboard(Toggled):
     _MOVES = ("ik", "jl", "uo")
 
     def __init__(self, robot: Robot) -> None:
-        self._robot, self._size = robot, full_speed(robot, "keyboard")
+        Person.__init__(self, robot, "keyboard")
 
     def start(self, seed: int) -> None:
-        super().start(seed)
+        Toggled.start(self, seed)
+        Person.start(self, seed)
         self._until: dict[tuple[int, float], float] = {}
-        self._closed = False
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         space = self._robot.actions
         for key in keys:
-            self._closed ^= key == "g"
             for dim, pair in enumerate(self._MOVES[: space.dim]):
                 if key in pair:
                     self._until[dim, 1.0 if key == pair[0] else -1.0] = seen.at + 0.15
-        action = np.zeros(space.dim, np.float32)
+        action = self._still(keys.count("g") % 2 == 1)
         for (dim, sign), until in self._until.items():
-            if until > seen.at and dim not in space.spec.grippers:
+            if until > seen.at and dim not in self._grippers:
                 action[dim] += sign * self._size[dim]
-        action[list(space.spec.grippers)] = 1.0 if self._closed else -1.0
         return action
+
+    def wants(self, keys: str, own: Array | None, policys: Array | None) -> bool:
+        return self._follow(super().wants(keys, own, policys), policys)
 
 
 def full_speed(robot: Robot, device: str) -> NDArray[np.float64]:
@@ -156,6 +180,7 @@ class Motion:
     axes: tuple[float, ...] = ()
     closed: bool | None = None  # the gripper; None: as it was
     takes: bool = False  # the button that takes over is held
+    toggles: bool = False  # the gripper opens if it was closed, and closes if it was open
 
 
 class Device(Protocol):
@@ -165,19 +190,20 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
-class Sticks:
+class Sticks(Person):
     """Any device of axes and buttons. A hand on the stick is in command."""
 
     who = "operator"
     _DEAD = 0.08  # of an axis, around its middle
 
     def __init__(self, robot: Robot, device: Device) -> None:
-        self._robot, self._device = robot, device
-        self._size = full_speed(robot, device.name)
+        super().__init__(robot, device.name)
+        self._device = device
         self.help = f"{device.name}: move it; its first button closes the gripper"
 
     def start(self, seed: int) -> None:
-        self._closed, self._motion = False, Motion()
+        super().start(seed)
+        self._motion = Motion()
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         try:
@@ -186,18 +212,18 @@ class Sticks:
             raise PrismError(
                 f"--teleop {self._device.name}: the device is gone ({reason(error)}); plug it in"
             ) from None
-        self._closed = self._closed if motion.closed is None else motion.closed
-        space = self._robot.actions
-        action = np.zeros(space.dim, np.float32)
-        moved = [dim for dim in range(space.dim) if dim not in space.spec.grippers]
+        if motion.closed is not None:
+            self._grip = np.full(len(self._grippers), 1.0 if motion.closed else -1.0)
+        action = self._still(motion.toggles)
+        moved = [dim for dim in range(len(action)) if dim not in self._grippers]
         for dim, axis in zip(moved, motion.axes, strict=False):
             if abs(axis) > self._DEAD and math.isfinite(axis):
                 action[dim] = float(np.clip(axis, -1.0, 1.0)) * self._size[dim]
-        action[list(space.spec.grippers)] = 1.0 if self._closed else -1.0
         return action
 
     def wants(self, keys: str, own: Array | None, policys: Array | None) -> bool:
-        return self._motion.takes or any(abs(axis) > self._DEAD for axis in self._motion.axes)
+        moved = any(abs(axis) > self._DEAD for axis in self._motion.axes)
+        return self._follow(self._motion.takes or moved, policys)
 
     def close(self) -> None:
         self._device.close()
@@ -254,20 +280,20 @@ class SpaceMouse:
             raise PrismError("--teleop spacemouse: none is connected, or it is not readable (udev); plug one in")
         self._mouse = hid.Device(path=found[0]["path"])
         self._mouse.nonblocking = True
-        self._axes, self._buttons, self._was, self._closed = [0.0] * 6, 0, 0, False
+        self._axes, self._buttons = [0.0] * 6, 0
 
     def read(self) -> Motion:
+        toggles = False
         while report := bytes(self._mouse.read(16)):
             if report[0] in (1, 2):
                 first, numbers = 3 * (report[0] - 1), (len(report) - 1) // 2
                 for i, value in enumerate(struct.unpack(f"<{numbers}h", report[1 : 1 + 2 * numbers])[: 6 - first]):
                     self._axes[first + i] = value / self._FULL
             elif report[0] == 3:
+                toggles ^= bool(report[1] & 1 and not self._buttons & 1)
                 self._buttons = report[1]
-                self._closed ^= bool(self._buttons & 1 and not self._was & 1)
-                self._was = self._buttons
         axes = tuple(sign * self._axes[i] for i, sign in zip(self._ORDER, self._SIGNS, strict=True))
-        return Motion(axes, self._closed, bool(self._buttons & 2))
+        return Motion(axes, None, bool(self._buttons & 2), toggles)
 
     def close(self) -> None:
         self._mouse.close()
