@@ -6,12 +6,14 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from prism.errors import PrismError
+from prism.io import files
 from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
 from prism.serve.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
@@ -121,7 +123,9 @@ def test_the_export_explains_itself(policy: PrismPolicy, exported: Path) -> None
     assert [i.name for i in plan.get_inputs()] == ["steps", "latents"]
 
 
-def test_nothing_is_overwritten_unless_asked_and_only_exports_are(exported: Path, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_unless_asked_and_only_exports_are(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = small_policy(small_config(), VECTORS[:1]).eval()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "photo.jpg").write_bytes(b"x")
@@ -131,6 +135,11 @@ def test_nothing_is_overwritten_unless_asked_and_only_exports_are(exported: Path
         export_onnx(small, tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "photo.jpg").exists()
     shutil.copytree(exported, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_file", Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            export_onnx(small, tmp_path / "out", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]  # the old one, and no leftovers
     export_onnx(small, tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "sensor-0.onnx").exists()
     assert not (tmp_path / "out" / "sensor-1.onnx").exists()  # nothing of the old one is left

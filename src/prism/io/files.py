@@ -123,7 +123,7 @@ def _write(file: IO[bytes], data: bytes) -> None:
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Create `folder` with these files and their checksums, atomically. It must not exist.
+    """Create `folder` with these files and their checksums, atomically; what had its name disappears only then.
 
     The sums are of the bytes in memory, so they also catch what the disk altered on the way.
     """

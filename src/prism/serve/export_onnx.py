@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from prism.encoders.kinds import SensorEncoder
 from prism.errors import PrismError
-from prism.io.files import encode_json, remove_folder, write_folder
+from prism.io.files import encode_json, write_folder
 from prism.methods.context import ContextPolicy
 from prism.methods.prism import PrismPolicy
 from prism.policy import Policy
@@ -170,9 +170,6 @@ def export_onnx(
     files[METADATA] = encode_json(metadata)
     absent = {encoder.spec.name: encoder.absent.detach().clone() for encoder in sensor_encoders(policy)}
     files["absent.safetensors"] = save(absent)
-    if folder.exists():
-        remove_folder(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     write_folder(folder, files)
     return metadata
 
