@@ -23,7 +23,7 @@ class Collect(CalvinOption):
 
     Try:
         prism data collect metaworld-button-press-topdown --episodes 20
-        prism data collect metaworld-drawer-open-pixels --episodes 50 --noise 0.3
+        prism data collect metaworld-drawer-open-pixels --episodes 50
         prism data collect calvin-open_drawer-state --calvin ~/calvin
         prism data collect pusht-human              206 demonstrations of people, from the internet
 
@@ -118,7 +118,7 @@ class Inspect(_OfDataset):
         prism data inspect my-dataset --episodes 0-3 --rerun my.rrd      cameras, depth, touch, sound, actions over time
         prism data inspect lift.hdf5 --map agentview_image=rgb_static robot0_eef_pos=proprio actions=action
 
-    Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.1 and v3, CALVIN, ROS 2 bags.
+    Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.0, v2.1 and v3, CALVIN, ROS 2 bags.
     """
 
     path: Positional[Path]

@@ -75,9 +75,9 @@ class Train(DatasetOptions, CalvinOption):
     action_kind: Annotated[str | None, option("KIND")] = None
     """What the actions of a dataset are: absolute, delta or velocity. Default: as it says, or as can be seen in it."""
     preset: Annotated[Preset | None, option("NAME")] = None
-    """Size of the network: tiny learns in minutes on CPU, base, paper (the publication's), or fast (paper with a query
-    for four actions: a third of the time). paper-literal: the publication to the letter, its optimiser, targets and
-    ProxyScore too. Default: the recipe's."""
+    """Network, horizons and objective, in place of the recipe's (anchor, observation noise, encoder.text.things stay):
+    tiny learns in minutes on CPU, base, paper (the publication's), fast (paper, about half of the time to a plan).
+    paper-literal: the publication to the letter, its optimiser, targets, ProxyScore too. Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     skip_damaged: bool = False
