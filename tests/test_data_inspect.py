@@ -14,7 +14,7 @@ from rich.console import Console
 from prism.data import open_dataset
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
-from prism.data.inspect import duration, print_summary, size, summarise
+from prism.data.inspect import as_picture, duration, print_summary, size, summarise
 from prism.errors import PrismError
 from prism.report.dataset import render, write_page
 from prism.sensors import SensorSpec
@@ -98,6 +98,17 @@ def test_page_stands_alone_and_is_whole_or_absent(tmp_path: Path) -> None:
         write_page(open_dataset(path), tmp_path / "out", overwrite=True)
     write_page(open_dataset(path), tmp_path / "out" / "page.html", overwrite=True)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["page.html"]
+
+
+def test_depth_shows_what_is_near_whatever_was_not_measured() -> None:
+    """Infinite, NaN and 0 are black; one stray pixel far away does not make all the others white."""
+    metres = np.tile(np.linspace(0.5, 1.5, 40, dtype=np.float32), (10, 1))
+    metres[0, :3], metres[1, 0] = (np.inf, np.nan, 0.0), 60.0
+    picture = as_picture(SensorSpec("depth_wrist", "depth", (10, 40)), metres)
+    assert picture.shape == (10, 40, 3)
+    assert not picture[0, :3].any()
+    assert picture[5, 0, 0] > 200
+    assert 0 < picture[5, -1, 0] < 60
 
 
 def test_histograms_count_every_step(tmp_path: Path) -> None:

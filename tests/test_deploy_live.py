@@ -178,7 +178,7 @@ def test_pictures() -> None:
     specs = {spec.name: spec for spec in KINDS}
     assert open_picture(specs["rgb_wrist"], step["rgb_wrist"]).size == (64, 48)
     assert open_picture(specs["tactile"], step["tactile"]).size == (60, 40)  # two of three channels
-    depth = np.asarray(open_picture(specs["depth_wrist"], step["depth_wrist"]), dtype=float)
+    depth = np.asarray(open_picture(specs["depth_wrist"], step["depth_wrist"]).convert("L"), dtype=float)
     near = np.unravel_index(step["depth_wrist"].argmin(), depth.shape)
     assert depth[near] > depth[0, 0]  # near is light
     assert open_picture(specs["depth_wrist"], np.zeros((48, 64), np.float32)).size == (64, 48)

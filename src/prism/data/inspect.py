@@ -188,13 +188,14 @@ def sample_frames(source: EpisodeSource, sensor: SensorSpec, episodes: int, each
 
 
 def as_picture(sensor: SensorSpec, frame: Array) -> Array:
-    """(H, W, 3) uint8 of any image sensor: depth white where near, tactile channels by threes, side by side."""
+    """(H, W, 3) uint8 of any image sensor: depth light where near and black where it was not measured, tactile channels
+    by threes, side by side."""
     if sensor.kind == "depth":
-        metres = frame.astype(np.float32)
-        known = metres[metres > 0]
-        near, far = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-        grey = np.where(metres > 0, 255 - 215 * (metres - near) / max(far - near, 1e-6), 0)
-        return np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
+        metres = np.nan_to_num(frame.astype(np.float64), posinf=0.0)
+        known = metres > 0
+        near, far = np.quantile(metres[known], [0.02, 0.98]) if known.any() else (0.0, 1.0)
+        grey = 235 - 200 * np.clip((metres - near) / max(far - near, 1e-6), 0, 1)
+        return np.repeat(np.where(known, grey, 0).astype(np.uint8)[:, :, None], 3, axis=2)
     if frame.shape[2] == 3:
         return frame
     padding = -frame.shape[2] % 3

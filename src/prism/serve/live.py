@@ -28,6 +28,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Response
 
+from prism.data.inspect import as_picture
 from prism.sensors import SensorSpec, decode_text
 from prism.serve.sessions import Array, Session, View
 
@@ -292,29 +293,12 @@ def latency_histogram(seconds: Iterable[float]) -> dict[str, Any]:
 
 
 def encode_picture(spec: SensorSpec, value: Array) -> str:
-    """A camera as a data URL (JPEG): depth from near (light) to far (dark), tactile channels side by side."""
-    if spec.kind == "depth":
-        picture = _depth_picture(np.asarray(value, dtype=np.float64))
-    elif spec.kind == "tactile":
-        channels = np.asarray(value)
-        parts = [channels[..., i : i + 3] for i in range(0, channels.shape[-1], 3)]
-        picture = np.concatenate([p if p.shape[-1] == 3 else np.repeat(p[..., :1], 3, axis=-1) for p in parts], axis=1)
-    else:
-        picture = np.asarray(value)
-    image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.uint8))
+    """A camera as a data URL (JPEG)."""
+    image = Image.fromarray(np.ascontiguousarray(as_picture(spec, value), dtype=np.uint8))
     image.thumbnail((_PICTURE, _PICTURE))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _depth_picture(metres: NDArray[np.float64]) -> NDArray[np.uint8]:
-    seen = np.isfinite(metres) & (metres > 0)
-    if not seen.any():
-        return np.zeros(metres.shape, np.uint8)
-    low, high = np.quantile(metres[seen], [0.02, 0.98])
-    grey = 235.0 - 200.0 * np.clip((metres - low) / max(high - low, 1e-6), 0.0, 1.0)
-    return np.where(seen, np.nan_to_num(grey), 0.0).astype(np.uint8)
 
 
 # The files of the page, and small text answers, by plain HTTP.
