@@ -21,10 +21,10 @@ from torch import Tensor
 from websockets.sync.client import connect
 
 from prism.report.run import write_report
-from prism.rollout.metrics import jerk
+from prism.rollout.metrics import jerk, jerks
 from prism.sensors import SensorSpec
 from prism.serve.backends import BackendPolicy, EagerBackend
-from prism.serve.live import encode_picture, jerks, latency_histogram
+from prism.serve.live import encode_picture, latency_histogram
 from prism.serve.server import PolicyServer
 from tests.browser import CHROMIUM, Browser
 from tests.policy_fakes import ACTION_DIM, small_policy

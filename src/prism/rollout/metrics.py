@@ -25,12 +25,20 @@ def jerk(actions: NDArray[np.floating], scale: NDArray[np.floating]) -> float:
     per control step (no division by dt^3), scale (Da,) = half the range of the demonstrations' actions.
     Episodes of fewer than four actions have no third difference: their jerk is 0.
     """
-    return _third_difference(np.asarray(actions, dtype=np.float64) / np.asarray(scale, dtype=np.float64))
+    return mean(jerks(actions, scale))
 
 
 def physical_jerk(actions: NDArray[np.floating], fps: float) -> float:
     """The same without scaling and divided by dt^3 = fps^-3: robot units of the command per second cubed."""
-    return _third_difference(np.asarray(actions, dtype=np.float64)) * fps**3
+    return mean(jerks(actions)) * fps**3
+
+
+def jerks(actions: NDArray[np.floating], scale: NDArray[np.floating] | float = 1.0) -> FloatArray:
+    """(T-3,) the norms that `jerk` is the mean of."""
+    if len(actions) < 4:
+        return np.zeros(0)
+    scaled = np.asarray(actions, dtype=np.float64) / np.asarray(scale, dtype=np.float64)
+    return np.asarray(np.linalg.norm(np.diff(scaled, n=3, axis=0), axis=1))
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -60,14 +68,8 @@ def percentile(values: Sequence[float], q: float) -> float:
     return float(np.percentile(np.asarray(values, dtype=np.float64), q)) if len(values) else 0.0
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float] | FloatArray) -> float:
     return float(np.mean(np.asarray(values, dtype=np.float64))) if len(values) else 0.0
-
-
-def _third_difference(signal: FloatArray) -> float:
-    if len(signal) < 4:
-        return 0.0
-    return float(np.linalg.norm(np.diff(signal, n=3, axis=0), axis=1).mean())
 
 
 # Tables of training seeds x episodes. Every contestant is trained on the same seeds and meets the same episodes

@@ -29,6 +29,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Response
 
 from prism.data.inspect import as_picture
+from prism.rollout.metrics import jerks
 from prism.sensors import SensorSpec, decode_text
 from prism.serve.sessions import Array, Session, View
 
@@ -272,13 +273,6 @@ def _rounded(values: NDArray[Any]) -> Any:
         return []
     digits = 5 - int(np.floor(np.log10(max(float(np.abs(array).max()), 1e-12))))
     return np.round(array, min(12, max(0, digits))).tolist()
-
-
-def jerks(actions: NDArray[np.floating], scale: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Norm of the third difference at each step, in scaled units: docs/reference/metrics.md's jerk, not averaged."""
-    if len(actions) < 4:
-        return np.zeros(0)
-    return np.asarray(np.linalg.norm(np.diff(actions / scale, n=3, axis=0), axis=-1), dtype=np.float64)
 
 
 def latency_histogram(seconds: Iterable[float]) -> dict[str, Any]:
