@@ -31,6 +31,8 @@ from prism.serve.backends import Backend
 from prism.serve.metrics import Metrics
 from prism.serve.sessions import WHO, Request, RequestError, Session
 
+_MAX_BATCH = 64  # requests
+
 logger = logging.getLogger("prism.serve")
 
 
@@ -49,12 +51,10 @@ class Job:
 class Batcher:
     """`submit` from the network loop, the answer through the job's future; `close` ends the thread."""
 
-    def __init__(
-        self, policy: Policy, backend: Backend | None, max_batch: int, threads: int | None, metrics: Metrics
-    ) -> None:
+    def __init__(self, policy: Policy, backend: Backend | None, threads: int | None, metrics: Metrics) -> None:
         self._policy = policy
         self._backend = backend  # None: the policy has no encoder whose tokens could be kept
-        self._max_batch, self._threads, self._metrics = max_batch, threads, metrics
+        self._threads, self._metrics = threads, metrics
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="prism-inference", daemon=True)
@@ -89,7 +89,7 @@ class Batcher:
         batch: list[Job] = []
         while job is not None:
             batch.append(job)
-            if len(batch) == self._max_batch:
+            if len(batch) == _MAX_BATCH:
                 return batch
             try:
                 job = self._queue.get_nowait()

@@ -47,6 +47,8 @@ POLICY_VIOLATION = 1008
 MESSAGE_TOO_BIG = 1009
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATENCIES = 1000  # latest ones, for the live page
+_VIEWERS = 8  # at once
+_HANDSHAKE = 10.0  # seconds
 
 logger = logging.getLogger("prism.serve")
 
@@ -57,13 +59,10 @@ class ServerConfig:
     port: int = 8000  # 0: a free one
     api_key: str | None = field(default=None, repr=False)
     max_clients: int = 128
-    max_viewers: int = 8
     max_message: int | None = None  # bytes; None: four full observations
     rate: float = 200.0  # requests a second of one client; faster ones wait. 0: no limit
     max_errors: int = 20  # in a row, then the client is closed
-    max_batch: int = 64
-    handshake_timeout: float = 10.0  # seconds, all of them
-    idle_timeout: float = 300.0
+    idle_timeout: float = 300.0  # seconds
     write_timeout: float = 10.0
     threads: int | None = None  # of torch; None: as torch chooses
     seed: int = 0
@@ -73,11 +72,11 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
             raise PrismError(f"--port {self.port} is no port: use 1 to 65535, or 0 for a free one")
-        for name in ("max_clients", "max_viewers", "max_errors", "max_batch", "max_message", "threads"):
+        for name in ("max_clients", "max_errors", "max_message", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise PrismError(f"{name} = {value} is out of range: use at least 1")
-        for name in ("handshake_timeout", "idle_timeout", "write_timeout"):
+        for name in ("idle_timeout", "write_timeout"):
             if not getattr(self, name) > 0:
                 raise PrismError(f"{name} = {getattr(self, name)} is out of range: use seconds above 0")
         if not 0 <= self.rate < math.inf:
@@ -151,7 +150,7 @@ class PolicyServer:
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""
         config = self.config
-        self._batcher = Batcher(self.policy, self.backend, config.max_batch, config.threads, self.metrics)
+        self._batcher = Batcher(self.policy, self.backend, config.threads, self.metrics)
         quiet = logging.getLogger("prism.serve.network")
         quiet.setLevel(logging.WARNING)
         quiet.addFilter(_one_line)
@@ -163,7 +162,7 @@ class PolicyServer:
                 compression=None,
                 process_request=self._http,
                 server_header=None,
-                open_timeout=config.handshake_timeout,
+                open_timeout=_HANDSHAKE,
                 close_timeout=2.0,
                 max_size=self.limit,
                 max_queue=4,
@@ -194,7 +193,7 @@ class PolicyServer:
         if not self._same_origin(request):
             return self._refuse(connection, HTTPStatus.FORBIDDEN, "origin", "pages of other sites may not connect")
         if path == "/live":  # asks for the key in its first message: a browser cannot send the header
-            if self.metrics.viewers >= self.config.max_viewers:
+            if self.metrics.viewers >= _VIEWERS:
                 return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "full", "too many viewers")
             return None
         if not self.is_authorized(headers.get("Authorization", "")):
