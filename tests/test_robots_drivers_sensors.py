@@ -318,6 +318,18 @@ def test_a_stop_holds_the_d1_where_it_is(dog: Go2WithD1, go2: Robot) -> None:
     assert not any(what == "angles" for _, what, _ in dog.calls[count:])
 
 
+def test_a_stop_does_not_send_a_silent_d1_back(dog: Go2WithD1, go2: Robot) -> None:
+    moved(go2, 2, x=-0.01)
+    dog.silent = True
+    moved(go2, 6, x=-0.01)
+    go2.stop()
+    assert until(lambda: go2._movers["arm"]._follower.standing.is_set())  # type: ignore[attr-defined]
+    time.sleep(0.3)
+    told = np.array([numbers for _, what, numbers in dog.calls if what == "angles"])
+    assert np.abs(told[-1] - told[0]).max() > 1, "it moved"
+    assert np.array_equal(told[-1], told[-2]), "it stands where it was told to be last"
+
+
 def test_inverse_kinematics_inverts() -> None:
     pytest.importorskip("mujoco")
     from prism.robots.drivers.d1 import MODEL
@@ -361,6 +373,20 @@ def test_ros_topics_are_read_in_our_units(bridge: RosBridge, tmp_path: Path) -> 
     bridge.silent = True
     assert until(lambda: "no news on /joint_states" in robot.health().reason)
     robot.close()
+
+
+def test_a_stop_does_not_send_a_silent_ros_arm_back(bridge: RosBridge, tmp_path: Path) -> None:
+    robot = make_robot(str(written(tmp_path, ROS.format(url=bridge.url))))
+    robot.connect()
+    robot.prepare(0)
+    moved(robot, 4, a=0.005)
+    bridge.silent = True
+    moved(robot, 8, a=0.005)
+    robot.stop()
+    robot.close()
+    goals = np.array([data for _, data in bridge.commands])
+    assert goals[-1][0] > 0.005, "it moved"
+    assert np.array_equal(goals[-1], goals[-2]), "it stands where it was told to be last"
 
 
 @pytest.mark.parametrize(

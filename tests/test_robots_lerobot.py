@@ -185,6 +185,19 @@ def test_stop_stands_still_where_it_is(robot: Robot) -> None:
     robot.send(there)
 
 
+def test_stop_does_not_send_it_back_to_where_it_was_seen_long_ago(robot: Robot, arm: Arm) -> None:
+    robot.prepare(0)
+    arm.fail = ConnectionError("Incorrect status packet!")  # it hears, and does not answer
+    until(lambda: not robot.health().ok)
+    time.sleep(0.2)
+    robot.send(np.array([15.0, -20.0, 50.0], np.float32))
+    until(lambda: arm._goal[0] == 15)
+    robot.stop()
+    until(lambda: not robot._stopping)  # type: ignore[attr-defined]
+    time.sleep(0.1)
+    assert arm._goal.tolist() == [15, -20, 50]
+
+
 def test_a_bus_that_fails_is_unhealthy_until_it_answers_again(robot: Robot, arm: Arm) -> None:
     robot.prepare(0)
     assert robot.health().ok

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError, reason
 from prism.io.jsonconfig import from_json
 from prism.robots.base import ActionSpace, Health, Reading, Robot
-from prism.robots.drivers.parts import STATE_AGE, Part, Vector
+from prism.robots.drivers.parts import Part, Vector, state_age
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -95,7 +95,7 @@ class DrivenRobot(Robot):
         specs = [spec for part in self._parts for spec in part.sensors()]
         if self._state_names:
             hz = next(part.state_hz for part in parts.values() if part.state_names())
-            shape, old = (len(self._state_names),), max(3.0 / (hz or rate), STATE_AGE)
+            shape, old = (len(self._state_names),), state_age(hz or rate)
             specs.insert(0, SensorSpec("proprio", "vector", shape, fps=hz, max_age=old, names=self._state_names))
         super().__init__(name, rate, tuple(specs), space, limits, episode_seconds=episode_seconds, fps=fps)
         self._check()

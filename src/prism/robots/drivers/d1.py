@@ -20,7 +20,7 @@ from prism.errors import PrismError, check_choices, need
 from prism.robots.base import Health
 from prism.robots.drivers.go2 import join
 from prism.robots.drivers.ik import ArmModel
-from prism.robots.drivers.parts import FIRST_READING, Axis, Part, Vector
+from prism.robots.drivers.parts import FIRST_READING, Axis, Part, Vector, state_age
 from prism.robots.drivers.rotation import from_reference, to_reference
 from prism.robots.drivers.waypoints import Follower
 
@@ -159,12 +159,16 @@ class D1(Part):
         if metres > _REACHED[0] or radians > _REACHED[1]:
             share, self.unreachable = 0.0, self.unreachable + 1
         self._joints = self._joints + share * step
-        self._publish(np.array([*self._joints, self.gripper_open * (1.0 - at[6]) / 2.0]))
+        self._publish(self._servos(at))
         return at if share == 1.0 else np.array([*self._where(self._joints), at[6]])
 
-    def _hold(self) -> None:
-        if self._measured is not None:
-            self._publish(self._measured[0])
+    def _servos(self, at: Vector) -> Vector:
+        """Where they are told to be."""
+        return np.array([*self._joints, self.gripper_open * (1.0 - at[6]) / 2.0])
+
+    def _hold(self, at: Vector) -> None:
+        seen = self._measured
+        self._publish(self._servos(at) if seen is None or time.monotonic() - seen[1] > state_age(self.hz) else seen[0])
 
     def _publish(self, numbers: Vector) -> None:
         self._seq += 1

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
 from prism.robots.base import ActionSpace, Array, Health, Reading, Robot
+from prism.robots.drivers.parts import state_age
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -209,8 +210,9 @@ class LeRobotRobot(Robot):
         """The command that stops it: where it is measured, or was sent to; no velocity."""
         here = np.zeros(self.actions.dim, np.float32) if self._last is None else self._last.copy()
         known = self._velocity.copy() if self._last is None else np.ones(self.actions.dim, np.bool_)
-        if STATE in self._latest:
-            measured = dict(zip(self._numbers, self._latest[STATE].value, strict=True))
+        state = self._latest.get(STATE)
+        if state is not None and self.now() - state.stamp <= state_age(self.rate):
+            measured = dict(zip(self._numbers, state.value, strict=True))
             for i, key in enumerate(self._actions):
                 if key in measured:
                     here[i], known[i] = measured[key], True

@@ -24,6 +24,11 @@ STATE_AGE = 0.1  # seconds that a robot's own numbers may be old at least: three
 FIRST_READING = 5.0  # seconds that a sensor may take until it shows something
 
 
+def state_age(hz: float) -> float:
+    """Seconds that a robot's own numbers may be old where they are measured `hz` times a second."""
+    return max(3.0 / hz, STATE_AGE)
+
+
 @dataclass(frozen=True)
 class Axis:
     """One number of a command. Grippers: -1 open, 1 closed; arms: an absolute position; bases: a velocity."""

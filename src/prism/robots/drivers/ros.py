@@ -23,7 +23,7 @@ import numpy as np
 from prism.data.formats.rosmsg import FIELDS, IMAGES, decode_image
 from prism.errors import PrismError, need
 from prism.robots.base import Array, Health
-from prism.robots.drivers.parts import Axis, Stream, Vector
+from prism.robots.drivers.parts import Axis, Stream, Vector, state_age
 from prism.robots.drivers.waypoints import Follower
 from prism.sensors import SensorSpec
 
@@ -173,9 +173,9 @@ class RosArm(Stream):
         self._bridge.publish(self.command_topic, {"layout": {"dim": [], "data_offset": 0}, "data": at.tolist()})
         return at
 
-    def _hold(self) -> None:
-        if self._state is not None:
-            self._go(self._state[0])
+    def _hold(self, at: Vector) -> None:
+        state = self._state
+        self._go(at if state is None or time.monotonic() - state[1] > state_age(self.fps) else state[0])
 
     def halt(self) -> None:
         self._follower.halt()

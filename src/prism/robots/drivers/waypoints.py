@@ -35,11 +35,11 @@ class Interpolator:
 class Follower(Talker):
     """The thread that does it.
 
-    `go(at)` sends a position, and says where the arm then is told to be (another where `at` cannot be); `hold()` tells
-    it to stand where it is.
+    `go(at)` sends a position, and says where the arm then is told to be (another where `at` cannot be); `hold(at)`
+    tells it to stand where it is: where that is not measured, at `at`, where it was told to be last.
     """
 
-    def __init__(self, hz: float, go: Callable[[Vector], Vector], hold: Callable[[], None]) -> None:
+    def __init__(self, hz: float, go: Callable[[Vector], Vector], hold: Callable[[Vector], None]) -> None:
         super().__init__(hz, self._follow)
         self._go, self._hold = go, hold
         self._path: Interpolator | None = None
@@ -56,7 +56,7 @@ class Follower(Talker):
         path = self._path
         if self.stopping and path is not None:
             self._path = None
-            self._hold()
+            self._hold(path.at)
         if self.stopping:
             self.standing.set()
         elif path is not None:
