@@ -372,6 +372,9 @@ def test_ros_topics_are_read_in_our_units(bridge: RosBridge, tmp_path: Path) -> 
     assert np.abs(np.diff(goals, axis=0)).max() <= 0.1 / 50 + 1e-9, "never faster than the file's limit"
     bridge.silent = True
     assert until(lambda: "no news on /joint_states" in robot.health().reason)
+    robot.stop()
+    with pytest.raises(PrismError, match="arm: no news on /joint_states"):
+        robot.prepare(0)  # else it would be sent to where it was then
     robot.close()
 
 

@@ -139,6 +139,8 @@ class DrivenRobot(Robot):
         with self._lock:
             if not self._connected:
                 raise PrismError(f"{self.name}: connect() first")
+            if not (found := self.health()).ok:  # it would begin at where it was long ago
+                raise PrismError(f"{self.name}: {found.reason}")
             for part in self._movers.values():
                 part.prepare()
             self._target = np.concatenate([self._where(place) for place in self._movers])
