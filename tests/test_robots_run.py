@@ -453,6 +453,9 @@ def test_a_run_is_shown_and_replayed(trained: Path, tmp_path: Path, capsys: pyte
     assert second.provenances[0]["commanded_by"] == [["replay", 10]]
     assert second.provenances[0]["seed"] == 7
     assert not (tmp_path / "again-corrections").exists(), "nobody took over"
+    twice = [*again[:2], "--seconds", "0.3", "--episodes", "2", "--out", str(tmp_path / "twice")]
+    assert main(["run", *TWIN, *twice]) == 0
+    assert [said["seed"] for said in RecordingSource(tmp_path / "twice").provenances] == [7, 7], "in the same scene"
     assert np.allclose(first.read(0).actions, second.read(0).actions, atol=0.02), "the limits see it as it was"
     assert np.allclose(first.read(0).streams["proprio"], second.read(0).streams["proprio"], atol=2e-3)
     capsys.readouterr()

@@ -286,7 +286,7 @@ class Run:
         robot, rows = guard.robot, list[dict[str, Any]]()
         cameras = [] if recording is None else choose_films(robot, self.no_video)
         for number in range(self.episodes):
-            seed = self._seed() + number
+            seed = self._seed(number)
             filming: AbstractContextManager[dict[str, FilmWriter]] = (
                 nullcontext({}) if recording is None else recording.filming(cameras)
             )
@@ -333,9 +333,10 @@ class Run:
         self._keep(recording, log, trace, row)
         return end, row
 
-    def _seed(self) -> int:
+    def _seed(self, number: int) -> int:
+        """Of an episode's scene; a replay is in the recorded one, each time."""
         if self.replay is None:
-            return self.first_seed
+            return self.first_seed + number
         from prism.data.formats.store import MANIFEST, read_manifest
 
         seed = read_manifest(self.replay / MANIFEST).provenance.get("seed")
