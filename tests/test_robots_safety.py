@@ -382,6 +382,21 @@ def test_the_watchdog_stops_a_robot_that_gets_no_commands() -> None:
         guard.close()
 
 
+@pytest.mark.parametrize("values", [{}, {"pose": None}])
+def test_a_stop_while_the_robot_is_judged_stays_a_stop(values: dict[str, object]) -> None:
+    """The watchdog is a thread of its own: it may stop between the look at the robot and what follows from it."""
+    robot, guard = guarded()
+    robot.values = values
+
+    def health() -> Health:
+        guard.stop("the loop hangs")
+        return Health()
+
+    robot.health = health  # type: ignore[method-assign]
+    guard.observe()
+    assert (guard.state, guard.reason) == ("stopped", "the loop hangs")
+
+
 # ------------------------------------------------------------------ the file
 
 FILES = {

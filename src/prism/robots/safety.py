@@ -317,12 +317,19 @@ class Guard:
             self.stop(danger)
         elif bad := sorted(self._needs & faults.keys()):
             self._held_since = now if self._held_since is None else self._held_since
-            self.state, self.reason = "hold", f"sensor '{bad[0]}' is {faults[bad[0]]}"
+            why = f"sensor '{bad[0]}' is {faults[bad[0]]}"
+            self._become("hold", why)
             if (held := now - self._held_since) >= self.limits.hold_seconds:
-                self.stop(f"{self.reason}, for {held:.2f} s")
+                self.stop(f"{why}, for {held:.2f} s")
         else:
             self._held_since = None
-            self.state, self.reason = "go", ""
+            self._become("go", "")
+
+    def _become(self, state: Literal["go", "hold", "stopped"], reason: str) -> None:
+        """Only `begin` ends a stop: another thread may have stopped since this one looked."""
+        with self._lock:
+            if self.state != "stopped":
+                self.state, self.reason = state, reason
 
     def _danger(self, observation: dict[str, Array]) -> str:
         """Why to stop at once; empty: no reason."""
@@ -382,8 +389,7 @@ class Guard:
         """Now, and until `begin`."""
         self.robot.stop()  # first of all, and whoever holds the lock
         with self._lock:
-            if self.state != "stopped":
-                self.state, self.reason = "stopped", reason
+            self._become("stopped", reason)
             self._fed = math.inf
 
     def close(self) -> None:
