@@ -125,6 +125,22 @@ def test_an_episode_whose_commands_do_not_fit_on_the_disk_is_none(
     assert main([*words, "--text", " "]) == 2
 
 
+def test_a_robot_that_cannot_be_reached_does_not_keep_its_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {name: make_robot("ur5e-twin", ["realtime=false"]) for name in ("led", "leads")}
+    for name, robot in made.items():
+        monkeypatch.setitem(ROBOTS._rows, name, lambda robot=robot: robot)
+
+    def unreachable() -> None:
+        assert made["leads"].health().ok
+        raise PrismError("nobody answers")
+
+    made["led"].connect = unreachable  # type: ignore[method-assign]
+    assert main(["record", str(tmp_path / "x"), "--robot", "led", "--teleop", "leader=leads"]) == 2
+    assert made["leads"].health().reason == "not connected"
+
+
 def test_a_recording_refuses_a_stranger(recorded: Path, tmp_path: Path) -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
     robot.fps = 25.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,8 +85,9 @@ class Record:
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
         self._check_lerobot()
-        with recording.alone(), Keys() as keys:
+        with recording.alone(), Keys() as keys, ExitStack() as stack:
             teleop = make_teleop(self.teleop, robot, keys.is_terminal, self.noise)
+            stack.callback(teleop.close)  # a leader is connected already
             announce(robot, limits, "s: keep; d: discard; r: redo; space or q: stop now")
             print(teleop.help, end="\n" if teleop.help else "")
             guard = Guard(robot, limits)
@@ -94,7 +96,6 @@ class Record:
                 self._record(guard, TeleopCommander(teleop), keys, recording)
             finally:
                 guard.close()
-                teleop.close()
                 if recording.episodes:
                     with explain_write_errors(recording.path / "page.html", f"{recording.episodes} episodes are there"):
                         self._finish(recording)
