@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,11 +75,14 @@ class Limits:
                     "could move; mend one of them"
                 )
 
-    def check(self, dim: int) -> None:
-        """PrismError unless there is one limit a dimension."""
+    def check(self, dim: int, names: Sequence[str] = ()) -> None:
+        """PrismError unless there is one limit a dimension; of dimensions with `names`, a position and a speed too."""
         for key in ("position", "speed", "acceleration", "jerk"):
             if (count := len(getattr(self, key))) not in (0, dim):
                 raise PrismError(f"{key}: {count} limits for commands of {dim} numbers; give one each")
+            if names and not count and key in ("position", "speed"):
+                order = ", ".join(names)
+                raise PrismError(f"limits.{key} is missing: a robot without it can go anywhere; one each of {order}")
 
     def slowed(self, factor: float) -> Limits:
         """At `factor` of the speed; the path stays the same where everything else slows down with it."""

@@ -105,11 +105,7 @@ class DrivenRobot(Robot):
     def _check(self) -> None:
         """That the file does not contradict itself."""
         space, limits = self.actions, self.limits
-        limits.check(space.dim)
-        order = ", ".join(space.name(i) for i in range(space.dim))
-        for key in ("position", "speed"):
-            if not getattr(limits, key):
-                raise PrismError(f"limits.{key} is missing: a robot without it can go anywhere; one each of {order}")
+        limits.check(space.dim, space.spec.names)
         axes = space.spec.names
         if twice := sorted({name for name in axes if axes.count(name) > 1}):
             raise PrismError(f"two parts are commanded by '{twice[0]}': a D1 has its own gripper; leave one out")

@@ -79,10 +79,7 @@ class LeRobotRobot(Robot):
             pose_dims=measured,
         )
         own = Limits().narrowed(dict(limits), space.dim)
-        for key in ("position", "speed"):
-            if not getattr(own, key):
-                order = ", ".join(self._actions)
-                raise PrismError(f"limits.{key} is missing: a robot without it can go anywhere; one each of {order}")
+        own.check(space.dim, self._actions)
         super().__init__(
             name or str(device.name), rate, tuple(sensors), space, own, episode_seconds=episode_seconds
         )  # fmt: skip
