@@ -118,13 +118,6 @@ def test_an_option_given_twice_keeps_both_values() -> None:
     assert cli._gather(cli.Train, ["pusht", "--minutes", "2"]) == ["pusht", "--minutes", "2"]
 
 
-@pytest.mark.parametrize("name", cli.MOVED)
-def test_a_command_that_moved_names_its_new_place(prism: Run, name: str) -> None:
-    status, out, err = prism(*name.split(), "--json", "F")
-    assert (status, out) == (cli.EXIT_USER, "")
-    assert err == f"prism: error: prism {name} is gone from here: {cli.MOVED[name]}\n"
-
-
 def test_short_forms_of_other_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     for name in ("export", "data inspect"):

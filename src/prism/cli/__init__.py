@@ -63,22 +63,8 @@ for _command in COMMANDS.values():  # the options that it shares with other comm
     for _name in [name for name in _fields if name not in _command.__annotations__]:
         _fields[_name] = _fields.pop(_name)
 
-# fmt: off
-_BENCHES = (
-    "attention", "train-step", "global-batch", "data", "modality", "modality-dropout", "scaling", "sims", "size",
-)
-# fmt: on
 # Two words for what another command does: prism push RUN NAME is prism export RUN --hub NAME.
 SHORT = {"push": ("export", "--hub"), "data view": ("data inspect", "--rerun")}
-# What a reviewer runs is not installed: it is in research/ of a checkout.
-MOVED: dict[str, str] = {
-    **{f"bench {name}": f"use python -m research {name}, in a checkout" for name in _BENCHES},
-    "study": "use python -m research NAME, in a checkout; --list for NAME lists them",
-    "bench compare": "use prism compare",
-    "data download": "use prism data collect pusht-human",
-    "data collect --all": "use python -m research experts SIMULATOR, in a checkout",
-    "eval --benchmark": "use python -m research benchmark NAME RUN ..., in a checkout",
-}
 
 HELP = """usage: prism COMMAND [OPTIONS]
 
@@ -146,14 +132,9 @@ def _dispatch(words: list[str]) -> int:
             words = [*command.split(), rest[0], option, *rest[1:]]
     for size in (2, 1):  # "data collect" before "train"
         name = " ".join(words[:size])
-        for word in words[size:]:
-            if (tried := f"{name} {word.partition('=')[0]}") in MOVED:  # an option that moved
-                raise PrismError(f"prism {tried} is gone from here: {MOVED[tried]}")
         if name in COMMANDS:
             parse(COMMANDS[name], f"prism {name}", words[size:]).run()
             return 0
-        if name in MOVED:
-            raise PrismError(f"prism {name} is gone from here: {MOVED[name]}")
     group = [name for name in COMMANDS if words and name.startswith(words[0] + " ")]
     rest = words[1:] if group else words
     if not rest or rest[0] in ("-h", "--help", "help"):

@@ -171,7 +171,7 @@ def _announce(server: PolicyServer) -> None:
     if needs:
         console.print(
             f"[yellow]never missing in training: {', '.join(needs)}. Without one of them nobody knows what the policy "
-            "does: prism-client stops the robot. Train with --set policy.encoder.dropout=0.2 to be able to lose one."
+            "does: prism-client stops the robot. Train with --set policy.encoder.dropout=0.05 to be able to lose one."
             "[/yellow]"
         )
     selection = server.controller.selection

@@ -179,11 +179,6 @@ class Run:
         """Oldest first, intact or not."""
         return checkpoint.list_checkpoints(self.folder)
 
-    @property
-    def resume_point(self) -> Path | None:
-        """The newest checkpoint that verifies, where a training goes on. None: there is no checkpoint yet."""
-        return checkpoint.latest_checkpoint(self.folder)
-
     def weights(self) -> Path:
         """The checkpoint that is meant: the given one, or the newest that verifies."""
         return checkpoint.resolve(self.given)

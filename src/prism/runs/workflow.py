@@ -104,8 +104,8 @@ def evaluate(
     None: as the run's experiment says. The recording and metrics.json stay in the run. `text`: the policy is told this
     sentence; `without`: these sensors are absent; then nothing is stored.
     """
-    how = {"text": text, "without": tuple(without)}
-    options = EvalOptions(task, episodes, first_seed, candidates, selection, tuple(set), workers, **how)  # type: ignore[arg-type]
+    found = (task, episodes, first_seed, candidates, selection, tuple(set), workers)
+    options = EvalOptions(*found, text=text, without=tuple(without))
     return (run if isinstance(run, Run) else Run(run)).evaluate(options, progress)
 
 

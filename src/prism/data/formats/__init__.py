@@ -33,7 +33,7 @@ FORMATS = (
     Format("prism", "a prism folder (dataset.json)", is_store, StoreSource),
     Format("prism recording", "a recording of a robot (episode-000000, ...)", is_recording, RecordingSource),
     Format("robomimic HDF5", "robomimic's HDF5 (.hdf5)", is_robomimic, RobomimicSource),
-    Format("LeRobot", "LeRobot v2.1 and v3 (meta/info.json)", is_lerobot, LeRobotSource),
+    Format("LeRobot", "LeRobot v2.0, v2.1 and v3 (meta/info.json)", is_lerobot, LeRobotSource),
     Format("CALVIN", "CALVIN (ep_start_end_ids.npy)", is_calvin, CalvinSource),
     Format("ROS 2 bags", "ROS 2 bags (metadata.yaml, .mcap, .db3), one an episode", is_rosbag, RosbagSource, True),
     Format("Diffusion Policy zarr", "Diffusion Policy's zarr, as a folder or a .zarr.zip", is_zarr, ZarrSource),
