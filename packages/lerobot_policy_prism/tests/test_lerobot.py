@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lerobot.configs import PreTrainedConfig
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.envs.factory import make_env, make_env_config
 from lerobot.envs.utils import env_to_policy_features, preprocess_observation
@@ -29,7 +29,7 @@ from prism.data.formats.video import ordinary_scheduling
 from prism.errors import PrismError
 from prism.runs.run import Run
 from prism.runs.share import write_lerobot
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 BIN = Path(sys.executable).parent
 MODEL = "checkpoints/last/pretrained_model"
@@ -381,6 +381,39 @@ def test_a_training_goes_on(two_cameras: Path, home: Path) -> None:
     lerobot("lerobot-train", f"--config_path={two_cameras}/train_config.json", "--resume=true", f"--steps={STEPS + 5}")
     policy = load(home / "two" / MODEL)
     assert policy._step == STEPS + 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "anchor", "restless", "taken"),
+    [
+        ("", None, 0, "absolute"),
+        ("", "observation.state", 2, "absolute"),
+        ("absolute", None, 2, "absolute"),
+        ("delta", None, 0, "delta"),
+        ("velocity", "observation.state", 0, "delta"),
+    ],
+)
+def test_only_poses_stand_still(kind: str, anchor: str | None, restless: int, taken: str, tmp_path: Path) -> None:
+    """What meta/prism.json says of the actions reaches the policy, its controller and the checkpoint: a constant
+    velocity is no rest, and the hold of a change is none."""
+    from lerobot_policy_prism import PrismConfig, sensors
+
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta/prism.json").write_text(json.dumps({"sensors": {}, "action": {"kind": kind}}))
+    names = ["x", "y", "gripper"]
+    features = {key: {"dtype": "float32", "names": names} for key in ("observation.state", "action")}
+    meta = SimpleNamespace(root=tmp_path, features=features, tasks=SimpleNamespace(index=["reach"]), fps=10)
+    config = PrismConfig(
+        input_features={"observation.state": PolicyFeature(FeatureType.STATE, (3,))},
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (3,))},
+        anchor=anchor,
+    )
+    spec, _ = sensors.make_spec(config, meta)
+    assert spec.action == ActionSpec(tuple(names), kind=kind)
+    config.policy = spec.to_json()
+    selection = config.control().selection
+    assert (selection.restless, selection.action_kind, selection.grippers) == (restless, taken, (2,))
+    assert selection.rule == "commit"
 
 
 def test_bad_input(two_cameras: Path, home: Path) -> None:

@@ -18,6 +18,8 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
 from prism.methods import table
 from prism.methods.prism import PrismConfig as NetworkConfig
+from prism.policy import PolicySpec
+from prism.runs.action_kind import as_the_data_say
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import FORMAT_VERSION
 
@@ -53,7 +55,9 @@ class PrismConfig(PreTrainedConfig):
 
     candidates: int = 16  # K: plans drawn at a time
     selection: str = "commit"  # which of them is executed
-    restless: int = 2  # plans that stand still in a row before the next one is drawn freely; 0: never
+    # Plans that stand still in a row before the candidate that goes farthest is taken; 0: never. Only where actions are
+    # known to be poses: with an anchor, or by meta/prism.json.
+    restless: int = 2
 
     # Rows of a training step: LeRobot's batch (--batch_size), filled up with windows of earlier ones (memory.py) where
     # there are no pictures. 0: LeRobot's batch alone.
@@ -99,9 +103,17 @@ class PrismConfig(PreTrainedConfig):
     def control(self) -> ControllerConfig:
         """prism's settings of the controller: those of the checkpoint, under the options that LeRobot has for them."""
         stored = from_json(ControllerConfig, self.controller, "config.json: controller") if self.controller else None
-        config = stored or ControllerConfig(selection=SelectionConfig(restless=self.restless))
+        config = stored or ControllerConfig(selection=self._of_the_data())
         selection = replace(config.selection, rule=self.selection)
         return replace(config, exec_horizon=self.n_action_steps, candidates=self.candidates, selection=selection)
+
+    def _of_the_data(self) -> SelectionConfig:
+        """As the data say, once they are known. Restless only where actions are poses: a constant change moves."""
+        if not self.policy:
+            return SelectionConfig(restless=self.restless)
+        spec = PolicySpec.from_json(self.policy)
+        poses = (spec.action.kind or ("absolute" if spec.config.get("anchor") else "")) == "absolute"
+        return as_the_data_say(SelectionConfig(restless=self.restless if poses else 0), spec.action)
 
     def _save_pretrained(self, save_directory: Any) -> None:
         self.controller = to_json(self.control())

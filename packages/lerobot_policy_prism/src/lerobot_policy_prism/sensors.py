@@ -55,8 +55,8 @@ def make_spec(config: PrismConfig, meta: Any) -> tuple[PolicySpec, dict[str, str
         longest = max(len(text.encode()) for text in texts)
         sensors.append(stored.get(TASK) or SensorSpec(TASK, "text", (max(_TEXT_BYTES, -(-longest // 16) * 16),)))
         keys[sensors[-1].name] = TASK
-    names = _names(features.get(ACTION, {}))
-    action = ActionSpec(action.names or names, action.quaternions, str(getattr(meta, "robot_type", "") or action.robot))
+    robot = str(getattr(meta, "robot_type", "") or action.robot)
+    action = replace(action, names=action.names or _names(features.get(ACTION, {})), robot=robot)
     anchor = _anchor(config, features, keys)
     network = replace(config.network(), anchor=anchor)
     fps = 10.0 if meta is None else float(meta.fps)
