@@ -37,7 +37,7 @@ from prism.runs.grid import RESULT
 from prism.runs.mixture import mixed
 from prism.runs.recipes import Experiment, customized
 from prism.runs.run import EvalOptions, Run
-from prism.sims.told import sentence_of
+from prism.sims.view import sentence_of
 from research.report import Cells, Claim, Result, Study, Written, confirmed, show_rows, train_run
 
 PARAPHRASES = {

@@ -17,7 +17,7 @@ from prism.controller import Controller, ControllerConfig, action_scale, ensembl
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
-from prism.selection import Rest, SelectionConfig
+from prism.selection import SelectionConfig, Standstill
 from prism.sensors import ActionSpec
 from prism.types import Observation
 from tests.evaluation_fakes import PointPolicy
@@ -100,7 +100,7 @@ def test_a_robot_that_waits_takes_the_plan_that_goes_farthest(kind: str, restles
 
 
 def test_a_plan_that_moves_on_is_no_rest() -> None:
-    rest = Rest(SelectionConfig(mode_radius=0.2), np.ones(2))
+    rest = Standstill(SelectionConfig(mode_radius=0.2), np.ones(2))
     counts = []
     for place in (0.0, 0.09, 0.18, 0.27, 0.27):  # slow, but on its way; then it stays
         rest.executed(np.full((4, 2), place))
@@ -109,7 +109,7 @@ def test_a_plan_that_moves_on_is_no_rest() -> None:
 
 
 def test_a_gripper_that_is_held_is_no_way_gone() -> None:
-    rest = Rest(SelectionConfig(action_kind="delta", pose_dims=1, restless=2), np.ones(2))
+    rest = Standstill(SelectionConfig(action_kind="delta", pose_dims=1, restless=2), np.ones(2))
     counts = []
     for change, gripper in ((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, -1.0), (0.0, -1.0), (0.2, -1.0)):
         rest.executed(np.tile([change, gripper], (4, 1)))

@@ -23,7 +23,7 @@ from prism.runs.demonstrations import Demonstrations, record_if_missing
 from prism.sensors import decode_text, encode_text
 from prism.sims import tasks
 from prism.sims.base import StepResult
-from prism.sims.told import sentence_of
+from prism.sims.view import sentence_of
 
 TASKS = ("insert-left", "insert-right", "rattle", "height", "can", "nest", *COMMANDS)
 

@@ -24,9 +24,9 @@ from prism.policy import Policy, PolicySpec
 from prism.selection import (
     FloatArray,
     IntArray,
-    Rest,
     SelectionConfig,
     SelectionState,
+    Standstill,
     find_modes,
     overlap,
     reach,
@@ -174,7 +174,7 @@ class Controller:
         self._last_action: FloatArray | None = None
         self._executed: deque[FloatArray] = deque(maxlen=_PAST)
         self._doubt = 0.0
-        self._rest = Rest(self.config.selection, self.scale)
+        self._standstill = Standstill(self.config.selection, self.scale)
         self._step = 0
         self._next = 0  # position in the current plan
         self._late: tuple[int, NDArray[np.float32], float] | None = None  # a plan in the making: when, what, ms
@@ -332,7 +332,7 @@ class Controller:
                 f"step {self._step}: the policy returned an action that is not finite; retrain or reload it"
             )
         if self.last_plan is not None:
-            self._rest.executed(self.last_plan.actions[: self._next].astype(np.float64))
+            self._standstill.executed(self.last_plan.actions[: self._next].astype(np.float64))
         pose_name = self.config.selection.pose_sensor
         newest, there = self._readings[-1]
         pose = newest[pose_name] if there.get(pose_name, False) else None
@@ -341,7 +341,7 @@ class Controller:
             last_action=self._last_action,
             pose=None if pose is None else pose.astype(np.float64).ravel(),
             doubt=self._doubt,
-            rested=self._rest.replans,
+            rested=self._standstill.replans,
         )
         radius = self.config.selection.mode_radius
         modes = find_modes(plans, self.scale, radius)

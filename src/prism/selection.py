@@ -295,7 +295,7 @@ def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
     return np.asarray((distance * same).sum(axis=1) / same.sum(axis=1), dtype=np.float64)
 
 
-class Rest:
+class Standstill:
     """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
 
     def __init__(self, config: SelectionConfig, scale: FloatArray) -> None:

@@ -73,15 +73,15 @@ class Record:
 
         need_client("prism record")
         from prism.io.files import explain_write_errors
+        from prism.robots.instruction import instruct
         from prism.robots.loop import Keys, TeleopCommander
         from prism.robots.recording import Recording
         from prism.robots.safety import Guard
         from prism.robots.teleop import make_teleop
-        from prism.robots.told import tell
 
         robot = make_robot(self.robot, self.option)
         if self.text is not None:
-            tell(robot, self.text)
+            instruct(robot, self.text)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
         recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
         self._check_lerobot()

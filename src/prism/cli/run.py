@@ -174,15 +174,15 @@ class Run:
         """Who commands, and the sensors that it needs."""
         from prism_client import Executor
 
+        from prism.robots.instruction import instruct_for
         from prism.robots.loop import PolicyCommander, ReplayCommander, Takeover, check_fit
         from prism.robots.teleop import make_teleop
-        from prism.robots.told import tell_for
 
         if self.replay is not None:
             return ReplayCommander(_recorded(self.replay, robot)), []
         planner = stack.enter_context(self._planner(robot))
         if self.text is not None:
-            tell_for(robot, self.text, planner.info)
+            instruct_for(robot, self.text, planner.info)
         sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
         executor = Executor(
             planner,

@@ -24,7 +24,7 @@ Float = NDArray[np.float64]
 WORDS = {"absolute": "each names a pose", "delta": "each is a change of pose", "velocity": "each is a speed"}
 
 
-def told_kind(source: EpisodeSource) -> str:
+def described_kind(source: EpisodeSource) -> str:
     """What the actions of a dataset are and how that is known, in a sentence."""
     if kind := action_spec_of(source).kind:
         return f"actions are {kind} ({WORDS[kind]}), as the dataset says"

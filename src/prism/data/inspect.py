@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.data.action_kind import told_kind
+from prism.data.action_kind import described_kind
 from prism.data.damage import REMEDY, damaged, whole
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
 from prism.normalize import RunningStatistics, VectorStatistics
@@ -158,7 +158,7 @@ def summarise(
         bytes_on_disk=_size(source.path),
         actions=command,
         sensors=tuple(sensors),
-        notes=(told_kind(source), *notes, *_range_note(command)),
+        notes=(described_kind(source), *notes, *_range_note(command)),
         warnings=tuple(warnings),
     )
 

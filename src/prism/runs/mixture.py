@@ -21,7 +21,7 @@ from prism.runs import recipes
 from prism.runs.demonstrations import Demonstrations, Part, locate, open_demonstrations
 from prism.runs.recipes import Experiment
 from prism.sims.tasks import TASKS
-from prism.sims.told import sentence_of
+from prism.sims.view import sentence_of
 
 _SHARED = ("map", "fps", "tolerance", "skip_damaged")  # what a part has of the whole
 _NAMED = 2  # parts that the name of a run lists

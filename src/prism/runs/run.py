@@ -54,7 +54,7 @@ from prism.runs.recipes import FILE, Experiment
 from prism.selection import SelectionConfig
 from prism.serve.backends import Frame, backend_device, load_behind
 from prism.sims.tasks import make_env
-from prism.sims.told import make_told
+from prism.sims.view import make_view
 from prism.training import checkpoint
 from prism.training.monitor import read_log
 
@@ -255,7 +255,7 @@ class Run:
         several = self.has_experiment and bool(self.experiment.demonstrations.parts)
         env = None
         if several or options.text is not None or options.without:
-            env = partial(make_told, task, self.spec.sensors, options.text, options.without, several)
+            env = partial(make_view, task, self.spec.sensors, options.text, options.without, several)
             origin |= {"text": options.text} if options.text is not None else {}
             origin |= {"without": list(options.without)} if options.without else {}
 

@@ -34,7 +34,7 @@ class Task:
     as_shown: Callable[[EpisodeSource, str, bool], EpisodeSource] | None = None
     # what in such recordings speaks against the task
     contradictions: Callable[[EpisodeSource], list[str]] | None = None
-    text: str = ""  # what to do, in words; "": its name (prism.sims.told)
+    text: str = ""  # what to do, in words; "": its name (prism.sims.view)
     group: str = ""  # the part of its benchmark that it belongs to, for means
     first_seed: int = 0  # of its demonstrations: tasks that share scenes begin apart, one policy sees all of them
     quick: bool = True  # twenty demonstrations are recorded before a second process has started

@@ -1,4 +1,4 @@
-"""An environment as a policy is to see it: told another sentence, without some of its sensors.
+"""An environment as a policy is to see it: with another sentence, without some of its sensors.
 
 A policy of several tasks has sensors that one of them lacks: those are absent there, and the sentence of a task without
 a text sensor is Task.text.
@@ -24,7 +24,7 @@ def sentence_of(task: str) -> str:
     return TASKS[task].text or (task.partition("-")[2] or task).replace("-", " ")
 
 
-def make_told(
+def make_view(
     task: str,
     sensors: Sequence[SensorSpec],
     text: str | None = None,
@@ -32,10 +32,10 @@ def make_told(
     several: bool = False,
 ) -> Env:
     """The task's environment for a policy with these sensors. `several`: the policy is of several tasks."""
-    return Told(make_env(task), sensors, text, without, several)
+    return EnvView(make_env(task), sensors, text, without, several)
 
 
-class Told:
+class EnvView:
     """An Env around an Env."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A robot that is told what to do: its command is one more sensor, in recordings and for the policy."""
+"""A robot with an instruction: the sentence is one more sensor, in recordings and for the policy."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from prism.sensors import SensorSpec, encode_text
 TEXT, BYTES = "text", 64  # the sensor, and its size in recordings
 
 
-def tell(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> None:
+def instruct(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> None:
     """From now on `robot` has a text sensor that reads `text`; one that it has already says it instead."""
     if not text.strip():
         raise PrismError("--text is empty: say in words what is to be done, or leave it out")
     words = encode_text(text, size)
     read = robot.read
 
-    def told() -> dict[str, Reading]:
+    def with_text() -> dict[str, Reading]:
         return {**read(), name: Reading(words, robot.now())}
 
     robot.sensors = (*(spec for spec in robot.sensors if spec.name != name), SensorSpec(name, "text", (size,)))
-    robot.read = told  # type: ignore[method-assign]
+    robot.read = with_text  # type: ignore[method-assign]
 
 
-def tell_for(robot: Robot, text: str, info: Mapping[str, Any]) -> None:
+def instruct_for(robot: Robot, text: str, info: Mapping[str, Any]) -> None:
     """As the policy (planner.info) takes it."""
     sensors = [sensor for sensor in info["sensors"] if sensor["kind"] == "text"]
     if not sensors:
         raise PrismError("--text: the policy has no text sensor; leave it out")
-    tell(robot, text, str(sensors[0]["name"]), int(sensors[0]["shape"][0]))
+    instruct(robot, text, str(sensors[0]["name"]), int(sensors[0]["shape"][0]))
