@@ -132,7 +132,7 @@ def print_comparison(comparison: Comparison) -> None:
 
     config = comparison.config
     console = Console()
-    console.width = max(console.width, 126)  # a narrow terminal wraps lines; cut figures would be worse
+    console.width = max(console.width, 150)  # a narrow terminal wraps lines; cut figures would be worse
     for recipe in config.recipes:
         (first, *names), rows = comparison.table(recipe)
         table = Table(box=None, padding=(0, 1, 0, 0), title=f"{recipe}, {config.budget}", title_justify="left")
