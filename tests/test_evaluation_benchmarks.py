@@ -231,11 +231,6 @@ def test_what_several_versions_played_is_said() -> None:
     assert "several versions of prism: abc, def" in BenchmarkResult(bench, played).departures()[0]
 
 
-def test_prism_eval_names_where_benchmarks_went(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["eval", "runs", "--benchmark", "metaworld"]) == 2
-    assert "python -m research benchmark" in capfd.readouterr().err
-
-
 def test_success_at_k_is_the_papers_selection(trained: Path) -> None:
     pytest.importorskip("gym_pusht")
     plan = make_plan("pusht", [trained], success_at=8)
