@@ -65,8 +65,8 @@ class ObjectiveConfig:
     eps: float = EPS
     discount: float = 1.0  # weight of an action of a plan against the one before it; paper: 1
     max_targets: int = 1024  # batch scope and paper rule: bound on the cost
-    # calibrated: 0 as it is .. 1 in units of the row's mean. At 0.5 few rows fall back, and scores are no lower
-    # (docs/explanation/deviations.md).
+    # calibrated: 0 as it is .. 1 in units of the row's mean. At 0.5 few rows fall back, and scores are no lower; where
+    # the demonstrations take several ways, 0 keeps them in balance (docs/explanation/deviations.md).
     relative: float = 0.5
 
     def __post_init__(self) -> None:
