@@ -426,6 +426,9 @@ def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> N
     assert "1 of 3" in page
     assert "loss is not finite" in page
     assert "http" not in page.replace("http-equiv", "")
+    assert "<h4>Learning</h4>" in page
+    ends = replace(comparison, rows=tuple(replace(row, curve=row.curve[-1:]) for row in comparison.rows))
+    assert "<h4>Learning</h4>" not in render(ends), "one point is no curve"
 
 
 def test_the_frontier_holds_what_nobody_beats(tmp_path: Path) -> None:

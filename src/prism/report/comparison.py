@@ -94,8 +94,9 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
             css[row.contestant],
         )
         for row in rows
+        if len(row.curve) > 1  # without looks on the way there is only the end, which the table has
     ]
-    return line_chart(series, "Score over training time", "minutes of training")
+    return line_chart(series, "Score over training time", "minutes of training") if series else ""
 
 
 def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
