@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 import prism
 from prism import cli
-from prism.data import open_dataset
+from prism.data import open_dataset, parse_map
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.pictures import as_recorded, cached_pictures, resized, with_default_sizes
@@ -100,6 +101,19 @@ def test_other_episodes_have_another_cache(tmp_path: Path, monkeypatch: pytest.M
         cached = cached_pictures(source, lambda words: None)
         np.testing.assert_array_equal(cached.read(0).streams["cam"], resized(source).read(0).streams["cam"])
     assert len(list((tmp_path / "home/pictures").iterdir())) == 2
+
+
+def test_another_camera_under_the_same_name_has_another_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRISM_DATA", str(tmp_path / "home"))
+    rng, path = np.random.default_rng(0), tmp_path / "two.hdf5"
+    with h5py.File(path, "w") as file:
+        file["data/demo_0/actions"] = rng.normal(size=(4, 2)).astype(np.float32)
+        for key in ("front", "wrist"):
+            file[f"data/demo_0/obs/{key}"] = rng.integers(0, 256, (4, 32, 48, 3), np.uint8)
+    for key in ("front", "wrist"):
+        source = open_dataset(path, 20.0, parse_map([f"{key}=rgb"]), ["rgb.resize=16,24"])
+        cached = cached_pictures(source, lambda words: None)
+        np.testing.assert_array_equal(cached.read(0).streams["rgb"], resized(source).read(0).streams["rgb"])
 
 
 def write(path: Path) -> Path:
