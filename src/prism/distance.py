@@ -60,27 +60,25 @@ def batch_distance(
 ) -> Float[Tensor, "B K G"]:
     """D_{i,k->j}: every candidate against every target of the (global) batch. Without gradient: it only decides.
 
-    At eps <= 1e-5 Charbonnier is L1 to within eps, and `torch.cdist(p=1)` is some 10x faster than broadcasting;
-    targets with padded steps, whose weights differ in time, and larger eps are broadcast in chunks.
+    At eps <= 1e-5 Charbonnier is L1 to within eps, and `torch.cdist(p=1)` is some 10x faster than broadcasting. Targets
+    whose episodes end at the same step of the plan have the same weights v_t, and share a call.
     """
     b, k, t, a = candidates.shape
     flat = candidates.float().reshape(b * k, t, a)
     targets = targets.float()
-    weights = weights.float()
-    step_weight = step_weights(valid, discount)  # (G, Tp)
     out = flat.new_empty(b * k, targets.shape[0])
-    whole = valid.all(1) if eps <= 1e-5 else torch.zeros_like(valid[:, 0])
-    if bool(whole.any()):
-        weight = step_weights(valid.new_ones(1, t), discount)[0, :, None] * weights  # (Tp, Da), of every whole target
-        left = (flat * weight).reshape(b * k, t * a)
-        right = (targets[whole] * weight).reshape(-1, t * a)
-        out[:, whole] = torch.cdist(left, right, p=1.0)
-    rest = (~whole).nonzero().squeeze(1)
-    chunk = max(1, _CHUNK_ELEMENTS // (b * k * t * a))
-    for j in rest.split(chunk):
-        gap = _charbonnier(flat.unsqueeze(1) - targets[j].unsqueeze(0), eps)  # (B K, chunk, Tp, Da)
-        with _full_precision(candidates):
-            out[:, j] = torch.einsum("njta,jt,a->nj", gap, step_weight[j], weights)
+    ends, end_of = torch.unique(valid, dim=0, return_inverse=True)
+    step_weight = step_weights(ends, discount)  # (E, Tp)
+    for e in range(len(ends)):
+        same = (end_of == e).nonzero().squeeze(1)
+        weight = step_weight[e, :, None] * weights.float()  # (Tp, Da)
+        if eps <= 1e-5:
+            out[:, same] = torch.cdist((flat * weight).flatten(1), (targets[same] * weight).flatten(1), p=1.0)
+            continue
+        for j in same.split(max(1, _CHUNK_ELEMENTS // flat.numel())):
+            gap = _charbonnier(flat.unsqueeze(1) - targets[j].unsqueeze(0), eps)  # (B K, chunk, Tp, Da)
+            with _full_precision(candidates):
+                out[:, j] = torch.einsum("njta,ta->nj", gap, weight)
     return out.reshape(b, k, -1)
 
 
