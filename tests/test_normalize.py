@@ -56,6 +56,7 @@ def test_matches_the_reference(actions: NDArray[np.float32], vectors: NDArray[np
     for values in (actions, vectors):  # leave out dimensions at the border between moving and constant
         spread = np.ptp(values.astype(np.float64), axis=0)
         assume(np.all((spread == 0) | (spread > 1e-3 * np.abs(values).max(axis=0)) & (spread > 1e-3)))
+    assume(np.ptp(actions.astype(np.float64), axis=0).any())
     normalizer = Normalizer.from_statistics(compute_statistics(source_of(actions, vectors, cut)))
     a64, v64 = actions.astype(np.float64), vectors.astype(np.float64)
     got = normalizer.normalize_actions(torch.from_numpy(actions)).numpy()
@@ -66,6 +67,8 @@ def test_matches_the_reference(actions: NDArray[np.float32], vectors: NDArray[np
 
 @given(arrays(np.float32, (8, 3), elements=VALUES), arrays(np.float32, (4, 5, 3), elements=VALUES))
 def test_round_trip_and_range(train: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+    train = np.concatenate([train, np.arange(8, dtype=np.float32)[:, None]], axis=1)  # something moves
+    values = np.concatenate([values, np.ones((4, 5, 1), np.float32)], axis=2)
     normalizer = Normalizer.from_statistics(compute_statistics(source_of(train, train, 3)))
     inside = normalizer.normalize_actions(torch.from_numpy(train))
     assert torch.isfinite(inside).all()
@@ -110,9 +113,18 @@ def test_noise_around_zero_is_no_movement(scale: float) -> None:
     assert float(normalizer.normalize_actions(torch.from_numpy(train))[:, 2].abs().max()) == 0
     wild = normalizer.unnormalize_actions(torch.tensor([[0.25, 0.5, 7.0], [0.5, 1.0, -3.0]]))
     assert wild[:, 2].tolist() == [float(normalizer.action_center[2])] * 2
-    alone = source_of(train[:, 2:], train[:, 2:], 9)  # nothing beside it to compare with
+    alone = source_of(train[:, :1], train[:, 2:], 9)  # nothing beside it to compare with
     stats = compute_statistics(alone)
     assert float(Normalizer.from_statistics(stats).normalize_vector("s", torch.tensor([1e-3])).abs()) <= 11
+
+
+def test_actions_that_never_move_are_refused() -> None:
+    """They would train to a loss of 0: a wrong key, or kilometres."""
+    still = np.full((20, 2), 0.3, np.float32)
+    moving = np.random.default_rng(0).normal(size=(20, 2)).astype(np.float32)
+    for actions in (still, 1e-6 * moving):
+        with pytest.raises(PrismError, match="nothing to learn"):
+            compute_statistics(source_of(actions, moving, 9))
 
 
 def test_small_movement_stays_movement() -> None:

@@ -12,7 +12,8 @@ Noise is no movement: dividing by it would blow it up. Units are SI or nearly (m
 | constant vector     | only centred: the divisor is 1                                                         |
 | other vectors       | floor: 1/100 of the sensor's largest std, at least 1e-4 and at most 1e-3, and range/100 |
 | constant action     | also where range <= 1e-4 of the median range, at least 1e-5 and at most 1e-4           |
-|                     | normalised to 0, predicted exactly as its middle, without weight in the loss           |
+|                     | normalised to 0, predicted exactly as its middle, without weight in the loss;          |
+|                     | actions that are all constant are refused                                              |
 | quaternions         | of the actions: one sign (see `one_sign`), unit norm after prediction                  |
 
 So a dimension that moves by more than 1e-3 keeps its own statistics, and a reading 1 mm beside a dimension that was
@@ -140,8 +141,14 @@ def compute_statistics(source: EpisodeSource, episodes: Sequence[int] | None = N
             for name, running in vectors.items():
                 rows = part.streams[name]
                 running.add(rows[part.present[name]] if name in part.present else rows)
+    commands = actions.result(f"{source.path}: actions")
+    if commands.idle.all():
+        raise PrismError(
+            f"{source.path}: no entry of the actions ever moves, so there is nothing to learn: are they the right ones "
+            "(--map KEY=action), and in units near SI (--map KEY=action:vector:SCALE)?"
+        )
     return Statistics(
-        actions.result(f"{source.path}: actions"),
+        commands,
         {name: running.result(f"{source.path}: sensor '{name}'") for name, running in vectors.items()},
         quaternions,
         references,
