@@ -267,6 +267,10 @@ def test_a_status_is_of_what_was_run(tmp_path: Path) -> None:
         check_cells(tmp_path, config(settings=("demonstrations.mirror=false", "train.batch_size=8")))
     with pytest.raises(PrismError, match=r"demonstrations\.mirror"):
         check_cells(tmp_path, config(settings=()))
+    finish(tmp_path, CellId("pusht", "prism", 0), [0.5] * 3)
+    assert len(summarise(tmp_path, config()).cells) == 1
+    with pytest.raises(PrismError, match="steps = 4 there, 8 now"):  # a study's --status would say 8
+        summarise(tmp_path, config(steps=8))
 
 
 def test_a_damaged_result_is_a_missing_cell(tmp_path: Path) -> None:

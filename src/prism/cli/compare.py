@@ -85,7 +85,6 @@ class Compare(JsonOutput):
             CompareConfig,
             Contestant,
             EvaluationPlan,
-            check_cells,
             compare,
             summarise,
         )
@@ -108,7 +107,6 @@ class Compare(JsonOutput):
         if self.status:
             if not self.out.is_dir():
                 raise PrismError(f"{self.out} does not exist: there is no comparison to show")
-            check_cells(self.out, config)
             comparison = summarise(self.out, config)
         else:
             jobs = self.jobs or (0 if self.ray else os.cpu_count() or 1)

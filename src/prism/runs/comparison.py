@@ -427,7 +427,10 @@ def _refuse_changed(folder: Path, experiment: Experiment, spec: CellSpec) -> Non
 
 
 def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:
-    """Read what is there. `failed`: reasons that could not be written down (a full disk)."""
+    """Read what is there; PrismError where that is not what is asked for now. `failed`: of a comparison that has
+    checked it, the reasons that could not be written down (a full disk)."""
+    if failed is None:
+        check_cells(out, config)
     cells: dict[CellId, Cell] = {}
     missing = []
     for id in cell_ids(config):
