@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism.data import open_dataset
+from prism.data import open_dataset, parse_map
 from prism.data.convert import convert
 from prism.data.episodes import Episode
+from prism.data.views import with_sensor_settings
 from prism.errors import PrismError
 from prism.report.dataset import write_page
-from prism.sensors import SensorSpec, encode_text
+from prism.sensors import ActionSpec, SensorSpec, action_spec_of, encode_text
 from tests.data_fakes import MemorySource, inspect
 from tests.data_files import LENGTHS, picture, write_calvin, write_robomimic
 
@@ -82,6 +83,14 @@ def test_there_and_back(tmp_path: Path, codec: Any) -> None:
     assert_equal(own, lerobot)
     assert own.task == "again"  # type: ignore[attr-defined]
     assert own.provenance["converted_from"] == "lerobot"  # type: ignore[attr-defined]
+
+
+def test_lerobot_keeps_what_the_actions_are(tmp_path: Path) -> None:
+    """A controller that takes changes of a pose for poses drives a robot away."""
+    source = with_sensor_settings(everything(), ["action.kind=delta"])
+    convert(source, tmp_path / "lerobot", "lerobot")
+    for renamed in ([], parse_map(["observation.state=joints"])):
+        assert action_spec_of(open_dataset(tmp_path / "lerobot", entries=renamed)) == ActionSpec(kind="delta")
 
 
 def test_what_lerobot_expects_to_find(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows
-from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
+from prism.data.formats.table import ACTION, AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
 from prism.data.formats.video import VideoFrames
 from prism.errors import PrismError, need, reason, unreadable
 from prism.sensors import ActionSpec, SensorSpec
@@ -292,9 +292,10 @@ class LeRobotSource(TableSource):
         self._use(
             dataclasses.replace(table, streams=tuple(_restored(s, by_name) for s in table.streams)), self._meta.robot
         )
-        if action.quaternions and not self._arguments[2]:
+        if all(entry.name != ACTION for entry in self._arguments[2]):
             action.check(self.action_dim, str(path / SPECS))
-            self.action_spec = dataclasses.replace(self.action_spec, quaternions=action.quaternions)
+            quaternions = action.quaternions or self.action_spec.quaternions
+            self.action_spec = dataclasses.replace(self.action_spec, quaternions=quaternions, kind=action.kind)
         self.notes = tuple(notes)
         tasks = set(self._meta.tasks.values())
         self.task = tasks.pop() if len(tasks) == 1 else ""
