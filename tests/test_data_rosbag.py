@@ -103,10 +103,10 @@ def write_messages(
     return path
 
 
-def joint_state(position: list[float]) -> Any:
-    numbers = np.array(position)
+def joint_state(position: list[float], names: str = "") -> Any:
     none = np.array([])
-    return T["sensor_msgs/msg/JointState"](header=header(0), name=[], position=numbers, velocity=none, effort=none)
+    values = {"position": np.array(position), "velocity": none, "effort": none}
+    return T["sensor_msgs/msg/JointState"](header=header(0), name=names.split(), **values)
 
 
 @pytest.mark.parametrize("mcap", [False, True])
@@ -289,6 +289,23 @@ def test_joint_states_in_a_namespace(tmp_path: Path) -> None:
     topics = {"/arm/joint_states": ("sensor_msgs/msg/JointState", [joint_state([1.0, 2.0])] * 20)}
     source = open_dataset(write_messages(tmp_path / "take", topics), fps=10)
     assert [(s.name, s.shape) for s in source.sensors] == [("arm_joint_states", (2,)), ("camera", (4, 6, 3))]
+
+
+def test_joints_are_taken_by_their_names(tmp_path: Path) -> None:
+    """The same robot, started twice: its driver says them in another order."""
+
+    def write(name: str, joints: str, position: list[float]) -> None:
+        messages = [joint_state(position, joints)] * 20
+        write_messages(tmp_path / name, {"/joint_states": ("sensor_msgs/msg/JointState", messages)})
+
+    write("a", "elbow wrist", [1.0, 2.0])
+    write("b", "wrist elbow", [4.0, 3.0])
+    source = open_dataset(tmp_path, fps=10)
+    for episode, position in enumerate([[1.0, 2.0], [3.0, 4.0]]):
+        assert source.read(episode).streams["joint_states"][0].tolist() == position
+    write("c", "elbow hand", [1.0, 2.0])
+    with pytest.raises(PrismError, match="message 0 is of elbow, hand, the first of elbow, wrist"):
+        open_dataset(tmp_path, fps=10)
 
 
 def test_texts_have_the_size_of_the_longest_and_errors_name_the_topic(tmp_path: Path) -> None:

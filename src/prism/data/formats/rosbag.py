@@ -60,6 +60,7 @@ class _Key:
     field: rosmsg.Field | None  # None: an image, audio or text
     stamped: bool  # messages begin with a header whose time is set
     column: Column
+    joints: tuple[str, ...] = ()  # of joint states: their names in the first message, in its order
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,8 @@ class RosbagSource(TableSource):
                 key = f"{topic}.{field.name}" if field.name else topic
                 name = topic.strip("/") if field.name == "position" else ""
                 column = Column(key, (size,), np.dtype(np.float32), name, field.skip, quaternions=field.quaternions)
-                found.append(_Key(topic, msgtype, field, stamped, column))
+                joints = tuple(map(str, getattr(messages[0], "name", ())))
+                found.append(_Key(topic, msgtype, field, stamped, column, joints if len(joints) == size else ()))
         if not found:
             raise rosmsg.NotReadError("its first message holds no numbers")
         return found
@@ -385,6 +387,10 @@ def _sample(message: Any, key: _Key, number: int) -> Any:
     sample = key.field.get(message)
     if sample.shape != key.column.shape:
         raise ValueError(f"message {number} has {len(sample)} numbers, the first {key.column.shape[0]}")
+    if key.joints and key.joints != (joints := tuple(message.name)):  # a driver that started anew may order them anew
+        if sorted(joints) != sorted(key.joints):
+            raise ValueError(f"message {number} is of {', '.join(joints)}, the first of {', '.join(key.joints)}")
+        sample = sample[[joints.index(name) for name in key.joints]]
     return sample
 
 
