@@ -210,7 +210,7 @@ def run(config: Config, console: Console) -> Study:
     }
     figures["per_episode"] = [{"policy": at, **asdict(row)} for at, row in rows]
     training = tuple(policy.experiment.train.seed for policy in policies)
-    return Study("failures", figures, tuple(claims(figures)), settings, training, tuple(cells.missing))
+    return Study("failures", figures, tuple(claims(figures)), settings, training, tuple(cells.missing), cells.commits)
 
 
 def sort_failures(rows: list[Signals]) -> dict[str, Any]:

@@ -30,10 +30,8 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.io import files
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.metrics import FloatArray, interval, success_interval
-from prism.runs.grid import RESULT
 from prism.runs.mixture import mixed
 from prism.runs.recipes import Experiment, customized
 from prism.runs.run import EvalOptions, Run
@@ -95,22 +93,15 @@ def run(config: Config, console: Console) -> Study:
     grid = Cells(config.work, console)
     settings = config.settings("seeds", "status")
     found: dict[str, dict[int, Played]] = {name: {} for name in ("told", "swapped", "paraphrase")}
-    missing = []
     for seed in config.seeds:
         for part, play in (("told", told), ("swapped", swapped), ("paraphrase", paraphrased)):
             name, spec = f"seed-{seed}/{part}", {**settings, "seed": seed, "part": part}
-            result = read(grid, name) if config.status else grid.get(name, spec, job(config, seed, play, grid, console))
-            if result is None:
-                missing.append(f"{name}: not there")
-            else:
+            compute = None if config.status else job(config, seed, play, grid, console)
+            if (result := grid.get(name, spec, compute)) is not None:
                 found[part][seed] = result
     figures = summary(found)
-    return Study("language", figures, tuple(claims(figures, found)), settings, config.seeds, tuple(missing))
-
-
-def read(grid: Cells, name: str) -> Result | None:
-    path = grid.folder(name) / RESULT
-    return files.read_json(path) if path.is_file() else None
+    claimed = tuple(claims(figures, found))
+    return Study("language", figures, claimed, settings, config.seeds, tuple(grid.missing), grid.commits)
 
 
 def job(

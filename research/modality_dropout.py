@@ -149,12 +149,14 @@ def successes(config: Config, policy: Policy, env: Env, missing: str, console: C
 
 def run(config: Config, console: Console) -> Study:
     measured = measure(config, console) if config.given is None else _read(config.given)
-    figures = {key: value for key, value in measured.items() if key not in ("settings", "missing", *run_info(0))}
+    figures = {
+        key: value for key, value in measured.items() if key not in ("settings", "missing", "commits", *run_info(0))
+    }
     if config.given is not None:
         figures["measured"] = {key: measured.get(key) for key in ("command", "commit", "date")}
     seeds = tuple(range(int(measured["settings"].get("seeds", 1))))
-    missing = tuple(measured.get("missing", ()))
-    return Study("modality-dropout", figures, tuple(claims(measured)), dict(measured["settings"]), seeds, missing)
+    found = dict(measured["settings"]), seeds, tuple(measured.get("missing", ())), measured.get("commits", ())
+    return Study("modality-dropout", figures, tuple(claims(measured)), *found)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -194,7 +196,8 @@ def measure(config: Config, console: Console) -> dict[str, Any]:
     pairs = {seed: arms for seed, arms in kept.items() if len(arms) == 2}
     if not pairs:
         raise PrismError(f"modality-dropout: no seed has both policies: {cells.missing[0]}")
-    return {**summarise(pairs), "missing": cells.missing, "settings": {**settings, "seeds": len(pairs)}}
+    found = {"missing": cells.missing, "commits": cells.commits, "settings": {**settings, "seeds": len(pairs)}}
+    return {**summarise(pairs), **found}
 
 
 def summarise(kept: dict[int, dict[str, Result]]) -> dict[str, Any]:

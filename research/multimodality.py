@@ -268,7 +268,15 @@ def run(config: Config, console: Console) -> Study:
             shares[name] = cell
     settings = {"recipe": config.recipe, "methods": list(config.methods), "steps": config.steps, **plan}
     settings["policies"] = [text.partition("=")[0] for text in config.policies]
-    return Study("multimodality", {"shares": shares}, claims(shares), settings, (config.seed,), tuple(cells.missing))
+    return Study(
+        "multimodality",
+        {"shares": shares},
+        claims(shares),
+        settings,
+        (config.seed,),
+        tuple(cells.missing),
+        cells.commits,
+    )
 
 
 def _covers(entry: Result) -> bool:

@@ -16,6 +16,7 @@ the task in words. Killed, the same command goes on.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,7 +29,6 @@ from prism.cli.style import option
 from prism.errors import PrismError
 from prism.io import files
 from prism.rollout.metrics import mean, paired, success_interval
-from prism.runs.grid import RESULT
 from prism.runs.mixture import mixed
 from prism.runs.recipes import Experiment, customized
 from prism.runs.run import EvalOptions, Run
@@ -90,20 +90,14 @@ def run(config: Config, console: Console) -> Study:
             tables.record(table, config.work, task, console)
         train_run(config.experiment(), folder, console)
     won: dict[str, list[bool]] = {}
-    missing = []
     for task in table.rows:
-        name = f"seed-{config.seed}/{task}"
-        path = grid.folder(name) / RESULT
-        if config.status:
-            result = files.read_json(path) if path.is_file() else None
-        else:
-            result = grid.get(name, {**settings, "task": task}, lambda task=task: play(config, folder, task))  # type: ignore[misc]
-        if result is None:
-            missing.append(f"{task}: not there")
-        else:
+        compute = None if config.status else functools.partial(play, config, folder, task)
+        result = grid.get(f"seed-{config.seed}/{task}", {**settings, "task": task}, compute)
+        if result is not None:
             won[tables.short(task)] = result["success"]
     figures = summary(won, files.read_json(config.separate), tables.groups_of(table.rows))
-    return Study("one-policy", figures, tuple(claims(figures)), settings, (config.seed,), tuple(missing))
+    missing = tuple(grid.missing)
+    return Study("one-policy", figures, tuple(claims(figures)), settings, (config.seed,), missing, grid.commits)
 
 
 def play(config: Config, folder: Path, task: str) -> Result:

@@ -92,7 +92,7 @@ def run(config: Config, console: Console) -> Study:
                 delays += _row(results, {"way": way, "delay_ms": ms, "delay": max(late.values())})
     settings = config.settings("runs") | {"policies": [one.name for one in found], "task": task}
     figures = {"task": task, "horizons": horizons, "delays": delays}
-    return Study("replan", figures, (), settings, (config.first_seed,), tuple(cells.missing))
+    return Study("replan", figures, (), settings, (config.first_seed,), tuple(cells.missing), cells.commits)
 
 
 def _by_method(found: Iterable[Subject]) -> dict[str, list[Subject]]:

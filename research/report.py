@@ -207,20 +207,32 @@ class Cells(Grid):
         super().__init__(out, console)
         self.out = out
         self.missing: list[str] = []  # a line for each cell that `get` could not give
+        self._commits: set[str] = set()
+
+    @property
+    def commits(self) -> list[str]:
+        """Of the code that computed the cells that `get` gave."""
+        return sorted(self._commits)
 
     def training(self, name: str) -> Path:
         """The run folder of a training that cells share."""
         return self.out / "runs" / name
 
-    def get(self, name: str, spec: dict[str, Any], compute: Callable[[], Result]) -> Result | None:
+    def get(self, name: str, spec: dict[str, Any], compute: Callable[[], Result] | None) -> Result | None:
         """The result of a cell: stored, or computed in this process and stored now. None where it failed (a diverged
         run, a simulator that is not there): `missing` then says so, the others go on, and the next call tries again. A
-        result that could not be stored (a full disk) is in `missing` too, but counts now."""
+        result that could not be stored (a full disk) is in `missing` too, but counts now. `compute` None: only what is
+        stored."""
         folder = self.folder(name)
         if (folder / RESULT).exists():
-            refuse_other(folder, files.read_json(folder / CELL, REMEDY), spec)
+            there = files.read_json(folder / CELL, REMEDY)
+            self._commits.add(str(there.pop("commit", "unknown")))
+            refuse_other(folder, there, spec)
             self.say(f"{name}: done before")
             return files.read_json(folder / RESULT, REMEDY)
+        if compute is None:
+            self._miss(f"{name}: not there")
+            return None
         self.say(f"{name}: ...")
         try:
             result = compute()
@@ -228,8 +240,10 @@ class Cells(Grid):
             reason = str(error) if isinstance(error, PrismError) else f"{type(error).__name__}: {error}"
             self._miss(f"{name}: {reason}")
             return None
+        commit = str(run_info(0).get("commit", "unknown"))
+        self._commits.add(commit)
         try:
-            write_json(folder / CELL, spec, overwrite=True)
+            write_json(folder / CELL, {**spec, "commit": commit}, overwrite=True)
             write_json(folder / RESULT, result, overwrite=True)
         except PrismError as error:
             self._miss(f"{name}: counted, but not kept for the next time: {error}")

@@ -141,7 +141,7 @@ def run(config: Config, console: Console) -> Study:
         "first_seed": config.first_seed,
     }
     seeds = tuple(policy.experiment.train.seed for policy in policies)
-    return Study("selection", figures, tuple(claims(figures)), settings, seeds, tuple(cells.missing))
+    return Study("selection", figures, tuple(claims(figures)), settings, seeds, tuple(cells.missing), cells.commits)
 
 
 def summarise(found: dict[tuple[str, int], dict[int, Result]]) -> dict[str, Any]:

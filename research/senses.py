@@ -37,7 +37,6 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
-from prism.io import files
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from prism.rollout.metrics import FloatArray, paired, success_interval
 from prism.rollout.results import write_atomic
@@ -153,14 +152,19 @@ class Drops:
     def run(self) -> None:
         for seed in self.config.seeds:
             for sense in self.config.senses:
-                for arm, contestant in ARMS.items():
-                    id = CellId(SENSES[sense][0], contestant.name, seed)
-                    folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
-                    if (folder / RESULT).is_file():
-                        episodes = [self.config.dropped_episodes, self.config.episodes]
-                        spec = {"policy": id.name, "episodes": episodes, "redundant": REDUNDANT[sense]}
-                        play = functools.partial(self.play, folder, REDUNDANT[sense])
-                        self.cells.get(self.name(sense, arm, seed), spec, play)
+                for arm in ARMS:
+                    self.cell(sense, arm, seed, play=True)
+
+    def cell(self, sense: str, arm: str, seed: int, play: bool) -> Result | None:
+        """What is there, or played now; None where its training is not."""
+        id = CellId(SENSES[sense][0], ARMS[arm].name, seed)
+        folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
+        if not (folder / RESULT).is_file():
+            return None
+        episodes = [self.config.dropped_episodes, self.config.episodes]
+        spec = {"policy": id.name, **Run(folder).weights_id(), "episodes": episodes, "redundant": REDUNDANT[sense]}
+        compute = functools.partial(self.play, folder, REDUNDANT[sense]) if play else None
+        return self.cells.get(self.name(sense, arm, seed), spec, compute)
 
     def play(self, folder: Path, redundant: Sequence[str]) -> Result:
         """condition -> a row an episode."""
@@ -173,8 +177,8 @@ class Drops:
 
     def read(self, sense: str, arm: str) -> dict[int, dict[str, Any]]:
         """By seed, what is there."""
-        paths = {seed: self.cells.folder(self.name(sense, arm, seed)) / RESULT for seed in self.config.seeds}
-        return {seed: files.read_json(path) for seed, path in paths.items() if path.is_file()}
+        found = {seed: self.cell(sense, arm, seed, play=False) for seed in self.config.seeds}
+        return {seed: one for seed, one in found.items() if one is not None}
 
 
 def figures_of(rows: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -227,9 +231,10 @@ def summary(config: Config, drops: Drops) -> Study:
         tasks[sense]["methods"] = {
             name: {**figures_of(rows), "ahead": difference(full, rows)} for name, rows in others.items() if rows
         }
-        dropout[sense] = {arm: dropped(drops.read(sense, arm)) for arm in ARMS}
+        dropout[sense] = {}
         for arm in ARMS:
             there = drops.read(sense, arm)
+            dropout[sense][arm] = dropped(there)
             missing += [f"dropped, {sense} {arm} seed {seed}" for seed in config.seeds if seed not in there]
     means = {name: mean_of(config, cells, name) for name in (PRISM.name, *config.methods)}
     figures = {

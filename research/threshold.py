@@ -321,6 +321,7 @@ def run(config: Config, console: Console) -> Study:
         {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         (config.seed,),
         tuple(cells.missing),
+        cells.commits,
     )
 
 

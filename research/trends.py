@@ -183,7 +183,9 @@ def run(config: Config, console: Console) -> Study:
         "first_seed": config.first_seed,
     }
     seeds = _seeds(found, config)
-    return Study("trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(cells.missing))
+    return Study(
+        "trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(cells.missing), cells.commits
+    )
 
 
 def _seeds(found: dict[tuple[str, float, int], Result], config: Config) -> tuple[int, ...]:

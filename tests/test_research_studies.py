@@ -15,7 +15,9 @@ from rich.console import Console
 
 from prism.errors import PrismError
 from prism.objective import RSIMLE, ObjectiveConfig
-from research import lemmas, multimodality, threshold
+from prism.runs.grid import CELL, RESULT
+from research import language, lemmas, multimodality, report, threshold
+from research.__main__ import main
 from research.report import Cells, Claim, Output, Study, show_claims
 from research.threshold import claims_on_rates
 from tests.policy_fakes import choose_among
@@ -86,6 +88,28 @@ def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
     assert len(calls) == 1
     with pytest.raises(PrismError, match="other settings"):
         Cells(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
+
+
+def test_cells_of_several_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, commit in (("a", "abc"), ("b", "def")):
+        monkeypatch.setattr(report, "run_info", lambda seed, commit=commit: {"commit": commit})
+        Cells(tmp_path, Console(quiet=True)).get(name, {}, lambda: {"value": 3})
+    cells = Cells(tmp_path, Console(quiet=True))
+    assert [cells.get(name, {}, None) for name in ("a", "b", "c")] == [{"value": 3}, {"value": 3}, None]
+    assert (cells.commits, cells.missing) == (["abc", "def"], ["c: not there"])
+
+
+def test_a_status_is_of_what_was_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of the settings that the call names."""
+    folder = tmp_path / "cells" / "seed-0" / "told"
+    folder.mkdir(parents=True)
+    spec = {**language.Config(minutes=1.0).settings("seeds", "status"), "seed": 0, "part": "told"}
+    (folder / CELL).write_text(json.dumps(spec))
+    (folder / RESULT).write_text(json.dumps({command: [True] for command in language.COMMANDS}))
+    words = ["language", "--status", "--seeds", "0", "--work", str(tmp_path)]
+    assert main([*words, "--minutes", "1"]) == 0
+    assert main([*words, "--minutes", "9"]) == 2
+    assert "minutes = 1.0 there, 9.0 now" in capsys.readouterr().err
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
