@@ -215,6 +215,17 @@ def test_lerobot_with_pictures_in_parquet(tmp_path: Path) -> None:
     check_lerobot(open_dataset(path))
 
 
+def test_lerobot_depth_in_pictures_is_left_out_and_said(tmp_path: Path) -> None:
+    path = write_lerobot_v21(tmp_path / "set")
+    info = json.loads((path / "meta/info.json").read_text())
+    names = ["height", "width", "channels"]
+    info["features"]["observation.images.depth"] = {"dtype": "image", "shape": [32, 48, 1], "names": names}
+    (path / "meta/info.json").write_text(json.dumps(info))
+    source = open_dataset(path)
+    check_lerobot(source)
+    assert any("'observation.images.depth' is left out: pictures of depth" in note for note in source.notes)
+
+
 def test_consecutive_frames_are_decoded_once(tmp_path: Path) -> None:
     from prism.data.formats.video import VideoFrames, _Decoder
 

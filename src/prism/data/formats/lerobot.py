@@ -319,13 +319,14 @@ class LeRobotSource(TableSource):
             if key in _INDEX or key in self._masks.values():
                 continue
             skip = "" if key == "action" or key.startswith("observation") else "it is no observation"
-            if feature.is_depth:
-                skip = "depth packed into a video is not read"
+            picture = feature.dtype in ("image", "video")
+            if feature.is_depth or (picture and feature.shape[2:] != (3,)):
+                skip = "pictures of depth, or with other than 3 channels, are not read"
             name = key.removeprefix("observation.").removeprefix("images.")
             if feature.dtype == "string":
                 notes.append(f"'{key}' is left out: text of its own kind; the instruction is 'task'")
                 continue
-            dtype = np.dtype(np.uint8) if feature.dtype in ("image", "video") else _number(feature, self.path)
+            dtype = np.dtype(np.uint8) if picture else _number(feature, self.path)
             shape = feature.shape
             rate = stored[key].sample_rate if key in stored else 0
             columns.append(Column(key, shape, dtype, name=name, skip=skip, sample_rate=rate, names=feature.names))
