@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from prism.data import open_dataset
+from prism.data.action_kind import guess_kind
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.inspect import as_picture, duration, print_summary, size, summarise
@@ -139,3 +140,18 @@ def test_bad_dataset_writes_no_page(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match=r"cam\.npy"):
         write_page(open_dataset(path), tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("absent", ["force", "joints"])
+def test_what_an_absent_sensor_holds_says_nothing_of_the_actions(absent: str) -> None:
+    rng, episodes = np.random.default_rng(0), []
+    for number in range(4):
+        pose = rng.normal(size=(60, 3)).cumsum(0).astype(np.float32)
+        streams = {name: pose.copy() for name in ("pose", "joints")}
+        streams["force"] = rng.normal(size=(60, 3)).astype(np.float32)
+        if number % 2:
+            streams[absent][:] = np.nan
+        actions = np.concatenate([pose[1:], pose[-1:]])
+        episodes.append(Episode(streams, actions, {absent: np.full(60, number % 2 == 0)}))
+    sensors = [SensorSpec(name, "vector", (3,)) for name in ("pose", "joints", "force")]
+    assert guess_kind(MemorySource(episodes, sensors)) == "absolute"

@@ -43,7 +43,9 @@ def guess_kind(source: EpisodeSource) -> str:
         if length < 3:
             continue
         part = source.read(int(episode), 0, length, streams=names)
-        shown = np.concatenate([part.streams[name].reshape(length, -1) for name in names], axis=1).astype(np.float64)
+        there = {name: part.present.get(name, np.ones(length, np.bool_))[:, None] for name in names}
+        seen = [np.where(there[name], part.streams[name], np.nan) for name in names]
+        shown = np.concatenate(seen, axis=1).astype(np.float64)
         actions.append(part.actions[:-1].astype(np.float64))
         now.append(shown[:-1])
         later.append(shown[1:])
@@ -59,7 +61,7 @@ def guess_kind(source: EpisodeSource) -> str:
 
 def _vote(action: Float, before: Float, after: Float) -> str:
     away = np.sqrt(np.mean((after - action[:, None]) ** 2, axis=0)) / action.std()
-    if away.min() < _NEAR:
+    if (away < _NEAR).any():  # NaN, of a sensor that was absent somewhere, is not
         return "absolute"
     moved = after - before
     moves = moved.std(axis=0) > 1e-9
