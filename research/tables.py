@@ -223,7 +223,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "tasks_done": counted,
         "tasks": {task: row.success for task, row in ours.items()},
         "tasks_ci": {task: list(row.success_ci) for task, row in ours.items()},
-        "mean_by_method": {method: whole_means(found, groups, counted) for method, found in rows.items()},
+        "mean_by_method": {method: whole_means(found, groups, ours) for method, found in rows.items()},
         "common": common_means(rows),
         **{
             key: {method: {task: getattr(row, key) for task, row in found.items()} for method, found in rows.items()}
@@ -265,12 +265,11 @@ def split_means(
     return means, {group: f"{len(found[group])} of {len(members)}" for group, members in groups.items()}
 
 
-def whole_means(
-    found: Mapping[str, Row], groups: Mapping[str, list[str]], counted: Mapping[str, str]
-) -> dict[str, float]:
-    """A method's means of the splits in which it has as many tasks as PRISM: others would be of easier tasks."""
-    means, own = split_means({task: row.success for task, row in found.items()}, groups)
-    return {split: mean for split, mean in means.items() if own[split] == counted[split]}
+def whole_means(found: Mapping[str, Row], groups: Mapping[str, list[str]], ours: Mapping[str, Row]) -> dict[str, float]:
+    """A method's means of the splits in which it has the same tasks as PRISM: others would be of easier tasks."""
+    means, _ = split_means({task: row.success for task, row in found.items()}, groups)
+    same = found.keys() & ours.keys()
+    return {s: mean for s, mean in means.items() if all(t in same for t in groups[s] if t in found or t in ours)}
 
 
 def common_means(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:

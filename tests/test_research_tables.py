@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prism.errors import PrismError
-from research import tables
+from research import one_policy, tables
 from research.__main__ import main
 from research.report import Study
 
@@ -40,9 +40,10 @@ def test_methods_are_compared_on_the_tasks_that_all_have() -> None:
     row = namedtuple("row", "success")
     rows = {"prism": {"a": row(1.0), "b": row(0.2)}, "diffusion": {"a": row(0.9)}}
     assert tables.common_means(rows) == {"tasks": ["a"], "mean": {"prism": 1.0, "diffusion": 0.9}}
-    groups, counted = {"all": ["a", "b"]}, {"all": "2 of 2"}
-    assert tables.whole_means(rows["prism"], groups, counted) == {"all": 0.6}
-    assert tables.whole_means(rows["diffusion"], groups, counted) == {}, "a mean of the easier task alone"
+    groups, ours = {"all": ["a", "b"]}, rows["prism"]
+    assert tables.whole_means(ours, groups, ours) == {"all": 0.6}
+    assert tables.whole_means(rows["diffusion"], groups, ours) == {}, "a mean of the easier task alone"
+    assert tables.whole_means(rows["diffusion"], groups, {"b": row(0.2)}) == {}, "as many tasks, and others"
     assert tables.common_means({}) == {"tasks": [], "mean": {}}
 
 
@@ -91,6 +92,14 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert status["tasks"] == stored["tasks"]
     assert status["tasks_done"]["all"] == "1 of 2"
     assert [one.partition(",")[0] for one in status["missing"]] == ["metaworld-push"]
+
+
+def test_a_split_that_is_not_there_has_no_mean() -> None:
+    """Nor is one policy on three tasks compared with others on two of them."""
+    won, apart = {"a": [True], "b": [False], "c": [True]}, {"tasks": {"a": 1.0, "b": 1.0}, "settings": {"minutes": 1}}
+    figures = one_policy.summary(won, apart, {"all": ["a", "b", "c", "d"], "easy": ["a", "b"], "hard": ["d"]})
+    assert figures["by_split"] == {"easy": [0.5, 1.0]}
+    assert one_policy.claims(figures)[0].ours == "50.0% with one policy, 100.0% with one for each"
 
 
 def test_one_policy_beside_those_of_a_table(tmp_path: Path) -> None:
