@@ -150,3 +150,13 @@ def test_quaternions_by_the_names_of_dimensions(names: str, found: tuple[int, ..
     assert action_spec([column]).quaternions == found
     joined = [Column("pos", (3,), np.dtype(np.float32)), Column("cmd_quat", (4,), np.dtype(np.float32))]
     assert action_spec(joined).quaternions == (3,)
+
+
+def test_convert_of_a_recipe_takes_the_options_of_a_dataset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data", "convert", "pusht", str(tmp_path / "out"), "--episodes", "0-1", "--without", "object_state"]
+    assert cli.main([*words, "--sensor", "proprio.limits=0,512"]) == 0
+    made = open_dataset(tmp_path / "out")
+    assert len(made.lengths) == 2
+    assert [(spec.name, spec.limits) for spec in made.sensors] == [("proprio", (0, 512))]
+    assert cli.main(["data", "convert", "pusht", str(tmp_path / "other"), "--fps", "5"]) == 2
+    assert "'pusht' is a recipe" in capsys.readouterr().err

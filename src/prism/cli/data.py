@@ -205,12 +205,17 @@ class Convert(_OfDataset):
     def _source(self) -> EpisodeSource:
         from rich.console import Console
 
+        from prism.data.damage import chosen
+        from prism.data.views import with_sensor_settings
         from prism.runs.demonstrations import open_demonstrations
         from prism.runs.recipes import names, recipe
 
         if not self.path.exists() and str(self.path) in names():
+            if self.map or self.fps or self.tolerance:
+                raise PrismError(f"'{self.path}' is a recipe: --map, --fps and --tolerance are for datasets of yours")
             experiment = recipe(str(self.path))
-            return open_demonstrations(experiment.demonstrations, experiment.task, Console(stderr=True))[1]
+            source = open_demonstrations(experiment.demonstrations, experiment.task, Console(stderr=True))[1]
+            return with_sensor_settings(chosen(source, self.episodes, self.without, self.skip_damaged), self.sensor)
         return self.open(self.path, self.skip_damaged)
 
 
