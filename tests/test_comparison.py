@@ -454,6 +454,32 @@ def test_cells_of_several_versions_are_said(tmp_path: Path) -> None:
     assert "versions of prism: abc, def" in render(comparison)
 
 
+def test_a_training_that_went_on_with_another_version_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (id, *_) = prepare(tmp_path, config(PRISM, seeds=(0,)), QUIET)
+    folder = folder_of(tmp_path, id)
+    for commit, step in (("abc", 2), ("abc", 3), ("def", 4), ("ghi", 4)):  # the budget is 4 steps: the last one plays
+        monkeypatch.setattr(cell, "run_info", lambda seed, commit=commit: {"commit": commit, "date": "today"})
+        cell._sign(folder, Experiment.load(folder))
+        (folder / "log.jsonl").write_text(json.dumps({"step": step, "seconds": 1.0}) + "\n")
+    trained_by = json.loads((folder / cell.TRAINED_BY).read_text())
+    assert trained_by["commit"] == "abc + def"
+    (folder / RESULT).write_text(json.dumps({**fake_result(id, [0.5] * 3), "trained_by": trained_by}))
+    assert summarise(tmp_path, config(PRISM, seeds=(0,))).mixed.endswith(
+        "trained by several versions of prism: abc + def"
+    )
+
+
+def test_trainings_of_one_version_played_by_two_are_said(tmp_path: Path) -> None:
+    for seed, commit in ((0, "abc"), (1, "def")):
+        id = CellId("pusht", "prism", seed)
+        finish(tmp_path, id, [0.5] * 3)
+        played = {**fake_result(id, [0.5] * 3), "info": {"commit": commit}, "trained_by": {"commit": "old"}}
+        (folder_of(tmp_path, id) / RESULT).write_text(json.dumps(played))
+    comparison = summarise(tmp_path, config(PRISM))
+    assert comparison.commits == ["old"]
+    assert comparison.mixed == "the cells were played by several versions of prism: abc, def"
+
+
 def test_a_cell_that_plays_says_so(tmp_path: Path) -> None:
     recipe("pusht").save(tmp_path)
     (tmp_path / "log.jsonl").write_text('{"step": 3, "seconds": 9.0, "loss": 1.5}\n')

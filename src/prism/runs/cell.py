@@ -45,8 +45,9 @@ from prism.runs.recipes import FILE, Experiment
 from prism.runs.workflow import add_point, curve_point, read_curve, train_experiment
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
+from prism.training.monitor import read_log
 
-TRAINED_BY = "trained_by.json"  # commit and date of a training that was taken from another comparison
+TRAINED_BY = "trained_by.json"  # commit and date of the training, which may be another comparison's
 FORMAT_VERSION = 1
 _LINE_SECONDS = 15.0
 _LOCK_SECONDS = 300.0  # a predecessor whose grid was killed may still be saving
@@ -122,6 +123,7 @@ def run_cell(folder: Path, console: Console) -> None:
         raise PrismError(f"its teacher, {CellSpec.load(teacher).id}, is not finished: run the same command again")
     (folder / FAILED).unlink(missing_ok=True)
     _record_demonstrations(experiment, console)
+    _sign(folder, experiment)
     plan = spec.evaluation
     known = [point["fraction"] for point in read_curve(folder)]
 
@@ -141,6 +143,16 @@ def run_cell(folder: Path, console: Console) -> None:
         if old.resolve() != trained.checkpoint.resolve():
             files.remove_folder(old)
     write_json(folder / RESULT, _record(folder, spec, experiment, trained, result, curve), overwrite=True)
+
+
+def _sign(folder: Path, experiment: Experiment) -> None:
+    """Keep which version of prism trains it; all of them where a training goes on with another one."""
+    log, info, path = read_log(folder), run_info(experiment.train.seed), folder / TRAINED_BY
+    if log and experiment.train.fraction(log[-1]["step"], log[-1]["seconds"]) >= 1:
+        return
+    before = files.read_json(path, REMEDY)["commit"].split(" + ") if path.is_file() else ["unknown"] * bool(log)
+    commits = dict.fromkeys([*before, str(info.get("commit", "unknown"))])
+    files.replace_file(path, files.encode_json({"commit": " + ".join(commits), "date": info["date"]}))
 
 
 def _record_demonstrations(experiment: Experiment, console: Console) -> None:

@@ -184,7 +184,8 @@ class Comparison:
 
     @property
     def mixed(self) -> str:
-        return several_versions(self.commits)
+        played = sorted({str(cell["info"].get("commit", "unknown")) for cell in self.cells.values()})
+        return several_versions(self.commits) or several_versions(played, "played")
 
     def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
         """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""

@@ -64,13 +64,14 @@ def write_failed(folder: Path, reason: str) -> None:
 
 
 def commits_of(cells: Iterable[Cell]) -> list[str]:
-    """Of the code that trained them, as their last process loaded it."""
+    """Of the code that trained them; "A + B" where a training went on with another version."""
     return sorted({str((cell.get("trained_by") or cell["info"]).get("commit", "unknown")) for cell in cells})
 
 
-def several_versions(commits: Sequence[str]) -> str:
+def several_versions(commits: Sequence[str], how: str = "trained") -> str:
     """A line where the cells are of several versions of prism."""
-    return f"the cells were trained by several versions of prism: {', '.join(commits)}" * (len(commits) > 1)
+    several = len(commits) > 1 or any("+" in commit for commit in commits)
+    return f"the cells were {how} by several versions of prism: {', '.join(commits)}" * several
 
 
 def refuse_other(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
