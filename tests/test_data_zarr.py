@@ -135,6 +135,14 @@ def test_pixels_of_other_types(tmp_path: Path) -> None:
     assert not any("'bytes'" in note for note in source.notes)
 
 
+def test_float_pixels_that_begin_in_the_dark(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (ROWS, 6, 8, 3)).astype(np.uint8)
+    pixels[:8] = 0
+    data = {"action": arrays()["action"], "unit": pixels.astype(np.float32) / 255}
+    source = open_dataset(write(tmp_path / "set.zarr", data, chunk=12))
+    np.testing.assert_array_equal(source.read(2).streams["unit"], pixels[ENDS[1] :])
+
+
 def test_arrays_that_are_no_sensor_are_left_out_and_said(tmp_path: Path) -> None:
     data = {**arrays(), "odd": np.zeros((ROWS, 4, 4, 5), np.float32) + 1, "flag": np.ones(ROWS, np.bool_)}
     source = open_dataset(write(tmp_path / "set.zarr", {**data, "depth": np.ones((ROWS, 4, 5, 1), np.float32)}))

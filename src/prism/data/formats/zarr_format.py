@@ -234,7 +234,8 @@ class ZarrSource(TableSource):
         if missing:  # legal in zarr: a chunk of nothing but the fill value need not be stored
             notes.append(f"'{key}' lacks {missing} of its chunks: they read as {array.fill_value}")
         if (pixels := key in self._float_pixels) and not scale:
-            top = float(np.max(self._decode(key, array, 0, min(8, int(array.shape[0])))))
+            steps = np.linspace(0, int(array.shape[0]) - 1, 8).astype(int).tolist()  # a camera may begin in the dark
+            top = max(float(np.max(self._decode(key, array, step, step + 1))) for step in steps)
             scale = 255.0 if 0 < top <= 1 else 1.0
             notes.append(f"'{key}' holds floats, read as pixels from 0 to {255 / scale:g}")
         return _Stream(key, array, block, pixels, scale or 1.0)
