@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,28 @@ def test_a_checkpoint_is_a_run_too(trained: prism.Run, tmp_path: Path) -> None:
     assert copied.policy().spec == trained.spec
     with pytest.raises(prism.PrismError, match=r"experiment\.json does not exist"):
         _ = copied.experiment
+
+
+def test_every_worker_plays_the_policy_that_the_result_names(
+    trained: prism.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a training goes on meanwhile, and writes a newer checkpoint before a worker has loaded its own."""
+    from prism.runs import run as module
+    from prism.runs.run import EvalOptions
+    from prism.training.checkpoint import resolve
+
+    shutil.copytree(trained.folder, tmp_path / "run")
+    run, evaluate, loaded = prism.load_run(tmp_path / "run"), module.evaluate, list[Path]()
+    (old,) = run.checkpoints
+
+    def late(policy: Path, *rest: Any, **options: Any) -> Any:
+        shutil.copytree(old, old.with_name("step-00000021"))
+        loaded.append(resolve(policy))
+        return evaluate(policy, *rest, **options)
+
+    monkeypatch.setattr(module, "evaluate", late)
+    result = run.play(EvalOptions(episodes=1, workers=0), progress=False)
+    assert loaded[0].name == result.info["checkpoint"]["name"] == old.name
 
 
 def test_bad_input_is_one_line(trained: prism.Run, tmp_path: Path) -> None:

@@ -243,15 +243,16 @@ class Run:
         options = options or EvalOptions()
         task, controller = self.task(options.task), options.controller(self.settings)
         check_controller(controller, self.spec)  # before any process is started
-        policy: Path | PolicyFactory = self.given
-        origin: dict[str, Any] = {"checkpoint": self.weights_id()}
+        weights = self.weights()  # once: the run may be in training, and every worker has to play the same policy
+        policy: Path | PolicyFactory = weights
+        origin: dict[str, Any] = {"checkpoint": Run(weights).weights_id()}
         if options.backend != "eager":
-            policy = partial(load_behind, self.given, options.backend, self.example_frames(task))
+            policy = partial(load_behind, weights, options.backend, self.example_frames(task))
             origin["backend"] = options.backend
         if (device := backend_device(options.device, options.backend)).type != "cpu":
             if options.ray:
                 raise PrismError(f"--device {options.device}: Ray's workers compute on CPUs; leave --ray or it out")
-            policy = partial(_load_on, self.given, device)
+            policy = partial(_load_on, weights, device)
         several = self.has_experiment and bool(self.experiment.demonstrations.parts)
         env = None
         if several or options.text is not None or options.without:
