@@ -16,7 +16,7 @@ from prism.data.episodes import Episode
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 SENSORS = (SensorSpec("proprio", "vector", (3,)), SensorSpec("cam", "rgb", (4, 5, 3)))
 LENGTHS = (4, 1, 6)
@@ -372,3 +372,14 @@ def test_unknown_paths(tmp_path: Path) -> None:
         with pytest.raises(PrismError) as error:
             open_dataset(path)
         assert_one_line(error, str(path), "dataset.json", "zarr")
+
+
+def test_a_recording_of_two_kinds_of_actions_is_refused(tmp_path: Path) -> None:
+    """Somebody has moved the episodes of two recordings into one folder."""
+    streams, actions = make_episodes()[0]
+    for number, kind in enumerate(("delta", "delta", "absolute")):
+        folder = tmp_path / f"episode-{number:06d}"
+        with DatasetWriter(folder, SENSORS, 2, 20.0, "toy", action=ActionSpec(kind=kind)) as writer:
+            writer.add(streams, actions)
+    with pytest.raises(PrismError, match="episode-000002: has other sensors, actions"):
+        open_dataset(tmp_path)

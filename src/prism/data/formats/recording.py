@@ -40,8 +40,9 @@ class RecordingSource:
             raise PrismError(f"{path}: a recording knows its sensors and its rate; leave --map and --fps out")
         self.task, self.fps, self.action_dim = first.task, first.fps, first.action_dim
         self.sensors, self.action_spec = first.sensors, first.action
+        same = (first.sensors, first.fps, first.action_dim, first.action)
         for folder, other in zip(self._folders, manifests, strict=True):
-            if (other.sensors, other.fps, other.action_dim) != (self.sensors, self.fps, self.action_dim):
+            if (other.sensors, other.fps, other.action_dim, other.action) != same:
                 raise PrismError(f"{folder}: has other sensors, actions or another rate than the first; move it away")
             if len(other.episode_ends) != 1:
                 raise PrismError(f"{folder}: holds {len(other.episode_ends)} episodes, not one; move it away")
