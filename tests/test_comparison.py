@@ -36,6 +36,7 @@ from prism.runs.comparison import (
     summarise,
     waits_for,
 )
+from prism.runs.demonstrations import open_demonstrations
 from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
 from prism.runs.recipes import Experiment, recipe, with_preset
 from prism.runs.workflow import CURVE
@@ -311,6 +312,22 @@ def test_a_folder_has_one_budget_and_one_evaluation(tmp_path: Path) -> None:
     ):
         with pytest.raises(PrismError, match=message):
             prepare(tmp_path, other, QUIET)
+    assert not (tmp_path / "cells" / "pusht" / "mse").exists()
+
+
+def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prism train` may have recorded more of them into the same folder meanwhile."""
+    prepare(tmp_path, config(PRISM), QUIET)
+    prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
+
+    def grown(*asked: Any) -> Any:
+        found, source, copies = open_demonstrations(*asked)
+        monkeypatch.setattr(source, "lengths", np.append(source.lengths, 50))
+        return found, source, copies
+
+    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", grown)
+    with pytest.raises(PrismError, match=r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now"):
+        prepare(tmp_path, config(MSE), QUIET)
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()
 
 

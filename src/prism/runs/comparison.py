@@ -314,9 +314,9 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
         source = None
         if console is not None:
             demonstrations, source, _ = open_demonstrations(plain.demonstrations, plain.task, console)
-            # Processes of a cluster start in other folders.
-            demonstrations = replace(demonstrations, path=str(Path(demonstrations.path or "").resolve()))
-            plain = replace(plain, demonstrations=demonstrations)
+            Grid(out).check_data(name, source)
+            path = str(Path(demonstrations.path or "").resolve())  # processes of a cluster start in other folders
+            plain = replace(plain, demonstrations=replace(demonstrations, path=path))
         for contestant in config.contestants:
             experiment = _experiment(plain, contestant, config)
             if source is not None:  # before hours of training, not after them

@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from prism.data import EpisodeSource
 from prism.errors import PrismError
 from prism.io import files
 from prism.rollout.pool import LOSSES
@@ -34,7 +35,7 @@ from prism.rollout.ray_pool import LOST_NODE, Processors, connect, is_node_loss,
 from prism.runs.recipes import Experiment
 from prism.training.monitor import read_log
 
-CELL, RESULT, FAILED, LOG = "cell.json", "result.json", "failed.json", "output.txt"
+CELL, RESULT, FAILED, LOG, DATA = "cell.json", "result.json", "failed.json", "output.txt", "data.json"
 REMEDY = "remove it, and run the same command again"  # where a file of a cell is damaged
 RETRIES = 2  # of a cell whose process died
 EXIT_FAILED, EXIT_STOPPED = 2, 130
@@ -107,6 +108,14 @@ class Grid:
 
     def folder(self, name: str) -> Path:
         return self._cells / name
+
+    def check_data(self, name: str, source: EpisodeSource) -> None:
+        """PrismError where the dataset of the cells below NAME has grown, or is another one, since the first call."""
+        now, path = {"episodes": len(source.lengths), "steps": int(source.lengths.sum())}, self.folder(name) / DATA
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace_file(path, files.encode_json(now))
+        refuse_other(path.parent, files.read_json(path, REMEDY), now)
 
     def run(
         self,
