@@ -123,6 +123,17 @@ def test_write_report(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
+def test_a_page_says_what_its_episodes_are() -> None:
+    """Seeds below the tests' are those of demonstrations; what was lost is in no mean."""
+    result = make_result("pusht")
+    assert "positions the policy has never seen (seeds from 100000)" in render([result], {}, "a")
+    other = dataclasses.replace(result, first_seed=0, lost=("a worker died 3 times at seed 7",))
+    page = render([result, other], {}, "a")
+    assert "on starting positions (seeds from 0, 100000)" in page
+    assert "Episodes that are in no figure here:</p>" in page
+    assert "<li>a worker died 3 times at seed 7</li>" in page
+
+
 def test_candidates_start_at_the_robot() -> None:
     state = np.arange(39.0)
     paths = MetaWorldScene().future(state, np.ones((2, 5, 4)))

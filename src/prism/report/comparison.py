@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from prism.report import charts
 from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, page
+from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import write_atomic
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def render(comparison: Comparison) -> str:
     sections = "".join(_section(comparison, recipe) for recipe in config.recipes)
     plan = config.evaluation
     lead = f"""Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
-{len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting positions nobody has
-trained on (seeds from {plan.first_seed}), the same ones for all. {_completeness(comparison)}
+{len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting
+positions{" nobody has trained on" * (plan.first_seed >= TEST_SEED)} (seeds from {plan.first_seed}), the same ones for
+all. {_completeness(comparison)}
 {escape(comparison.mixed.capitalize())}"""
     content = f"{sections}\n{_missing(comparison)}"
     return page(title, lead, content, _footer(comparison), style=BAR_STYLE + _STYLE)

@@ -13,6 +13,7 @@ from prism.report import charts
 from prism.report.charts import Series, page
 from prism.report.player import Film, fan_picture, films, player, telling_fans
 from prism.rollout import metrics
+from prism.rollout.episodes import TEST_SEED
 from prism.rollout.results import EpisodeResult, EvaluationResult, write_atomic
 
 Log = Sequence[Mapping[str, Any]]  # the lines of a run's log.jsonl
@@ -52,11 +53,12 @@ def render(results: Sequence[EvaluationResult], logs: Mapping[str, Log], title: 
 
 
 def _lead(results: Sequence[EvaluationResult]) -> str:
-    seeds = results[0].first_seed
+    seeds = sorted({result.first_seed for result in results})
+    unseen = " the policy has never seen" * (seeds[0] >= TEST_SEED)  # demonstrations are recorded below
     episodes = sum(len(result.episodes) for result in results)
     tasks = "one task" if len(results) == 1 else f"{len(results)} tasks"
     return (
-        f"{episodes} episodes of {tasks}, on starting positions the policy has never seen (seeds from {seeds}). "
+        f"{episodes} episodes of {tasks}, on starting positions{unseen} (seeds from {', '.join(map(str, seeds))}). "
         "Each plan comes from a single pass of the network; intervals are 95 %."
     )
 
@@ -225,8 +227,12 @@ def _table(result: EvaluationResult) -> str:
     if (total := len(result.episodes)) > _ROWS:
         text = f"Show all {total} episodes ({total - _ROWS} are hidden otherwise)"
         more = f'<label class="more"><input type="checkbox"> {text}</label>'
-    crashes = "".join(f"<li>{escape(line)}</li>" for line in result.crashes)
-    note = f'<p class="hint">Workers that died and were replaced:</p><ul class="hint">{crashes}</ul>' if crashes else ""
+    gone = {"Episodes that are in no figure here": result.lost, "Workers that died and were replaced": result.crashes}
+    note = "".join(
+        f'<p class="hint">{what}:</p><ul class="hint">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
+        for what, lines in gone.items()
+        if lines
+    )
     return f'<h3>Episodes</h3><div class="rows">{table}{more}</div>{note}'
 
 
