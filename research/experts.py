@@ -129,13 +129,16 @@ def _record(config: Config, task: str, episodes: int, console: Console) -> Row:
 
 
 def table(rows: Sequence[Row]) -> dict[str, float]:
+    """Of the tasks that were tried: one without an expert has no rate."""
+    rows = [row for row in rows if row.attempts]
     figures: dict[str, float] = {f"success.{row.task}": row.success for row in rows}
     figures |= {f"attempts.{row.task}": row.attempts for row in rows}
     for group in dict.fromkeys(TASKS[row.task].group for row in rows):
         members = [row.success for row in rows if TASKS[row.task].group == group]
         if group:
             figures[f"mean.{group}"] = sum(members) / len(members)
-    figures["mean.all"] = sum(row.success for row in rows) / len(rows)
+    if rows:
+        figures["mean.all"] = sum(row.success for row in rows) / len(rows)
     return figures
 
 

@@ -223,6 +223,14 @@ def test_an_expert_that_fails_too_often_has_a_row_too(tmp_path: Path, monkeypatc
         experts.check(found)
 
 
+def test_a_task_without_an_expert_is_in_no_mean() -> None:
+    rows = [experts.Row("metaworld-reach", 3, 4), experts.Row("metaworld-push", 0, 0, "there is no expert")]
+    figures = experts.table(rows)
+    assert figures["mean.all"] == figures["success.metaworld-reach"] == 0.75
+    assert "success.metaworld-push" not in figures
+    assert experts.table(rows[1:]) == {}
+
+
 def test_pusht_keeps_the_raw_state(tmp_path: Path) -> None:
     collect("pusht", 1, tmp_path / "state", seed=4, workers=1)
     source = StoreSource(tmp_path / "state")
