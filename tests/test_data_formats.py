@@ -252,7 +252,6 @@ def test_consecutive_frames_are_decoded_once(tmp_path: Path) -> None:
     assert decoded == 12
     frames.read(file, 0.0, 3, 2, 10.0, (32, 48, 3), "here")  # from the cache
     assert decoded == 12
-    frames.close()
 
 
 def test_memory_of_the_frame_cache_is_bounded(tmp_path: Path) -> None:
@@ -263,7 +262,6 @@ def test_memory_of_the_frame_cache_is_bounded(tmp_path: Path) -> None:
     for first in (0, 4, 8, 2, 0):
         frames.read(file, 0.0, first, 4, 10.0, (32, 48, 3), "here")
         assert 0 < frames._frames.total <= 3 * 32 * 48 * 3
-    frames.close()
 
 
 def test_text() -> None:

@@ -120,7 +120,7 @@ def test_what_was_used_last_is_kept() -> None:
     assert (recent.get("one"), recent.get("too long"), recent.total) == ("one", None, 5)
     recent.keep("six", "six")
     assert (closed, recent.get("six"), recent.total) == (["to", "to", "one"], "six", 3)
-    recent.clear()
+    recent.forget("six")
     assert (closed[-1], recent.total) == ("six", 0)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -48,15 +48,6 @@ class StreamSummary:
     def constant_dims(self) -> list[int]:
         return [] if self.statistics is None else np.flatnonzero(self.statistics.constant).tolist()
 
-    def to_json(self) -> dict[str, Any]:
-        data: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "statistics"}
-        data["shape"] = list(self.shape)
-        if self.statistics is not None:
-            for key in ("min", "max", "mean", "std"):
-                data[key] = getattr(self.statistics, key).tolist()
-            data["constant_dims"] = self.constant_dims
-        return data
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -78,27 +69,6 @@ class Summary:
     @property
     def seconds(self) -> float:
         return self.steps / self.fps
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "format": self.format,
-            "task": self.task,
-            "fps": self.fps,
-            "episodes": len(self.lengths),
-            "steps": self.steps,
-            "seconds": self.seconds,
-            "length": {
-                "min": int(self.lengths.min()),
-                "median": float(np.median(self.lengths)),
-                "max": int(self.lengths.max()),
-            },
-            "bytes_on_disk": self.bytes_on_disk,
-            "actions": self.actions.to_json(),
-            "sensors": [sensor.to_json() for sensor in self.sensors],
-            "notes": list(self.notes),
-            "warnings": list(self.warnings),
-        }
 
 
 def readable(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:

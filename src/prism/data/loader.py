@@ -153,9 +153,7 @@ class Loader:
         if not windows.lazy_sensors:
             return
         if workers:
-            spawn = multiprocessing.get_context(
-                "spawn"
-            )  # a dataset's class may be in the user's script: it is imported
+            spawn = multiprocessing.get_context("spawn")  # imports a dataset's class from the user's script
             self._pools = [ProcessPoolExecutor(1, spawn, _start_worker, (windows,)) for _ in range(workers)]
         else:
             self._thread = threading.Thread(target=self._fill, args=(start_step,), daemon=True, name="prism-loader")

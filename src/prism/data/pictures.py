@@ -31,13 +31,13 @@ from prism.data.episodes import (
 )
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.inspect import sample_frames
 from prism.data.locate import data_folder
 from prism.data.views import Respecified, SourceView, with_sensors
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, action_spec_of
 
 BIG, DEFAULT_SIDE = 160, 96  # a longer side above the first is brought to the second, in data of one's own
-_LOOKED = 16  # episodes whose pictures a cache is recognised by
 _PART_BYTES = 64 * 2**20
 _CHUNK_BYTES = 32 * 2**20  # of stored pictures, read together
 
@@ -168,12 +168,10 @@ def _fingerprint(pictures: EpisodeSource) -> str:
     """A folder's name that is another one for other pictures: by path, sizes, the actions beside them and a few of the
     pictures, since --map may give the name of one camera to another."""
     seen = hashlib.sha256()
-    looked = set(np.linspace(0, len(pictures.lengths) - 1, _LOOKED).astype(int).tolist())
-    for episode, length in enumerate(pictures.lengths.tolist()):
+    for episode in range(len(pictures.lengths)):
         seen.update(pictures.read(episode, streams=()).actions.tobytes())
-        if episode in looked:
-            shown = pictures.read(episode, length // 2, length // 2 + 1).streams.values()
-            seen.update(b"".join(frame.tobytes() for frame in shown))
+    for spec in pictures.sensors:
+        seen.update(b"".join(frame.tobytes() for *_, frame in sample_frames(pictures, spec, 8, 2)))
     path = Path(pictures.path).resolve()
     about = [str(path), path.stat().st_mtime_ns, pictures.lengths.tolist(), [s.to_json() for s in pictures.sensors]]
     seen.update(json.dumps(about).encode())

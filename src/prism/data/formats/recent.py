@@ -44,7 +44,3 @@ class Recent(Generic[K, V]):
             value = self._values.pop(key)
             self.total -= self._cost(value)
             self._drop(value)
-
-    def clear(self) -> None:
-        for key in tuple(self._values):
-            self.forget(key)

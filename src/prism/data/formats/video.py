@@ -180,10 +180,6 @@ class VideoFrames:
                     raise PrismError(f"{where}: {file} cannot be read ({words}); {AGAIN}, or --skip-damaged") from None
         return out
 
-    def close(self) -> None:
-        with self._lock:
-            self._open.clear()
-
 
 class _Decoder:
     """One open file and where its decoder stands."""
