@@ -57,9 +57,8 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         # Beyond 10 in `ensemble`, one plan alone counts.
-        numbers = {"[1, inf)": "exec_horizon candidates", "[-10, 10]": "ensemble"}
-        numbers |= {"[0, inf)": "smoothing jerk_weight delay"}
-        check_numbers(self, "controller", numbers)
+        counts = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing jerk_weight delay"}
+        check_numbers(self, "controller", {**counts, "[-10, 10]": "ensemble"})
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")
 

@@ -38,8 +38,7 @@ class GeneratorConfig:
     query_scale: float = 0.5  # ours: queries that start small are hard to tell apart for a long time
 
     def __post_init__(self) -> None:
-        numbers = {"[1, inf)": "width blocks latent actions_per_query", "(0, inf)": "mlp_ratio"}
-        numbers |= {"[0, inf)": "smooth"}
+        numbers = {"[1, inf)": "width blocks latent actions_per_query", "(0, inf)": "mlp_ratio", "[0, inf)": "smooth"}
         check_numbers(self, "generator", numbers)
         if self.width % self.attention.heads:
             raise PrismError(f"generator.width {self.width} is not a multiple of the {self.attention.heads} heads")

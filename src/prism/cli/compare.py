@@ -80,14 +80,7 @@ class Compare(JsonOutput):
         from rich.console import Console
 
         from prism.rollout.results import refuse_existing, write_json
-        from prism.runs.comparison import (
-            PAGE,
-            CompareConfig,
-            Contestant,
-            EvaluationPlan,
-            compare,
-            summarise,
-        )
+        from prism.runs.comparison import PAGE, CompareConfig, Contestant, EvaluationPlan, compare, summarise
 
         refuse_existing(self.json, overwrite=self.overwrite)
         config = CompareConfig(

@@ -227,12 +227,9 @@ def _table(result: EvaluationResult) -> str:
     if (total := len(result.episodes)) > _ROWS:
         text = f"Show all {total} episodes ({total - _ROWS} are hidden otherwise)"
         more = f'<label class="more"><input type="checkbox"> {text}</label>'
-    gone = {"Episodes that are in no figure here": result.lost, "Workers that died and were replaced": result.crashes}
-    note = "".join(
-        f'<p class="hint">{what}:</p><ul class="hint">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
-        for what, lines in gone.items()
-        if lines
-    )
+    died = "".join(f"<li>{escape(line)}</li>" for line in (*result.lost, *result.crashes))
+    lost = f"; {len(result.lost)} episodes were lost, and are in no figure" * bool(result.lost)
+    note = f'<p class="hint">Workers that died{lost}:</p><ul class="hint">{died}</ul>' * bool(died)
     return f'<h3>Episodes</h3><div class="rows">{table}{more}</div>{note}'
 
 

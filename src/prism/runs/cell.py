@@ -148,11 +148,10 @@ def run_cell(folder: Path, console: Console) -> None:
 def _sign(folder: Path, experiment: Experiment) -> None:
     """Keep which version of prism trains it; all of them where a training goes on with another one."""
     log, info, path = read_log(folder), run_info(experiment.train.seed), folder / TRAINED_BY
-    if log and experiment.train.fraction(log[-1]["step"], log[-1]["seconds"]) >= 1:
-        return
-    before = files.read_json(path, REMEDY)["commit"].split(" + ") if path.is_file() else ["unknown"] * bool(log)
-    commits = dict.fromkeys([*before, str(info.get("commit", "unknown"))])
-    files.replace_file(path, files.encode_json({"commit": " + ".join(commits), "date": info["date"]}))
+    if not log or experiment.train.fraction(log[-1]["step"], log[-1]["seconds"]) < 1:
+        before = files.read_json(path, REMEDY)["commit"].split(" + ") if path.is_file() else ["unknown"] * bool(log)
+        commits = dict.fromkeys([*before, str(info.get("commit", "unknown"))])
+        files.replace_file(path, files.encode_json({"commit": " + ".join(commits), "date": info["date"]}))
 
 
 def _record_demonstrations(experiment: Experiment, console: Console) -> None:
