@@ -68,7 +68,6 @@ class Config(Drawn):
 def run(config: Config, console: Console) -> Study:
     if recipe(config.task).demonstrations.kind != "expert":
         raise PrismError(f"demonstrations: {config.task} has no expert to record from; use a metaworld task")
-    console = console
     figures: dict[str, dict[str, dict[str, Any]]] = {
         key: {method: {} for method in config.methods} for key in ("success", "success_ci", "score", "seeds_done")
     }
@@ -113,7 +112,8 @@ def record(config: Config, count: int, console: Console) -> None:
 
     folder = config.work / "data" / f"{config.task}-{count}"
     if not folder.exists():
-        collect(config.task, count, folder, console=console, workers=1)
+        noise = recipe(config.task).demonstrations.noise
+        collect(config.task, count, folder, console=console, workers=1, noise=noise)
 
 
 def claims(figures: dict[str, Any], config: Config) -> list[Claim]:
