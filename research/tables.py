@@ -173,9 +173,11 @@ class Config(Written):
 
 
 def contestant(text: str) -> Contestant:
-    """One of --methods; see AS_PUBLISHED."""
+    """One of --methods; a published one is AS_PUBLISHED but for the settings that it names itself."""
     one = Contestant.parse(text)
-    return one if one.settings or one.method not in PUBLISHED else replace(one, settings=AS_PUBLISHED)
+    named = {setting.partition("=")[0] for setting in one.settings}
+    published = [setting for setting in AS_PUBLISHED if setting.partition("=")[0] not in named]
+    return replace(one, settings=(*published, *one.settings)) if one.method in PUBLISHED else one
 
 
 def run(config: Config, console: Console) -> Study:

@@ -50,7 +50,8 @@ def test_methods_are_compared_on_the_tasks_that_all_have() -> None:
 def test_baselines_are_executed_as_published() -> None:
     assert tables.contestant("prism").settings == ()
     assert tables.contestant("diffusion").settings == ("policy.pred_horizon=16", "controller.exec_horizon=8")
-    assert tables.contestant("often=diffusion:controller.exec_horizon=1").settings == ("controller.exec_horizon=1",)
+    often = tables.contestant("often=diffusion:controller.exec_horizon=1")
+    assert often.settings == ("policy.pred_horizon=16", "controller.exec_horizon=1"), "the rest stays as published"
 
 
 def test_a_task_of_another_table_is_refused() -> None:
