@@ -18,7 +18,6 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.methods.flow_matching import RectifiedFlowConfig
 from prism.report.comparison import frontier, render
-from prism.rollout import metrics
 from prism.runs import cell, grid
 from prism.runs.cell import CellSpec, run_cell
 from prism.runs.comparison import (
@@ -385,39 +384,6 @@ def test_a_variation_has_its_own_preset(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- what is stated
-
-
-def test_the_bootstrap_draws_seeds_and_episodes_apart() -> None:
-    table = np.random.default_rng(0).normal(size=(3, 20)) + np.array([[0.0], [1.0], [2.0]])
-    fast = metrics.bootstrap_means(table)
-    rng = np.random.default_rng(1)
-    slow = [table[rng.integers(3, size=3)][:, rng.integers(20, size=20)].mean() for _ in range(4000)]
-    assert fast.mean() == pytest.approx(table.mean(), abs=0.02)
-    assert fast.std() == pytest.approx(np.std(slow), rel=0.05)
-    low, high = metrics.interval(table)
-    assert low < table.mean() < high
-    assert high - low > 2 * 1.96 * table.std() / np.sqrt(60), "seeds that differ count: wider than 60 single episodes"
-
-
-def test_the_paired_test_sees_what_the_intervals_hide() -> None:
-    rng = np.random.default_rng(0)
-    hard = rng.uniform(size=(1, 50))  # episodes differ a lot, the methods by little but always
-    one, other = np.clip(hard + 0.05, 0, 2) * np.ones((3, 1)), hard * np.ones((3, 1))
-    apart = metrics.paired(one, other)
-    assert apart.p < 0.001
-    assert apart.low > 0.04
-    assert metrics.interval(one)[0] < metrics.interval(other)[1]
-    same = metrics.paired(one, one)
-    assert (same.mean, same.p) == (0.0, 1.0)
-    assert metrics.paired(one[:, :3], other[:, :3]).p == 0.25, "three episodes cannot prove much"
-    back = metrics.paired(other, one)
-    assert (back.mean, back.p) == (pytest.approx(-apart.mean), apart.p)
-
-
-def test_success_of_all_is_not_certainty() -> None:
-    low, high = metrics.success_interval(np.ones((3, 50)))
-    assert 0.9 < low < 0.95
-    assert high == 1.0
 
 
 def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> None:
