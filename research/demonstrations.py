@@ -12,7 +12,7 @@ The paper's figures are of its hardware (15 to 35 demonstrations); here the tren
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import paired
 from prism.runs.comparison import CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
+from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import Cell, commits_of
 from prism.runs.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
@@ -108,12 +109,9 @@ def gain(config: Config, few: Mapping[CellId, Cell], many: Mapping[CellId, Cell]
 
 def record(config: Config, count: int, console: Console) -> None:
     """In one process: a study is to leave the machine usable."""
-    from prism.sims.collect import collect
-
     folder = config.work / "data" / f"{config.task}-{count}"
-    if not folder.exists():
-        noise = recipe(config.task).demonstrations.noise
-        collect(config.task, count, folder, console=console, workers=1, noise=noise)
+    asked = replace(recipe(config.task).demonstrations, episodes=count, path=str(folder))
+    record_if_missing(asked, config.task, console, workers=1)
 
 
 def claims(figures: dict[str, Any], config: Config) -> list[Claim]:

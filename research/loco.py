@@ -21,7 +21,7 @@ State inputs and touch, in simulation; the paper's robot has cameras. Fewer demo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ from prism.runs.comparison import (
     summarise,
     table,
 )
+from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import Cell, commits_of
 from prism.runs.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
@@ -136,11 +137,8 @@ def run(config: Config, console: Console) -> Study:
 
 def record(config: Config, task: str, console: Console) -> None:
     """In one process: a study is to leave the machine usable."""
-    from prism.sims.collect import collect
-
-    folder, plan = config.work / "data" / task, recipe(task).demonstrations
-    if not folder.exists():
-        collect(task, config.counts[-1], folder, console=console, workers=1, noise=plan.noise)
+    asked = replace(recipe(task).demonstrations, episodes=config.counts[-1], path=str(config.work / "data" / task))
+    record_if_missing(asked, task, console, workers=1)
 
 
 def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> dict[str, Any]:

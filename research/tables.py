@@ -6,6 +6,7 @@ Try:
     python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
     python -m research tables robomimic --status --json F      runs nothing: the figures of what is there
     python -m research tables robomimic --trained runs/table-robomimic --first-seed 600000 --work runs/again
+    python -m research tables metaworld --add OLD.json --methods prism act --json F     goes on with a results file
 
 State inputs, the last weights, on each task equal CPU time for every method, episodes on seeds on which nothing was
 chosen. The recipes make a plan at every step; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as
@@ -17,6 +18,7 @@ there.
     success.METHOD.TASK        of every method; jerk and mode_switches likewise
     common.mean.METHOD         over the tasks that every method has (common.tasks)
     expert.TASK                how often the scripted expert itself succeeds
+    cells                      every training with its episodes: what --add goes on with (research/cells.py)
 TASK is the simulator's own name for it (pick-place, lift).
 A task without all its seeds is under `missing`, never in a mean.
 """
@@ -45,9 +47,11 @@ from prism.runs.comparison import (
     compare,
     summarise,
 )
+from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
+from research.cells import kept, put_back
 from research.report import Claim, Study, Verdict, Written, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
@@ -98,6 +102,8 @@ class Config(Written):
     """Which table."""
     tasks: Annotated[tuple[str, ...], option("TASK ...")] = ()
     """Only these of its tasks."""
+    a_split: Annotated[int | None, option("N")] = None
+    """Only so many tasks of each split, evenly spread over its alphabet."""
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("prism",)
     """Methods, or variations: NAME=METHOD:KEY=VALUE."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
@@ -119,11 +125,13 @@ class Config(Written):
     """Where runs and recordings are kept; default: runs/table-NAME."""
     trained: Annotated[Path | None, option("FOLDER")] = None
     """The work folder of another table: its policies play again, with this --first-seed. Nothing is trained twice."""
+    add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
+    """Results files of this table, of whatever machine: their cells count as if they had been run here."""
     status: bool = False
     """Run nothing: the figures of what is there."""
 
     def __post_init__(self) -> None:
-        ranges = {"[1, inf)": "demonstrations episodes jobs", "(0, inf)": "minutes", "[0, inf)": "first_seed"}
+        ranges = {"[1, inf)": "a_split demonstrations episodes jobs", "(0, inf)": "minutes", "[0, inf)": "first_seed"}
         check_numbers(self, "--", ranges)
         if self.trained is not None and not (self.trained / "data").is_dir():
             raise PrismError(f"--trained {self.trained}: no work folder of a table (it would have a folder 'data')")
@@ -142,7 +150,8 @@ class Config(Written):
 
     @property
     def rows(self) -> tuple[str, ...]:
-        return self.tasks or protocol(self.table).tasks
+        every = self.tasks or protocol(self.table).tasks
+        return every if self.a_split is None else spread(every, self.a_split)
 
     @property
     def count(self) -> int:
@@ -154,6 +163,12 @@ class Config(Written):
 
     def minutes_of(self, task: str) -> float | None:
         return self.minutes or protocol(self.table).minutes or recipe(task).train.minutes
+
+    def protocol_settings(self) -> dict[str, Any]:
+        """What every cell of a table has in common, but for its method and seed."""
+        minutes = {short(task): self.minutes_of(task) for task in self.rows}
+        same = {"table": self.table, "episodes": self.episodes, "first_seed": self.first_seed, "set": self.set}
+        return {**same, "demonstrations": self.count, "minutes": minutes, "clock": "cpu"}
 
     def grid(self, work: Path, task: str) -> CompareConfig:
         return CompareConfig(
@@ -182,6 +197,8 @@ def contestant(text: str) -> Contestant:
 
 def run(config: Config, console: Console) -> Study:
     work = config.folder
+    for file in config.add:
+        put_back(file, config.protocol_settings(), {contestant(text).name: text for text in config.methods}, work)
     done = {}
     for task in config.rows:
         grid = config.grid(work, task)
@@ -195,12 +212,8 @@ def run(config: Config, console: Console) -> Study:
 
 
 def record(config: Config, work: Path, task: str, console: Console) -> None:
-    from prism.sims.collect import collect
-
-    folder = config.data(work, task)
-    if not folder.exists():
-        noise = recipe(task).demonstrations.noise
-        collect(task, config.count, folder, noise=noise, console=console, workers=config.jobs)
+    asked = replace(recipe(task).demonstrations, episodes=config.count, path=str(config.data(work, task)))
+    record_if_missing(asked, task, console, workers=config.jobs)
 
 
 def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
@@ -234,8 +247,12 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
         "bars": dict(plan.bars),
     }
-    minutes = {short(task): config.minutes_of(task) for task in config.rows}
-    settings = {**config.settings("jobs", "status", "trained"), "minutes": minutes, "clock": "cpu"}
+    figures["cells"] = [
+        {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
+        for comparison in done.values()
+        for id, cell in comparison.cells.items()
+    ]
+    settings = {**config.settings("jobs", "status", "trained", "add"), **config.protocol_settings()}
     commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
     return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)
 
@@ -265,6 +282,15 @@ def split_means(
     found = {group: [success[task] for task in members if task in success] for group, members in groups.items()}
     means = {group: fmean(values) for group, values in found.items() if values}
     return means, {group: f"{len(found[group])} of {len(members)}" for group, members in groups.items()}
+
+
+def spread(tasks: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """`count` of each split, from the middle of as many equal stretches of its alphabet: a choice without a chooser."""
+    members: dict[str, list[str]] = {}
+    for task in tasks:
+        members.setdefault(split_of(task), []).append(task)
+    taken = [(sorted(found), min(count, len(found))) for found in members.values()]
+    return tuple(found[len(found) * (2 * at + 1) // (2 * n)] for found, n in taken for at in range(n))
 
 
 def whole_means(found: Mapping[str, Row], groups: Mapping[str, list[str]], ours: Mapping[str, Row]) -> dict[str, float]:

@@ -29,6 +29,16 @@ def test_a_mean_says_over_how_many_tasks() -> None:
     assert tables.split_means(named, {"all": list(named)})[0]["all"] == 0.9
 
 
+def test_some_tasks_of_each_split() -> None:
+    every = tables.protocol("metaworld").tasks
+    some = tables.spread(every, 3)
+    assert {name: len(found) for name, found in tables.groups_of(some).items() if name != "all"} == dict.fromkeys(
+        tables.SPLITS, 3
+    )
+    assert some[-3:] == ("metaworld-disassemble", "metaworld-shelf-place", "metaworld-stick-push")
+    assert set(tables.spread(every, 99)) == set(every), "not more than there are, none twice"
+
+
 def test_a_part_of_a_split_decides_nothing() -> None:
     plan = tables.protocol("metaworld")
     figures = {"mean": {"hard": 1.0, "very_hard": 1.0}, "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"}}
@@ -93,6 +103,36 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert status["tasks"] == stored["tasks"]
     assert status["tasks_done"]["all"] == "1 of 2"
     assert [one.partition(",")[0] for one in status["missing"]] == ["metaworld-push"]
+
+
+def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A results file has its cells; with --add they are there, and only what is missing is trained."""
+    pytest.importorskip("metaworld")
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    words = ["tables", "metaworld", "--tasks", "metaworld-reach", "--minutes", "0.005", "--demonstrations", "2"]
+    words += ["--episodes", "2"]
+    assert main([*words, "--seeds", "0", "--work", str(tmp_path / "a"), "--json", str(first)]) == 0
+    there = tmp_path / "b"
+    more = [*words, "--seeds", "0", "1", "--add", str(first), "--work", str(there), "--json", str(second)]
+    assert main(more) == 0
+    cells = there / "metaworld-reach/cells/metaworld-reach/prism"
+    assert not (cells / "seed-0/log.jsonl").exists(), "not trained again"
+    assert (cells / "seed-1/log.jsonl").exists()
+    old, new = (json.loads(file.read_text()) for file in (first, second))
+    assert new["cells"][0] == old["cells"][0], "nothing is lost on the way"
+    assert [one["cell"]["seed"] for one in new["cells"]] == [0, 1]
+    by_seed = [one["cell"]["evaluation"]["success"] for one in new["cells"]]
+    assert new["tasks"]["reach"] == sum(by_seed) / 2
+    for wrong, said in (
+        (["--episodes", "3"], "episodes = 2 there, 3 now"),
+        (["--minutes", "1"], "minutes.reach = 0.005 there, 1.0 now"),
+        (["--methods", "prism=prism:train.batch_size=8"], "prism = prism there, prism=prism:train.batch_size=8 now"),
+    ):
+        assert main([*more[:-4], *wrong, "--work", str(tmp_path / "c"), "--status"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    first.write_text("{}")
+    assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
+    assert "has no 'cells'" in capsys.readouterr().err
 
 
 def test_a_split_that_is_not_there_has_no_mean() -> None:

@@ -1,0 +1,71 @@
+"""The cells of a table inside its results file, so that it can be gone on with where its work folder is not.
+
+A cell is a training and its evaluation (runs/cell.py). Of its result.json a file keeps what rows and intervals are made
+of: one number an episode of each measure. `put_back` makes finished cells of them in a work folder; the comparison then
+trains only what is missing. Weights are not kept: such a cell cannot play other episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prism.errors import PrismError
+from prism.io import files
+from prism.runs.comparison import CellId, folder_of
+from prism.runs.grid import RESULT, Cell, refuse_other
+
+MEASURES = ("score", "success", "jerk", "mode_switches")
+_WHOLE = ("method", "seed", "steps", "train_seconds", "parameters", "trained_by")
+_PARTS = {  # of the other entries only these
+    "controller": ("candidates", "exec_horizon"),
+    "evaluation": ("score", "success", "latency_ms"),
+    "info": ("commit", "date"),
+}
+
+
+def kept(cell: Cell) -> dict[str, Any]:
+    """What a results file keeps of a result.json."""
+    return {
+        **{key: cell[key] for key in _WHOLE},
+        **{key: {name: cell[key].get(name) for name in names} for key, names in _PARTS.items()},
+        "curve": cell["curve"][-1:],  # the end
+        "per_episode": {name: [float(f"{float(row[name]):.6g}") for row in cell["per_episode"]] for name in MEASURES},
+    }
+
+
+def restored(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A result.json again, one row an episode."""
+    columns = [stored["per_episode"][name] for name in MEASURES]
+    rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
+    return {**stored, "per_episode": rows}
+
+
+def put_back(file: Path, asked: Mapping[str, Any], methods: Mapping[str, str], work: Path) -> None:
+    """Finished cells of the file that `work` has not, as far as they are of `methods` (name: how it is written).
+
+    `asked`: what must be the same there (episodes, budget of each task ...); PrismError where it is not, or where a
+    name stands for another variation.
+    """
+    stored = files.read_json(file, "give a results file of this table")
+    if not isinstance(cells := stored.get("cells"), list):
+        raise PrismError(f"{file}: has no 'cells'; results files of tables have them since 2026-11-18")
+    settings = stored["settings"]
+    for key, now in asked.items():
+        there = settings.get(key)
+        if isinstance(now, Mapping) and isinstance(there, Mapping):  # by task: those that both have
+            shared = now.keys() & there.keys()
+            refuse_other(file, {key: {k: there[k] for k in shared}}, {key: {k: now[k] for k in shared}})
+        else:
+            refuse_other(file, {key: there}, {key: now})
+    written = {text.partition("=")[0].partition(":")[0]: text for text in settings["methods"]}
+    for one in cells:
+        id = CellId(one["recipe"], one["contestant"], one["cell"]["seed"])
+        if id.contestant not in methods:
+            continue
+        refuse_other(file, {id.contestant: written.get(id.contestant)}, {id.contestant: methods[id.contestant]})
+        folder = folder_of(work / id.recipe, id)
+        if not (folder / RESULT).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            files.replace_file(folder / RESULT, files.encode_json(restored(one["cell"])))
