@@ -45,7 +45,7 @@ def test_the_number_of_processes_changes_nothing(tmp_path: Path) -> None:
     assert source.lengths.sum() == alone.steps
     assert source.task == TASK
     assert source.provenance["attempts"] == alone.attempts
-    assert source.provenance["command"] == f"prism data collect {TASK} --episodes 3 --seed 5 --noise 0"
+    assert source.provenance["command"] == f"prism data collect {TASK} --episodes 3 --seed 5 --noise 0 --beyond 0"
 
 
 def test_recorded_actions_replay(tmp_path: Path) -> None:
@@ -70,6 +70,21 @@ def test_noise_disturbs_what_happens_and_not_what_is_recorded() -> None:
     assert np.array_equal(clean.actions[0], noisy.actions[0])
     assert np.abs(clean.streams["proprio"][1] - noisy.streams["proprio"][1]).max() > 1e-4
     assert np.array_equal(noisy.actions, again.actions)
+    env.close()
+
+
+def test_a_recording_goes_on_after_success() -> None:
+    """So that a policy sees how to come to rest; an evaluation still ends at success."""
+    env = MetaWorldEnv("reach")
+    expert = MetaWorldExpert(env)
+    short, long = demonstrate(env, expert, 3), demonstrate(env, expert, 3, beyond=20)
+    assert len(long.actions) == len(short.actions) + 20
+    assert np.array_equal(long.actions[: len(short.actions)], short.actions)
+    assert np.abs(long.actions[-1]).max() < 0.3 * np.abs(short.actions[-1]).max(), "it has come to rest"
+    assert len(demonstrate(env, expert, 3).actions) == len(short.actions)
+    late = demonstrate(env, expert, 3, beyond=1000)
+    assert late.success, "it did, if not in its last step"
+    assert len(late.actions) == env.max_steps
     env.close()
 
 
@@ -113,11 +128,12 @@ def test_bad_requests_write_nothing(tmp_path: Path) -> None:
         ({"task": "metaworld-buton"}, "unknown task"),
         ({"episodes": 0}, "cannot record"),
         ({"seed": -1}, "cannot record"),
+        ({"beyond": -1}, "cannot record"),
         ({"seed": 99_999, "episodes": 2}, "for evaluation"),
     ):
         request = {"task": TASK, "episodes": 1, "seed": 0} | bad
         with pytest.raises(PrismError, match=words):
-            collect(request["task"], request["episodes"], tmp_path / "data", seed=request["seed"])
+            collect(request.pop("task"), request.pop("episodes"), tmp_path / "data", **request)
     (tmp_path / "data").mkdir()
     with pytest.raises(PrismError, match="exists already"):
         collect(TASK, 1, tmp_path / "data")
@@ -151,8 +167,12 @@ def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest
     assert extended.provenance == whole.provenance
     for number in range(3):
         assert np.array_equal(extended.read(number).actions, whole.read(number).actions)
-    with pytest.raises(PrismError, match=r"with noise 0\.1, --noise 0\.3 was asked for: use it as it is with --data"):
+    with pytest.raises(
+        PrismError, match=r"with --noise 0\.1 --beyond 0, --noise 0\.3 --beyond 0 was asked for: use it"
+    ):
         record_if_missing(replace(wanted, noise=0.3), TASK, console)
+    with pytest.raises(PrismError, match=r"--noise 0\.1 --beyond 25 was asked for: use it as it is with --data"):
+        record_if_missing(replace(wanted, beyond=25), TASK, console)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     with pytest.raises(PrismError, match="is no recording of `prism data collect"):

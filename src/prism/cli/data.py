@@ -41,6 +41,8 @@ class Collect(CalvinOption):
     noise: Annotated[float | None, option("N")] = None
     """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range; default:
     the task's, as `prism train TASK` has it."""
+    beyond: Annotated[int | None, option("N")] = None
+    """Steps to record after success, so that a policy learns to come to rest; default: the task's, as above."""
     failures: bool = False
     """Keep episodes that fail as well: --episodes attempts, whatever becomes of them."""
     workers: Annotated[int | None, option("N")] = None
@@ -49,7 +51,7 @@ class Collect(CalvinOption):
     """Replace what is there."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise"})
+        check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise beyond"})
 
     def run(self) -> None:
         from rich.console import Console
@@ -64,6 +66,7 @@ class Collect(CalvinOption):
         if self.task in DOWNLOADS:
             self._download()
             return
+        usual = recipe(self.task).demonstrations
         collected = collect(
             self.task,
             self.episodes,
@@ -72,7 +75,8 @@ class Collect(CalvinOption):
             console=Console(stderr=True),
             overwrite=self.overwrite,
             workers=self.workers,
-            noise=recipe(self.task).demonstrations.noise if self.noise is None else self.noise,
+            noise=usual.noise if self.noise is None else self.noise,
+            beyond=usual.beyond if self.beyond is None else self.beyond,
             failures=self.failures,
         )
         print(

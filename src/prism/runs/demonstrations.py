@@ -51,6 +51,7 @@ class Demonstrations:
     kind: Kind
     episodes: int = 20  # expert: how many to record
     noise: float = 0.0  # expert: disturbance of what is executed, not of what is recorded; of half the action range
+    beyond: int = 0  # expert: steps recorded after success, so that a policy learns to come to rest
     mirror: bool = False  # Push-T: each demonstration and its mirror image (prism_sims/pusht_features.py)
     path: str | None = None  # the dataset; None: where the kind says
     map: tuple[str, ...] = ()  # which key of it becomes which sensor (data/formats/table.py); (): a guess, explained
@@ -73,7 +74,12 @@ class Demonstrations:
 
     def __post_init__(self) -> None:
         check_choices(self, "demonstrations")
-        ranges = {"[1, inf)": "episodes count", "[0, inf)": "noise", "(0, inf)": "fps tolerance", "(0, 1]": "fraction"}
+        ranges = {
+            "[1, inf)": "episodes count",
+            "[0, inf)": "noise beyond",
+            "(0, inf)": "fps tolerance",
+            "(0, 1]": "fraction",
+        }
         check_numbers(self, "demonstrations", ranges)
         if self.count is not None and self.fraction is not None:
             raise PrismError("demonstrations.count and demonstrations.fraction both say how much: give one of them")
@@ -251,8 +257,8 @@ def record_if_missing(config: Demonstrations, task: str, console: Console, worke
         what = f"{config.episodes - there} more to the {there}" if there else f"{config.episodes}"
         console.print(f"recording {what} demonstrations of {task} in {path}", highlight=False, soft_wrap=True)
         first = int(StoreSource(path).provenance["first_seed"]) if there else TASKS[task].first_seed
-        options: dict[str, Any] = {"workers": workers, "noise": config.noise, "seed": first, "go_on": there > 0}
-        collect(task, config.episodes, path, console=console, **options)
+        options: dict[str, Any] = {"noise": config.noise, "beyond": config.beyond, "seed": first, "go_on": there > 0}
+        collect(task, config.episodes, path, console=console, workers=workers, **options)
     else:
         more = f", {config.episodes} were asked for (fewer: --demonstrations N)" if there > config.episodes else ""
         console.print(f"using the {there} demonstrations in {path}{more}", highlight=False, soft_wrap=True)
@@ -269,9 +275,10 @@ def _recorded(path: Path, task: str, config: Demonstrations) -> int:
         raise PrismError(f"{path} is no recording of `prism data collect {task}`: {use}, or move it away")
     if difference := other_simulator(task, made):
         raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or {use}")
-    if made["noise"] != config.noise or made.get("failures", False):
-        how = f"with noise {made['noise']:g}" + (" and failures" if made.get("failures", False) else "")
-        asked = f"--noise {config.noise:g}"
+    beyond = made.get("beyond", 0)
+    if (made["noise"], beyond) != (config.noise, config.beyond) or made.get("failures", False):
+        how = f"with --noise {made['noise']:g} --beyond {beyond}" + " --failures" * made.get("failures", False)
+        asked = f"--noise {config.noise:g} --beyond {config.beyond}"
         again = f"prism data collect {task} --episodes {config.episodes} {asked} --overwrite"
         raise PrismError(f"{path} was recorded {how}, {asked} was asked for: {use}, or record it again ({again})")
     return len(StoreSource(path).lengths)

@@ -98,7 +98,7 @@ def state(task: str) -> Experiment:
     return Experiment(
         name=task,
         task=task,
-        demonstrations=Demonstrations("expert", episodes=20, noise=0.1),
+        demonstrations=Demonstrations("expert", episodes=20, noise=0.1, beyond=TASKS[task].beyond),
         policy=short_plans(),
         train=TrainConfig(minutes=3.0, val_fraction=0.05, threads=1, log_every=20),
         controller=replace(controller_of(task), exec_horizon=1),

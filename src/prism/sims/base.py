@@ -85,7 +85,11 @@ class Simulation(ABC):
         self.name, self.sensors, self.fps, self.max_steps = name, sensors, fps, max_steps
         self.action_low, self.action_high = np.asarray(low, dtype=np.float32), np.asarray(high, dtype=np.float32)
         self.action_dim = len(self.action_low)
+        self.beyond = (
+            0  # steps that an episode goes on after its first success: demonstrations show how to come to rest
+        )
         self._steps: int | None = None  # None: no episode yet
+        self._won: int | None = None  # the step of the first success
         self._is_over = False
 
     @abstractmethod
@@ -105,7 +109,7 @@ class Simulation(ABC):
 
     def _begin(self) -> dict[str, Array]:
         """The world is at a start: the first observation."""
-        self._steps, self._is_over = 0, False
+        self._steps, self._won, self._is_over = 0, None, False
         return self._observe()
 
     def _need_episode(self, call: str) -> int:
@@ -122,7 +126,10 @@ class Simulation(ABC):
             raise PrismError(f"{self.name}: an action is {self.action_dim} finite numbers, not {action!r}")
         self._steps = steps + 1
         score, success = self._advance(np.clip(action, self.action_low, self.action_high))
-        self._is_over = success or self._steps >= self.max_steps
+        if success and self._won is None:
+            self._won = self._steps
+        rested = self._won is not None and self._steps >= self._won + self.beyond
+        self._is_over = rested or self._steps >= self.max_steps
         return StepResult(self._observe(), score, success, done=self._is_over)
 
 

@@ -67,12 +67,15 @@ class Attempt:
     actions: NDArray[np.float32]
 
 
-def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False) -> Attempt:
-    """One attempt; what was seen in a failure is kept only if `failures`.
+def demonstrate(
+    env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False, beyond: int = 0
+) -> Attempt:
+    """One attempt; what was seen in a failure is kept only if `failures`. It goes on for `beyond` steps after success.
 
     With noise, the disturbed action is executed and the expert's own is recorded, so that the demonstrations show how
     to recover. Noise is in units of half the action range; an environment may do otherwise (`Env.disturb`).
     """
+    env.beyond = beyond  # type: ignore[attr-defined]  # an environment of one's own may end at success
     observation = env.reset(seed)
     expert.reset(seed)
     rng = np.random.default_rng([seed, 1])
@@ -83,17 +86,19 @@ def demonstrate(env: Env, expert: Expert, seed: int, noise: float = 0.0, failure
     record: Callable[[dict[str, Array]], dict[str, Array]] = getattr(env, "record", lambda shown: shown)
     rows: list[dict[str, Array]] = []
     actions: list[NDArray[np.float32]] = []
+    success = False
     while True:
         action = np.clip(expert.act(), env.action_low, env.action_high)
         rows.append(record(observation))
         actions.append(action)
         result = env.step(disturb(action, noise, rng).astype(np.float32) if noise > 0.0 else action)
         observation = result.observation
+        success |= result.success
         if result.done:
             break
-    keep = result.success or failures
+    keep = success or failures
     streams = {name: np.stack([row[name] for row in rows]) for name in rows[0]} if keep else {}
-    return Attempt(seed, result.success, streams, np.stack(actions))
+    return Attempt(seed, success, streams, np.stack(actions))
 
 
 def _attempts(task: str, seeds: range, workers: int, *how: Any) -> Generator[Attempt]:
@@ -144,15 +149,17 @@ def _attempt(task: str, seed: int, *how: Any) -> Attempt:
 
 def collect(
     task: str, episodes: int, path: Path, *, seed: int = 0, console: Console | None = None, overwrite: bool = False,
-    workers: int | None = None, noise: float = 0.0, failures: bool = False, go_on: bool = False,
+    workers: int | None = None, noise: float = 0.0, failures: bool = False, beyond: int = 0, go_on: bool = False,
 ) -> Collected:  # fmt: skip
     """Records `episodes` successful demonstrations of `task` in `path` (own format), with a progress bar.
 
-    `failures`: records `episodes` attempts, whatever becomes of them. `go_on`: keeps those that are there, recorded
-    from the same seed with the same disturbance, and adds what is missing: the dataset is the same as recorded at once.
+    `failures`: records `episodes` attempts, whatever becomes of them. `beyond`: each goes on for as many steps after
+    its success. `go_on`: keeps those that are there, recorded from the same seed in the same way, and adds what is
+    missing: the dataset is the same as recorded at once.
     """
-    if episodes < 1 or seed < 0 or noise < 0.0:
-        raise PrismError(f"cannot record {episodes} episodes from seed {seed} with noise {noise}: use 1, 0, 0 or more")
+    if episodes < 1 or min(seed, noise, beyond) < 0:
+        what = f"{episodes} episodes from seed {seed} with noise {noise}, {beyond} steps beyond success"
+        raise PrismError(f"cannot record {what}: use 1, 0, 0, 0 or more")
     last = min(seed + _PATIENCE * episodes + _PATIENCE, TEST_SEED)
     if seed + episodes > TEST_SEED:
         raise PrismError(f"seeds from {TEST_SEED} on are for evaluation: start below {TEST_SEED - episodes}")
@@ -164,7 +171,7 @@ def collect(
     make_expert(task, probe)
     probe.close()
 
-    provenance = settings(task, episodes, seed, noise, failures)
+    provenance = settings(task, episodes, seed, noise, failures, beyond)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
     attempts = successes = steps = 0
@@ -177,7 +184,7 @@ def collect(
                 episode = there.read(number)
                 writer.add(episode.streams, episode.actions, episode.present)
         shown = bar.add_task(f"{task}: demonstrations", total=episodes, completed=writer.episodes)
-        source = _attempts(task, range(seed + attempts, last), workers, noise, failures)
+        source = _attempts(task, range(seed + attempts, last), workers, noise, failures, beyond)
         try:
             for attempt in source:
                 attempts += 1
@@ -197,15 +204,16 @@ def collect(
     return Collected(Path(path), episodes, attempts, successes, steps)
 
 
-def settings(task: str, episodes: int, seed: int, noise: float, failures: bool) -> dict[str, Any]:
+def settings(task: str, episodes: int, seed: int, noise: float, failures: bool, beyond: int = 0) -> dict[str, Any]:
     """What determines a recording, as its provenance says it."""
     return {
         "by": "prism data collect",
-        "command": f"prism data collect {task} --episodes {episodes} --seed {seed} --noise {noise:g}"
+        "command": f"prism data collect {task} --episodes {episodes} --seed {seed} --noise {noise:g} --beyond {beyond}"
         + (" --failures" if failures else ""),
         "first_seed": seed,
         "noise": noise,
         "failures": failures,
+        "beyond": beyond,
         "versions": _versions(task),
     }
 

@@ -37,6 +37,8 @@ class Task:
     text: str = ""  # what to do, in words; "": its name (prism.sims.view)
     group: str = ""  # the part of its benchmark that it belongs to, for means
     first_seed: int = 0  # of its demonstrations: tasks that share scenes begin apart, one policy sees all of them
+    # steps that its demonstrations go on after success: where success is to be at a point, it must be seen how to stop
+    beyond: int = 0
     quick: bool = True  # twenty demonstrations are recorded before a second process has started
 
 

@@ -25,7 +25,9 @@ def _make(path: str, *arguments: Any) -> Any:
 def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
     """Tasks of one simulator: a name -> what its environment is made with. `recipe`: one, or one for each variant."""
     expert = row.pop("expert", None)
-    recipe, group, text, seeds = (row.pop(key, {}) for key in ("recipe", "group", "text", "first_seed"))
+    recipe, group, text, seeds, beyond = (
+        row.pop(key, {}) for key in ("recipe", "group", "text", "first_seed", "beyond")
+    )
     rows = {}
     for name, made_with in names.items():
         arguments = made_with if isinstance(made_with, tuple) else (made_with,)
@@ -36,6 +38,7 @@ def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
             group=group.get(arguments[0], ""),
             text=text.get(arguments[0], ""),
             first_seed=seeds.get(arguments[0], 0),
+            beyond=beyond.get(arguments[0], 0),
             **row,
         )
     return rows
@@ -64,6 +67,9 @@ METAWORLD = _family(
     grippers=(3,),
     packages=("metaworld", "mujoco"),
     group={task: split for split, tasks in metaworld.SPLITS.items() for task in tasks},
+    beyond=dict.fromkeys(
+        ("reach", "reach-wall"), 25
+    ),  # a hand in mid-air; with others' experts: docs/reference/simulators.md
     scene=partial(_make, "scenes:MetaWorldScene"),
 )
 ROBOSUITE = {
