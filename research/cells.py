@@ -7,13 +7,16 @@ trains only what is missing. Weights are not kept: such a cell cannot play other
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from prism.errors import PrismError
 from prism.io import files
-from prism.runs.comparison import CellId, folder_of
+from prism.rollout.metrics import FloatArray
+from prism.runs.comparison import CellId, Comparison, folder_of, table
 from prism.runs.grid import RESULT, Cell, refuse_other
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
@@ -40,6 +43,17 @@ def restored(stored: Mapping[str, Any]) -> dict[str, Any]:
     columns = [stored["per_episode"][name] for name in MEASURES]
     rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
     return {**stored, "per_episode": rows}
+
+
+def successes(comparisons: Sequence[Comparison], method: str) -> FloatArray | None:
+    """(seeds, episodes of all tasks), a comparison a task; None where a cell is missing."""
+    found = []
+    for comparison in comparisons:
+        cells = {id.seed: cell for id, cell in comparison.cells.items() if id.contestant == method}
+        if sorted(cells) != sorted(comparison.config.seeds):
+            return None
+        found.append(table(cells, sorted(cells), "success"))
+    return np.concatenate(found, axis=1)
 
 
 def put_back(file: Path, asked: Mapping[str, Any], methods: Mapping[str, str], work: Path) -> None:

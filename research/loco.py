@@ -33,18 +33,17 @@ from prism.errors import PrismError
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.metrics import paired
 from prism.runs.comparison import (
-    CellId,
     CompareConfig,
     Comparison,
     Contestant,
     EvaluationPlan,
     compare,
     summarise,
-    table,
 )
 from prism.runs.demonstrations import record_if_missing
-from prism.runs.grid import Cell, commits_of
+from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
+from research.cells import successes
 from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:
@@ -153,13 +152,14 @@ def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> d
     gain: dict[str, dict[str, Any]] = {method: {} for method in config.methods}
     for method in config.methods:
         for task in config.tasks:
-            few, many = (_tables(there, [task], count, method) for count in (fewest, most))
+            few, many = (successes([there[task, count]], method) for count in (fewest, most))
             if few is not None and many is not None and few is not many and few.shape == many.shape:
                 gain[method][task] = asdict(paired(many, few))
     ahead = {}
-    ours = _tables(there, config.tasks, most, OURS)
+    whole = [there[task, most] for task in config.tasks]
+    ours = successes(whole, OURS)
     for method in config.methods[1:]:
-        other = _tables(there, config.tasks, most, method)
+        other = successes(whole, method)
         if ours is not None and other is not None and other.shape == ours.shape:
             ahead[method] = asdict(paired(ours, other))
     return {
@@ -174,23 +174,6 @@ def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> d
         "gain": gain,
         "curve": curve,
     }
-
-
-def _tables(
-    there: Mapping[tuple[str, int], Comparison], tasks: tuple[str, ...] | list[str], count: int, method: str
-) -> Any:
-    """(seeds, episodes of all tasks) successes; None where a cell is missing."""
-    found = []
-    for task in tasks:
-        cells: dict[int, Cell] = {id.seed: cell for id, cell in _cells(there[task, count]) if id.contestant == method}
-        if sorted(cells) != sorted(there[task, count].config.seeds):
-            return None
-        found.append(table(cells, sorted(cells), "success"))
-    return np.concatenate(found, axis=1)
-
-
-def _cells(comparison: Comparison) -> list[tuple[CellId, Cell]]:
-    return list(comparison.cells.items())
 
 
 def claims(figures: dict[str, Any], config: Config) -> list[Claim]:

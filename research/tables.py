@@ -16,7 +16,9 @@ there.
                                complete; `tasks_done` says how many of how many
     tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes
     success.METHOD.TASK        of every method; jerk and mode_switches likewise
-    common.mean.METHOD         over the tasks that every method has (common.tasks)
+    common.mean.METHOD         over the tasks that every method has (common.tasks); common.ci.METHOD its interval over
+                               seeds and episodes, common.ahead.METHOD how far PRISM is ahead there, paired;
+                               common.jerk.METHOD
     expert.TASK                how often the scripted expert itself succeeds
     cells                      every training with its episodes: what --add goes on with (research/cells.py)
 TASK is the simulator's own name for it (pick-place, lift).
@@ -26,7 +28,7 @@ A task without all its seeds is under `missing`, never in a mean.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -38,6 +40,7 @@ from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.methods import METHODS
+from prism.rollout.metrics import interval, paired
 from prism.runs.comparison import (
     CompareConfig,
     Comparison,
@@ -51,8 +54,8 @@ from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
-from research.cells import kept, put_back
-from research.report import Claim, Study, Verdict, Written, show_rows
+from research.cells import kept, put_back, successes
+from research.report import Claim, Study, Verdict, Written, decided, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
 AS_PUBLISHED = ("policy.pred_horizon=16", "controller.exec_horizon=8")
@@ -239,7 +242,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "tasks": {task: row.success for task, row in ours.items()},
         "tasks_ci": {task: list(row.success_ci) for task, row in ours.items()},
         "mean_by_method": {method: whole_means(found, groups, ours) for method, found in rows.items()},
-        "common": common_means(rows),
+        "common": common_figures(rows, {short(task): comparison for task, comparison in done.items()}),
         **{
             key: {method: {task: getattr(row, key) for task, row in found.items()} for method, found in rows.items()}
             for key in ("success", "jerk", "mode_switches")
@@ -300,6 +303,19 @@ def whole_means(found: Mapping[str, Row], groups: Mapping[str, list[str]], ours:
     return {s: mean for s, mean in means.items() if all(t in same for t in groups[s] if t in found or t in ours)}
 
 
+def common_figures(rows: Mapping[str, Mapping[str, Row]], done: Mapping[str, Comparison]) -> dict[str, Any]:
+    """Over the tasks that every method has; the tasks are given, seeds and episodes are drawn."""
+    common = common_means(rows)
+    tasks = common["tasks"]
+    shared = [done[task] for task in tasks]
+    won = {method: values for method in rows if shared and (values := successes(shared, method)) is not None}
+    common["jerk"] = {method: fmean(found[task].jerk for task in tasks) for method, found in rows.items() if tasks}
+    common["ci"] = {method: list(interval(values)) for method, values in won.items()}
+    if (ours := won.pop("prism", None)) is not None:
+        common["ahead"] = {method: asdict(paired(ours, theirs)) for method, theirs in won.items()}
+    return common
+
+
 def common_means(rows: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
     """Over the tasks that every method has."""
     tasks = [task for task in next(iter(rows.values()), {}) if all(task in found for found in rows.values())]
@@ -319,6 +335,13 @@ def claims(figures: Mapping[str, Any], plan: Protocol) -> list[Claim]:
             ours = f"{reached:.1%} ({figures['tasks_done'][split]} tasks)"
             note = "state inputs and the last weights here, pictures and the best checkpoint there"
             found.append(Claim(f"Table 1, {split}", f"success {value:.1%}", ours, verdict, note))
+    tasks = len(figures["common"]["tasks"])
+    for method, difference in figures["common"].get("ahead", {}).items():
+        verdict, chance = decided(difference)
+        mean, low, high = (100 * difference[key] for key in ("mean", "low", "high"))
+        ours = f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        note = f"{difference['seeds']} training seeds, {tasks} tasks from state, equal CPU time{chance}"
+        found.append(Claim("Tables 1, 3", f"success above {method}", ours, verdict, note))
     return found
 
 
@@ -339,6 +362,8 @@ def show(study: Study, console: Console) -> None:
     if len(methods) > 1 and (common := figures["common"])["tasks"]:
         row = [f"mean of the {len(common['tasks'])} that all have", *(rate(common["mean"][name]) for name in methods)]
         lines.append([*row, ""])
+        ahead = [difference_words(common.get("ahead", {}).get(name)) for name in methods]
+        lines.append(["PRISM ahead there by [95 %]", *ahead, ""])
     show_rows("success (jerk, mode switches)", ("task", *methods, "expert"), lines, console)
     for reason in study.missing:
         console.print(f"missing: {reason}", highlight=False)
@@ -349,6 +374,12 @@ def cell(figures: Mapping[str, Any], method: str, task: str) -> str:
         return "missing"
     jerk, switches = (figures[key][method][task] for key in ("jerk", "mode_switches"))
     return f"{figures['success'][method][task]:.0%} ({jerk:.3f}, {switches:.1f})"
+
+
+def difference_words(difference: Mapping[str, float] | None) -> str:
+    if difference is None:
+        return ""
+    return "{mean:+.1%} [{low:+.1%}, {high:+.1%}]".format(**difference)
 
 
 def rate(value: float | None) -> str:

@@ -41,7 +41,11 @@ def test_some_tasks_of_each_split() -> None:
 
 def test_a_part_of_a_split_decides_nothing() -> None:
     plan = tables.protocol("metaworld")
-    figures = {"mean": {"hard": 1.0, "very_hard": 1.0}, "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"}}
+    figures = {
+        "common": {"tasks": []},
+        "mean": {"hard": 1.0, "very_hard": 1.0},
+        "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"},
+    }
     verdicts = {claim.where: claim.verdict for claim in tables.claims(figures, plan)}
     assert verdicts == {"Table 1, hard": "cannot be tested here", "Table 1, very_hard": "confirmed"}
 
