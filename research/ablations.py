@@ -3,11 +3,13 @@
 Try:
     python -m research ablations --factors rule scope --steps 2500 --json ablations.json
     python -m research ablations --recipe metaworld-pick-place --factors candidates --seeds 0
+    python -m research ablations --factors rule depth --add ablations.json --json F     goes on with a results file
 
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
 episodes; cells, intervals and the paired test are those of `prism compare`.
 
-    table = rows of comparison.json; factors.NAME = {"VARIANT": score}; pairs = differences between two variants
+    table = rows of comparison.json; factors.NAME = {"VARIANT": score}; pairs = differences between two variants;
+    cells = every training with its episodes (research/cells.py)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from prism.cli.style import option
 from prism.errors import PrismError
 from prism.rollout.metrics import Difference, paired
 from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
+from research.cells import cells_of, put_back
 from research.report import Claim, Drawn, Study, Verdict, show_rows
 from research.selection import TUNING_SEED
 
@@ -84,6 +87,8 @@ class Config(Drawn):
     """Episodes of each evaluation."""
     first_seed: int = TUNING_SEED
     """Seed of the first of them: what is chosen by an ablation is not chosen on the test's episodes."""
+    add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
+    """Results files of this study, of whatever machine: their cells count as if they had been run here."""
     jobs: int = 1
     """Runs at the same time, one thread each."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-ablations")
@@ -94,6 +99,12 @@ class Config(Drawn):
             raise PrismError(f"ablations: unknown factor '{unknown[0]}'; use {', '.join(FACTORS)}")
         if not self.factors or not self.seeds:
             raise PrismError("ablations: name at least one factor and one seed")
+
+    def same(self) -> dict[str, Any]:
+        """What every cell of a study has in common, but for its variant and seed."""
+        steps = self.steps if self.minutes is None else None
+        place = {"recipe": self.recipe, "episodes": self.episodes, "first_seed": self.first_seed}
+        return {**place, "steps": steps, "cpu_minutes": self.minutes}
 
     def grid(self) -> CompareConfig:
         variants = [(name, settings) for factor in self.factors for name, settings in FACTORS[factor].items()]
@@ -111,10 +122,15 @@ class Config(Drawn):
 
 def run(config: Config, console: Console) -> Study:
     """One comparison of all variants, seed by seed."""
-    comparison = compare(config.work, config.grid(), config.jobs, console)
+    grid = config.grid()
+    for file in config.add:
+        put_back(file, config.same(), grid.contestants, lambda _: config.work)
+    comparison = compare(config.work, grid, config.jobs, console)
     rows = {row.contestant: row for row in comparison.rows}
     missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]
-    return replace(summarise(config, rows, pairs_of(comparison), missing), commits=comparison.commits)
+    study = summarise(config, rows, pairs_of(comparison), missing)
+    study.figures["cells"] = cells_of([comparison])
+    return replace(study, commits=comparison.commits)
 
 
 def pairs_of(comparison: Comparison) -> Pairs:
@@ -138,13 +154,10 @@ def summarise(config: Config, rows: dict[str, Row], pairs: Pairs, missing: list[
         },
         "pairs": {f"{one} - {other}": asdict(value) for (one, other), value in pairs.items()},
     }
+    contestants = config.grid().contestants
     settings: dict[str, Any] = {
-        "recipe": config.recipe,
-        "steps": config.steps if config.minutes is None else None,
-        "cpu_minutes": config.minutes,
-        "episodes": config.episodes,
-        "first_seed": config.first_seed,
-        "variants": {name: list(s) for factor in config.factors for name, s in FACTORS[factor].items()},
+        **config.same(),
+        "methods": [f"{one.name}=prism" + f":{','.join(one.settings)}" * bool(one.settings) for one in contestants],
     }
     return Study("ablations", figures, tuple(claims(rows, pairs)), settings, config.seeds, tuple(missing))
 

@@ -7,7 +7,7 @@ trains only what is missing. Weights are not kept: such a cell cannot play other
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from prism.errors import PrismError
 from prism.io import files
+from prism.io.jsonconfig import to_json
 from prism.rollout.metrics import FloatArray
-from prism.runs.comparison import CellId, Comparison, folder_of, table
+from prism.runs.comparison import CellId, Comparison, Contestant, folder_of, table
 from prism.runs.grid import RESULT, Cell, refuse_other
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
@@ -56,8 +57,20 @@ def successes(comparisons: Sequence[Comparison], method: str) -> FloatArray | No
     return np.concatenate(found, axis=1)
 
 
-def put_back(file: Path, asked: Mapping[str, Any], methods: Mapping[str, str], work: Path) -> None:
-    """Finished cells of the file that `work` has not, as far as they are of `methods` (name: how it is written).
+def cells_of(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
+    """Of a results file, under `cells`."""
+    return [
+        {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
+        for comparison in comparisons
+        for id, cell in comparison.cells.items()
+    ]
+
+
+def put_back(
+    file: Path, asked: Mapping[str, Any], contestants: Sequence[Contestant], out: Callable[[str], Path]
+) -> None:
+    """Finished cells of the file that are not there yet, as far as they are of `contestants`. `out`: the folder of a
+    recipe's comparison.
 
     `asked`: what must be the same there (episodes, budget of each task ...); PrismError where it is not, or where a
     name stands for another variation.
@@ -73,13 +86,14 @@ def put_back(file: Path, asked: Mapping[str, Any], methods: Mapping[str, str], w
             refuse_other(file, {key: {k: there[k] for k in shared}}, {key: {k: now[k] for k in shared}})
         else:
             refuse_other(file, {key: there}, {key: now})
-    written = {text.partition("=")[0].partition(":")[0]: text for text in settings["methods"]}
+    there_too = {one.name: to_json(one) for one in map(Contestant.parse, settings["methods"])}
+    wanted = {one.name: to_json(one) for one in contestants}
     for one in cells:
         id = CellId(one["recipe"], one["contestant"], one["cell"]["seed"])
-        if id.contestant not in methods:
+        if id.contestant not in wanted:
             continue
-        refuse_other(file, {id.contestant: written.get(id.contestant)}, {id.contestant: methods[id.contestant]})
-        folder = folder_of(work / id.recipe, id)
+        refuse_other(file, there_too[id.contestant], wanted[id.contestant])
+        folder = folder_of(out(id.recipe), id)
         if not (folder / RESULT).exists():
             folder.mkdir(parents=True, exist_ok=True)
             files.replace_file(folder / RESULT, files.encode_json(restored(one["cell"])))

@@ -54,7 +54,7 @@ from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
-from research.cells import kept, put_back, successes
+from research.cells import cells_of, put_back, successes
 from research.report import Claim, Study, Verdict, Written, decided, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
@@ -201,7 +201,8 @@ def contestant(text: str) -> Contestant:
 def run(config: Config, console: Console) -> Study:
     work = config.folder
     for file in config.add:
-        put_back(file, config.protocol_settings(), {contestant(text).name: text for text in config.methods}, work)
+        named = [Contestant.parse(text) for text in config.methods]
+        put_back(file, config.protocol_settings(), named, lambda task: work / task)
     done = {}
     for task in config.rows:
         grid = config.grid(work, task)
@@ -250,11 +251,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "expert": {short(task): expert_rates.get(f"success.{task}") for task in config.rows},
         "bars": dict(plan.bars),
     }
-    figures["cells"] = [
-        {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
-        for comparison in done.values()
-        for id, cell in comparison.cells.items()
-    ]
+    figures["cells"] = cells_of(done.values())
     settings = {**config.settings("jobs", "status", "trained", "add"), **config.protocol_settings()}
     commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
     return Study(config.table, figures, tuple(claims(figures, plan)), settings, config.seeds, missing, commits)

@@ -130,13 +130,24 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
     for wrong, said in (
         (["--episodes", "3"], "episodes = 2 there, 3 now"),
         (["--minutes", "1"], "minutes.reach = 0.005 there, 1.0 now"),
-        (["--methods", "prism=prism:train.batch_size=8"], "prism = prism there, prism=prism:train.batch_size=8 now"),
+        (["--methods", "prism=prism:train.batch_size=8"], "settings = [] there, ['train.batch_size=8'] now"),
     ):
         assert main([*more[:-4], *wrong, "--work", str(tmp_path / "c"), "--status"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     first.write_text("{}")
     assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
     assert "has no 'cells'" in capsys.readouterr().err
+
+
+def test_ablations_go_on_on_another_machine(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    words = ["ablations", "--factors", "scope", "--steps", "1", "--seeds", "0", "--episodes", "1"]
+    assert main([*words, "--work", str(tmp_path / "a"), "--json", str(first)]) == 0
+    assert main([*words, "--add", str(first), "--work", str(tmp_path / "b"), "--json", str(second)]) == 0
+    assert not list((tmp_path / "b").rglob("log.jsonl")), "nothing is trained again"
+    old, new = (json.loads(file.read_text()) for file in (first, second))
+    assert [row["score"] for row in new["table"]] == [row["score"] for row in old["table"]]
+    assert new["cells"] == old["cells"]
 
 
 def test_a_split_that_is_not_there_has_no_mean() -> None:
