@@ -80,6 +80,17 @@ def finish(out: Path, id: CellId, scores: list[float], **options: Any) -> None:
     (folder / RESULT).write_text(json.dumps(fake_result(id, scores, **options)))
 
 
+def found_at(path: Path, *more: int) -> Any:
+    """open_demonstrations that finds them elsewhere, and `more` episodes of these lengths."""
+
+    def opened(*asked: Any) -> Any:
+        found, source, copies = open_demonstrations(*asked)
+        source.lengths = np.append(source.lengths, np.array(more, dtype=source.lengths.dtype))
+        return replace(found, path=str(path)), source, copies
+
+    return opened
+
+
 # ------------------------------------------------------------------------------------------------------ the grid
 
 
@@ -161,6 +172,21 @@ def test_a_student_learns_from_the_cell_of_its_teacher(tmp_path: Path) -> None:
     assert next_ready([first.name], [], after) == first.name
     with pytest.raises(PrismError, match="its teacher, pusht flow_matching seed 0, is not finished"):
         run_cell(folder_of(tmp_path, first), QUIET)
+
+
+def test_a_comparison_may_be_moved_with_its_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    student, teacher = Contestant("rectified_flow", "rectified_flow"), Contestant("flow_matching", "flow_matching")
+    asked, here = config(teacher, student, seeds=(0,)), tmp_path / "here"
+    learned_from, learns = prepare(tmp_path / "there", asked, QUIET)
+    (tmp_path / "there").rename(here)
+    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data"))
+    check_cells(here, asked)
+    prepare(here, asked, QUIET)
+    found = Experiment.load(folder_of(here, learns))
+    assert found.teacher == str(folder_of(here, learned_from))
+    assert found.demonstrations.path == str(tmp_path / "data")
+    with pytest.raises(PrismError, match="teacher = pusht/flow_matching/seed-0 there, pusht/other/seed-0 now"):
+        prepare(here, config(replace(teacher, name="other"), student, seeds=(0,)), QUIET)
 
 
 # ------------------------------------------------------------------------------------------ processes that go wrong
@@ -318,19 +344,13 @@ def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pyt
     """`prism train` may have recorded more of them into the same folder meanwhile."""
     prepare(tmp_path, config(PRISM), QUIET)
     prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
-
-    def grown(*asked: Any) -> Any:
-        found, source, copies = open_demonstrations(*asked)
-        monkeypatch.setattr(source, "lengths", np.append(source.lengths, 50))
-        return found, source, copies
-
-    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", grown)
+    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path, 50))
     with pytest.raises(PrismError, match=r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now"):
         prepare(tmp_path, config(MSE), QUIET)
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()
 
 
-def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
+def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, first, again = config(PRISM, seeds=(0,)), tmp_path / "first", tmp_path / "again"
     compare(first, plain, 1, QUIET)
     plan = EvaluationPlan(episodes=2, first_seed=300_000, curve=())
@@ -344,6 +364,12 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path) -> None:
         prepare(tmp_path / "other", executed, QUIET, tmp_path / "bare")
     with pytest.raises(PrismError, match="seed-1 is not finished"):
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
+    with monkeypatch.context() as patch:
+        patch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data", 50))
+        with pytest.raises(PrismError, match=r"first/cells/pusht was made with other settings \(episodes = "):
+            prepare(tmp_path / "grown", executed, QUIET, first)
+        patch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data"))
+        prepare(tmp_path / "moved", executed, QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)
     run_cell(folder_of(again, id), QUIET)
     source = folder_of(first, replace(id, contestant="prism"))

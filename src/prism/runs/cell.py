@@ -41,7 +41,7 @@ from prism.rollout.results import (
 )
 from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import CELL, EVALUATE, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
-from prism.runs.recipes import FILE, Experiment
+from prism.runs.recipes import Experiment
 from prism.runs.workflow import add_point, curve_point, read_curve, train_experiment
 from prism.training.checkpoint import list_checkpoints
 from prism.training.loop import TrainResult
@@ -108,10 +108,11 @@ class CellSpec:
         return from_json(CellSpec, data, str(folder / CELL))
 
 
-def teacher_folder(cell: Path) -> Path | None:
-    """Where the cell that a distilled method learns from is."""
-    teacher = Experiment.load(cell).teacher if (cell / FILE).is_file() else None
-    return None if teacher is None else Path(teacher)
+def definition(experiment: Experiment) -> dict[str, Any]:
+    """What is trained, wherever it lies: the teacher by the name of its cell, and no path of the demonstrations, which
+    are known by their content (Grid.check_data)."""
+    teacher = None if experiment.teacher is None else "/".join(Path(experiment.teacher).parts[-3:])
+    return to_json(replace(experiment, teacher=teacher, demonstrations=replace(experiment.demonstrations, path="")))
 
 
 def run_cell(folder: Path, console: Console) -> None:
@@ -119,7 +120,8 @@ def run_cell(folder: Path, console: Console) -> None:
     experiment, spec = Experiment.load(folder), CellSpec.load(folder)
     if (folder / RESULT).is_file():
         return
-    if (teacher := teacher_folder(folder)) is not None and not (teacher / RESULT).is_file():
+    teacher = None if experiment.teacher is None else Path(experiment.teacher)
+    if teacher is not None and not (teacher / RESULT).is_file():
         raise PrismError(f"its teacher, {CellSpec.load(teacher).id}, is not finished: run the same command again")
     (folder / FAILED).unlink(missing_ok=True)
     _record_demonstrations(experiment, console)

@@ -27,7 +27,7 @@ from prism.report.comparison import write_page
 from prism.rollout import metrics
 from prism.rollout.metrics import Difference, FloatArray, interval, paired, success_interval
 from prism.rollout.results import run_info, write_json
-from prism.runs.cell import TRAINED_BY, CellSpec
+from prism.runs.cell import TRAINED_BY, CellSpec, definition
 from prism.runs.cell import CellId as CellId
 from prism.runs.cell import EvaluationPlan as EvaluationPlan
 from prism.runs.demonstrations import open_demonstrations
@@ -296,7 +296,9 @@ def write_summary(out: Path, config: CompareConfig, failed: Mapping[CellId, str]
     return comparison
 
 
-def experiments_of(out: Path, config: CompareConfig, console: Console | None) -> dict[CellId, Experiment]:
+def experiments_of(
+    out: Path, config: CompareConfig, console: Console | None, trained: Path | None = None
+) -> dict[CellId, Experiment]:
     """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not; without
     a console nobody looks for them).
 
@@ -314,6 +316,8 @@ def experiments_of(out: Path, config: CompareConfig, console: Console | None) ->
         source = None
         if console is not None:
             demonstrations, source, _ = open_demonstrations(plain.demonstrations, plain.task, console)
+            if trained is not None:
+                Grid(trained).check_data(name, source, keep=False)
             Grid(out).check_data(name, source)
             path = str(Path(demonstrations.path or "").resolve())  # processes of a cluster start in other folders
             plain = replace(plain, demonstrations=replace(demonstrations, path=path))
@@ -357,26 +361,20 @@ def _teachers(config: CompareConfig) -> dict[str, str]:
 
 def check_equal(out: Path, config: CompareConfig) -> None:
     """PrismError where a cell in this folder, also one that is not asked for now, has another budget or evaluation."""
-    asked = {"minutes": config.minutes or 0.0, "steps": config.steps or 0, "clock": config.clock}
+    plan = to_json(config.evaluation)
+    asked = {"minutes": config.minutes or 0.0, "steps": config.steps or 0, "clock": config.clock, "evaluation": plan}
     for file in sorted(out.glob(f"cells/*/*/seed-*/{CELL}")):
-        train = Experiment.load(file.parent).train
+        train, spec = Experiment.load(file.parent).train, CellSpec.load(file.parent)
         there = {"minutes": train.minutes, "steps": train.steps, "clock": train.clock}
-        refuse_other(
-            file.parent,
-            {**there, "evaluation": to_json(CellSpec.load(file.parent).evaluation)},
-            {**asked, "evaluation": to_json(config.evaluation)},
-        )
+        refuse_other(file.parent, {**there, "evaluation": to_json(spec.evaluation)}, asked)
 
 
 def check_cells(out: Path, config: CompareConfig) -> None:
     """PrismError where a cell that is there is not what is asked for now. Nothing is read but the cells."""
     check_equal(out, config)
     for id, experiment in experiments_of(out, config, None).items():
-        folder = folder_of(out, id)
-        if (folder / CELL).exists():
-            path = Experiment.load(folder).demonstrations.path
-            found = replace(experiment, demonstrations=replace(experiment.demonstrations, path=path))
-            _refuse_changed(folder, found, config.spec(id))
+        if (folder_of(out, id) / CELL).exists():
+            _refuse_changed(folder_of(out, id), experiment, config.spec(id))
 
 
 def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
@@ -386,19 +384,20 @@ def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | 
     one of the method for a variation that differs in how it is executed.
     """
     check_equal(out, config)
-    experiments = experiments_of(out, config, console)
+    experiments = experiments_of(out, config, console, trained)
     ids = cell_ids(config)
     for id in ids:
         folder, experiment, spec = folder_of(out, id), experiments[id], config.spec(id)
-        if (folder / CELL).exists():
+        if known := (folder / CELL).exists():
             _refuse_changed(folder, experiment, spec)
-            continue
+            if Experiment.load(folder) == experiment:
+                continue
         with files.explain_write_errors(folder, "Nothing was trained"):
             folder.mkdir(parents=True, exist_ok=True)
-            if trained is not None:
+            if trained is not None and not known:
                 own, plain = (folder_of(trained, one) for one in (id, replace(id, contestant=spec.method)))
                 _take(own if own.exists() else plain, folder, experiment)
-            experiment.save(folder)
+            experiment.save(folder)  # also of a cell that is there: where its teacher and demonstrations lie now
             spec.save(folder)
     return ids
 
@@ -409,7 +408,7 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
         raise PrismError(f"{source} is not finished: finish that comparison, or name only methods and seeds it has")
 
     def learned(one: Experiment) -> dict[str, Any]:
-        return {k: v for k, v in to_json(one).items() if k not in ("controller", "teacher")}
+        return {k: v for k, v in definition(one).items() if k not in ("controller", "teacher")}
 
     refuse_other(source, learned(Experiment.load(source)), learned(experiment))
     kept = list_checkpoints(source)
@@ -423,8 +422,8 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
 
 
 def _refuse_changed(folder: Path, experiment: Experiment, spec: CellSpec) -> None:
-    there = {"experiment": to_json(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
-    refuse_other(folder, there, {"experiment": to_json(experiment), "cell": to_json(spec)})
+    there = {"experiment": definition(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
+    refuse_other(folder, there, {"experiment": definition(experiment), "cell": to_json(spec)})
 
 
 def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:

@@ -109,13 +109,13 @@ class Grid:
     def folder(self, name: str) -> Path:
         return self._cells / name
 
-    def check_data(self, name: str, source: EpisodeSource) -> None:
-        """PrismError where the dataset of the cells below NAME has grown, or is another one, since the first call."""
+    def check_data(self, name: str, source: EpisodeSource, keep: bool = True) -> None:
+        """PrismError where the cells below NAME had another dataset, or a smaller one; `keep`: note the first one."""
         now, path = {"episodes": len(source.lengths), "steps": int(source.lengths.sum())}, self.folder(name) / DATA
-        if not path.is_file():
+        if keep and not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             files.replace_file(path, files.encode_json(now))
-        refuse_other(path.parent, files.read_json(path, REMEDY), now)
+        refuse_other(path.parent, files.read_json(path, REMEDY) if path.is_file() else now, now)
 
     def run(
         self,
