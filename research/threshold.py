@@ -18,7 +18,7 @@ Lemma E.2 predicts the variance q(1-q) / (N f^2) for N independent distances; ef
 holds. The B K B distances of a batch share B targets and B contexts, so it is nearer B than B K B.
 
 Policies that are there already (`runs`): their logs count beside the trainings, and every rule is applied to each
-    on_policies.NAME.RULE   as an entry of `calibration`, at B = 64, with the policy's own K
+    on_policies.NAME.RULE   as an entry of `calibration`, at B = 64, with the policy's own K, eps and discount
 This says what a rule would do to candidates of a policy that was trained with another.
 """
 
@@ -198,11 +198,17 @@ def summarise_quantiles(values: Sequence[float], pool: Tensor, q: float) -> Resu
     return {"mean": centre, "cv": spread / centre, "effective_samples": effective, "pairs": int(pool.numel())}
 
 
+def form(policy: PrismPolicy) -> dict[str, Any]:
+    """eps and discount of the policy's distances, where they are not the default."""
+    own, default = policy.config.objective, ObjectiveConfig()
+    return {key: getattr(own, key) for key in ("eps", "discount") if getattr(own, key) != getattr(default, key)}
+
+
 def calibrate(
     policy: PrismPolicy, windows: Windows, batch_size: int, candidates: int, config: Config
 ) -> dict[str, Result]:
     """{rule: entry}: `draws` random batches of one size through the objective itself. The first fifth warms it up."""
-    plain = ObjectiveConfig(candidates=candidates, quantile=config.quantile, relative=0.0)
+    plain = ObjectiveConfig(candidates=candidates, quantile=config.quantile, relative=0.0, **form(policy))
     objectives = {
         rule: RSIMLE(
             with_settings(plain, [setting.removeprefix("policy.objective.") for setting in RULES[rule]]),
@@ -271,7 +277,7 @@ def calibration(
         for size in config.batch_sizes:
             settings = {**settings_of(experiment), "stage": stage, "batch": size, "draws": config.draws}
             settings |= {"candidates": config.candidates, "rules": list(config.rules)}
-            settings |= {"seed": config.seed, "sha256": weights[stage]}
+            settings |= {"seed": config.seed, "sha256": weights[stage], **form(policy)}
             compute = functools.partial(calibrate, policy, windows, size, config.candidates, config)
             for rule, row in (cells.get(f"calibration-{stage}-{size}", settings, compute) or {}).items():
                 found[stage][rule][str(size)] = row
@@ -288,7 +294,7 @@ def on_policies(config: Config, cells: Cells) -> dict[str, dict[str, Result]]:
         assert isinstance(policy, PrismPolicy)  # read_rates has seen to it
         candidates = policy.config.objective.candidates
         settings = {**settings_of(experiment), "draws": config.draws, "rules": list(config.rules)}
-        settings |= {"seed": config.seed, "sha256": run.weights_id()["sha256"]}
+        settings |= {"seed": config.seed, "sha256": run.weights_id()["sha256"], **form(policy)}
         compute = functools.partial(calibrate, policy, windows_of(experiment), PAPER_BATCH, candidates, config)
         if (cell := cells.get(f"policy-{name}", settings, compute)) is not None:
             found[name] = cell

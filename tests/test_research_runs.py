@@ -6,16 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from prism.controller import ControllerConfig, Replan
+from prism.distributed.rows import quantile
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
+from prism.methods.prism import PrismPolicy
+from prism.methods.table import build_policy
+from prism.normalize import Normalizer, compute_statistics
 from prism.objective import ObjectiveConfig
 from prism.rollout.metrics import Difference
 from prism.runs.comparison import CellId, Row
 from prism.runs.recipes import recipe, with_budget
+from prism.runs.run import Run
 from prism.runs.workflow import train_experiment
 from prism.selection import SelectionConfig
 from research import (
@@ -64,6 +70,22 @@ def test_every_rule_is_applied_to_a_policy_that_is_there(run: Path, tmp_path: Pa
     assert study.figures["calibration"]["trained"]["own"]["32"]["cv"] > 0
     threshold.show(study, QUIET)
     threshold.draw(study)
+
+
+def test_a_rule_measures_as_the_policy_does(run: Path) -> None:
+    experiment = with_settings(Run(run).experiment, ["policy.objective.discount=0.5", "policy.objective.eps=0.1"])
+    windows = threshold.windows_of(experiment)
+    source = windows.source
+    spec = experiment.policy.spec(source.sensors, source.action_dim, source.fps)
+    policy = build_policy(spec, 0, Normalizer.from_statistics(compute_statistics(source)))
+    assert isinstance(policy, PrismPolicy)
+    config, order = threshold.Config(rules=("own",), draws=5), np.random.default_rng([0, 8])
+    found = threshold.calibrate(policy, windows, 8, 4, config)["own"]["mean"]
+    batches = [order.choice(len(windows), 8, replace=False) for _ in range(5)]
+    drafts = [threshold.draft(policy, windows, batch, 4, seed) for seed, batch in enumerate(batches)]
+    own = [policy.objective.distances(*one, None).own for one in drafts]
+    assert found == pytest.approx(np.mean([float(quantile(distance, config.quantile)) for distance in own]))
+    assert threshold.form(policy) == {"eps": 0.1, "discount": 0.5}
 
 
 def test_without_a_training_the_other_figures_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
