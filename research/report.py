@@ -258,12 +258,15 @@ def confirmed(condition: bool) -> Verdict:
     return "confirmed" if condition else "not confirmed"
 
 
-def decided(difference: Mapping[str, Any]) -> tuple[Verdict, str]:
-    """The verdict on "better" from a paired difference (evaluation.statistics.Difference as JSON): its 95 % interval
-    and p have to exclude 0; what to add to the note where they do not."""
-    if difference["low"] <= 0 <= difference["high"] or difference["p"] >= 0.05:
-        return "cannot be tested here", "; no difference beyond chance at this budget"
-    return confirmed(difference["low"] > 0), ""
+def decided(difference: Mapping[str, Any], bar: float = 0.0) -> tuple[Verdict, str]:
+    """The verdict on "better", or better by more than `bar`, from a paired difference (rollout.metrics.Difference as
+    JSON): its 95 % interval has to exclude the bar, and p must not contradict an interval that excludes 0; what to add
+    to the note where that is not so."""
+    low, high, p = (difference[key] for key in ("low", "high", "p"))
+    if low <= bar <= high or (p >= 0.05 and not low <= 0 <= high):
+        told = f"cannot be told from {low:+.0%} to {high:+.0%}, p = {p:.2g}"
+        return "cannot be tested here", f"; {told if bar else 'no difference beyond chance at this budget'}"
+    return confirmed(low > bar), ""
 
 
 def train_run(experiment: Experiment, run: Path, console: Console) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ from prism.runs.comparison import (
 from prism.runs.grid import RESULT, Cell, commits_of
 from prism.runs.run import Run
 from research import modality
-from research.report import Cells, Claim, Result, Study, Written, confirmed, decided, show_rows
+from research.report import Cells, Claim, Result, Study, Verdict, Written, decided, show_rows
 
 Part = Literal["all", "without", "baselines", "dropout"]
 SENSES = {
@@ -70,6 +70,8 @@ TRAINED = Contestant(
 LONGER = 3  # times the CPU time: to learn with and without a sensor is more to learn
 ARMS = {"plain": PRISM, "trained": TRAINED}
 NOTHING = "nothing"  # is missing
+BARS = {"touch": 0.25, "sound": 0.25, "depth": 0.15}  # of the gain: ours
+ALLOWED = 0.05  # success that a redundant sensor may cost: the paper's 3 to 5 points
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,20 +276,17 @@ def mean_of(config: Config, cells: Mapping[CellId, Cell], name: str) -> dict[str
 def claims(study: Study) -> list[Claim]:
     found = []
     tasks, means = study.figures["tasks"], study.figures["means"]
-    wanted = {"touch": 0.25, "sound": 0.25, "depth": 0.15}
     for sense, row in tasks.items():
         if row["gain"] is not None:
             both = [f"{row[key]['success']:.0%} {_percent(row[key]['ci'])}" for key in ("all", "without")]
-            verdict, chance = decided(row["gain"])
-            if row["gain"]["mean"] < wanted[sense]:
-                verdict = "not confirmed"
+            verdict, chance = decided(row["gain"], BARS[sense])
             found.append(
                 Claim(
                     "Sec. 1, Fig. 3",
                     "a policy with more senses does what one without them cannot",
                     f"{row['task']}: {both[0]} with all senses, {both[1]} trained without {row['sensor']}",
                     verdict,
-                    f"n = {row['gain']['seeds']} seeds; our task and our bar, {wanted[sense]:.0%}{chance}",
+                    f"n = {row['gain']['seeds']} seeds; our task and our bar, {BARS[sense]:.0%}{chance}",
                 )
             )
     for name, row in means.items():
@@ -302,12 +301,24 @@ def claims(study: Study) -> list[Claim]:
         if arms["trained"]
     ]
     if costs:
-        worst = min(cost["mean"] for cost in costs)
-        said = f"at most {max(0.0, -worst) * 100:.0f} points without a redundant sensor"
-        note = f"{len(costs)} of {len(study.figures['dropout'])} tasks, trained with dropout"
+        verdict, chance = min((bearable(cost) for cost in costs), key=lambda one: _WORST_FIRST.index(one[0]))
+        mean, low = (max(0.0, -min(cost[key] for cost in costs)) * 100 for key in ("mean", "low"))
+        said = f"at most {mean:.0f} points without a redundant sensor (by the intervals {low:.0f})"
+        note = f"{len(costs)} of {len(study.figures['dropout'])} tasks, trained with dropout{chance}"
         paper = "without one modality success drops by 3 to 5 points only"
-        found.append(Claim("Sec. 5", paper, said, confirmed(worst >= -0.05), note))
+        found.append(Claim("Sec. 5", paper, said, verdict, note))
     return found
+
+
+_WORST_FIRST: tuple[Verdict, ...] = ("not confirmed", "cannot be tested here", "confirmed")
+
+
+def bearable(cost: Mapping[str, Any]) -> tuple[Verdict, str]:
+    """Is a change of success above -ALLOWED? Where no episode changed there is no interval: with a change in every
+    20th, so many alike must be rarer than 5 %."""
+    if cost["low"] == cost["high"] and (1 - ALLOWED) ** (cost["seeds"] * cost["episodes"]) > 0.05:
+        return "cannot be tested here", "; cannot be told from so few episodes"
+    return decided(cost, -ALLOWED)
 
 
 def _percent(ci: Sequence[float]) -> str:

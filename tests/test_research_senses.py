@@ -12,6 +12,7 @@ from prism.errors import PrismError
 from prism.runs.cell import CellId
 from research import language, senses
 from research.__main__ import main
+from research.report import Study
 
 
 def episodes(won: list[bool]) -> list[dict[str, Any]]:
@@ -45,6 +46,49 @@ def test_a_missing_sensor_is_judged_by_its_own_episodes() -> None:
     found = senses.dropped(kept)
     assert found["proprio"]["change"]["mean"] == -0.25
     assert "change" not in found["nothing"]
+
+
+def measured(low: float, high: float, p: float = 0.001, episodes: int = 50) -> dict[str, Any]:
+    return {"mean": (low + high) / 2, "low": low, "high": high, "p": p, "seeds": 3, "episodes": episodes}
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        (measured(0.3, 0.6), "confirmed"),
+        (measured(0.1, 0.6), "cannot be tested here"),  # its mean is above the bar, 25 %
+        (measured(0.1, 0.35), "cannot be tested here"),  # below
+        (measured(0.05, 0.2), "not confirmed"),
+        (measured(-0.1, 0.1, p=1.0), "not confirmed"),
+        (measured(1.0, 1.0, p=0.5, episodes=2), "cannot be tested here"),
+    ],
+)
+def test_a_gain_is_told_by_its_interval(gain: dict[str, Any], verdict: str) -> None:
+    one = {"success": 0.5, "ci": [0.4, 0.6]}
+    row = {"task": "t", "sensor": "tactile", "all": one, "without": one, "gain": gain}
+    study = Study("senses", {"tasks": {"touch": row}, "means": {}, "dropout": {}}, (), {})
+    (claim,) = senses.claims(study)
+    assert claim.verdict == verdict
+    assert ("cannot be told" in claim.note) == (verdict == "cannot be tested here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ((measured(-0.03, 0.03, p=1.0), measured(0.0, 0.0, p=1.0)), "confirmed"),
+        ((measured(-0.06, 0.09, p=0.7), measured(0.0, 0.0, p=1.0)), "cannot be tested here"),
+        ((measured(-0.06, 0.09, p=0.7), measured(-0.4, -0.2)), "not confirmed"),
+        ((measured(0.0, 0.0, p=1.0, episodes=1),), "cannot be tested here"),  # three episodes alike
+    ],
+)
+def test_what_a_redundant_sensor_costs_is_told_by_its_intervals(
+    changes: tuple[dict[str, Any], ...], verdict: str
+) -> None:
+    dropout = {
+        sense: {"trained": {"proprio": {"change": one}}} for sense, one in zip(senses.SENSES, changes, strict=False)
+    }
+    (claim,) = senses.claims(Study("senses", {"tasks": {}, "means": {}, "dropout": dropout}, (), {}))
+    assert claim.verdict == verdict
 
 
 def test_unknown_senses_are_refused() -> None:
