@@ -59,3 +59,9 @@ def inspect(path: Path, fps: float | None = None, entries: Sequence[Entry] = ())
     """As `prism data inspect` looks at a dataset."""
     source, problems = readable(open_dataset(path, fps, entries, skip_damaged=None))
     return summarise(source, format_name(Path(path)), problems=problems)
+
+
+def read_all(path: Path) -> None:
+    source = open_dataset(path)
+    for episode in range(len(source.lengths)):
+        source.read(episode)

@@ -11,15 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism.data import open_dataset
 from prism.errors import PrismError
+from tests.data_fakes import read_all
 from tests.data_files import CAMERA, table, write_calvin, write_lerobot_v3, write_lerobot_v21, write_robomimic
-
-
-def read_all(path: Path) -> None:
-    source = open_dataset(path)
-    for episode in range(len(source.lengths)):
-        source.read(episode)
 
 
 def refused(path: Path, *parts: str) -> None:

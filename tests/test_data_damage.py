@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prism import cli
 from prism.data import open_dataset, parse_map
 from prism.data.damage import parse_episodes
+from prism.data.formats.store import Checksums, as_bytes
+from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.normalize import compute_statistics
 from prism.runs.recipes import recipe
+from prism.sensors import SensorSpec
 from tests.data_fakes import inspect
 from tests.data_files import LENGTHS, write_lerobot_v3, write_lerobot_v21, write_robomimic
 
@@ -74,6 +81,88 @@ def test_convert_leaves_damaged_episodes_out(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "out").lengths.tolist() == [LENGTHS[2]]
     notes = json.loads((tmp_path / "out/dataset.json").read_text())["provenance"]["notes"]
     assert any("left out: 0, 1" in note for note in notes)
+
+
+def nan_robomimic(path: Path) -> Path:
+    import h5py
+
+    with h5py.File(write_robomimic(path.with_suffix(".hdf5")), "r+") as file:
+        file["data/demo_1/obs/robot0_eef_pos"][1, 0] = np.nan
+    return path.with_suffix(".hdf5")
+
+
+def nan_lerobot(path: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = sorted(write_lerobot_v21(path).glob("data/**/*.parquet"))[1]
+    table = pq.read_table(file)
+    rows = np.stack(table["action"].to_pylist()).astype(np.float32)
+    rows[1, 0] = np.inf
+    at = table.column_names.index("action")
+    pq.write_table(table.set_column(at, "action", pa.array(list(rows), table.schema.field("action").type)), file)
+    return path
+
+
+def nan_zarr(path: Path) -> Path:
+    import zarr
+
+    rows = np.random.default_rng(0).normal(size=(sum(LENGTHS), 2)).astype(np.float32)
+    bad = rows.copy()
+    bad[LENGTHS[0] + 1, 1] = np.nan
+    root = zarr.open_group(str(path), mode="w")
+    root["data/state"], root["data/action"] = rows, bad
+    root["meta/episode_ends"] = np.cumsum(LENGTHS)
+    return path
+
+
+def nan_store(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    sensors = SensorSpec("force", "vector", (3,)), SensorSpec("pose", "vector", (2,))
+    with DatasetWriter(path, sensors, 2, 10.0, "reach") as writer:
+        for length in LENGTHS:
+            streams = {spec.name: rng.normal(size=(length, *spec.shape)) for spec in sensors}
+            writer.add(streams, rng.normal(size=(length, 2)))
+    rows = np.load(path / "force.npy")
+    rows[LENGTHS[0] + 1, 1] = np.nan
+    np.save(path / "force.npy", rows)
+    sums = Checksums(rows[0].nbytes)
+    sums.add(as_bytes(rows))
+    np.save(path / "force.crc.npy", sums.result())
+    return path
+
+
+HOLES = {nan_robomimic: "robot0_eef_pos", nan_lerobot: "action", nan_zarr: "action", nan_store: "force"}
+
+
+@pytest.mark.parametrize("write", HOLES)
+def test_an_episode_with_nan_is_damaged(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    path = write(tmp_path / "set")
+    what = rf"episode 1.*{HOLES[write]}|{HOLES[write]}.*episode 1"
+    with pytest.raises(PrismError, match=r"NaN or infinity at step 1; .*--skip-damaged") as error:
+        compute_statistics(open_dataset(path))
+    assert re.search(what, str(error.value))
+    left = open_dataset(path, skip_damaged=True)
+    assert left.lengths.tolist() == [LENGTHS[0], LENGTHS[2]]
+    assert any(re.search(what, note) for note in left.notes)
+    compute_statistics(left)
+    found = inspect(path)
+    assert len(found.lengths) == 2
+    assert any(re.search(what, warning) for warning in found.warnings)
+
+
+def test_training_leaves_an_episode_with_nan_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = nan_store(tmp_path / "set")
+    command = ["train", str(path), "--steps", "2", "--preset", "tiny", "--out", str(tmp_path / "run")]
+    assert cli.main(command) == cli.EXIT_USER
+    error = capfd.readouterr().err
+    assert "force.npy: episode 1: NaN or infinity at step 1" in error
+    assert "--skip-damaged" in error
+    assert cli.main([*command, "--skip-damaged"]) == 0
+    said = capfd.readouterr().err
+    assert "force.npy: episode 1: NaN or infinity at step 1" in said
+    assert "1 of 3 episodes are damaged and left out: 1" in said
+    assert cli.main([*command[:-1], str(tmp_path / "fewer"), "--without", "force"]) == 0  # nobody reads it
 
 
 def test_episodes_in_words() -> None:

@@ -17,6 +17,7 @@ from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec
+from tests.data_fakes import read_all
 
 SENSORS = (SensorSpec("proprio", "vector", (3,)), SensorSpec("cam", "rgb", (4, 5, 3)))
 LENGTHS = (4, 1, 6)
@@ -291,10 +292,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "truncated images": (cut("cam.npy", 0.5), ("cam.npy", "truncated")),
     "empty file": (cut("cam.npy", 0), ("cam.npy", "truncated")),
     "trailing bytes": (lambda p: (p / "cam.npy").open("ab").write(b"x"), ("cam.npy", "bytes behind")),
-    "NaN action": (unchecked(nan_action), ("actions.npy", "NaN or infinity in episode 2, step 1")),
+    "NaN action": (unchecked(nan_action), ("actions.npy", "episode 2: NaN or infinity at step 1")),
     "NaN vector": (
         unchecked(save("proprio.npy", np.full((11, 3), np.inf, np.float32))),
-        ("proprio.npy", "episode 0, step 0"),
+        ("proprio.npy", "episode 0: NaN or infinity at step 0"),
     ),
     "dtype": (save("proprio.npy", np.zeros((11, 3))), ("proprio.npy", "float64")),
     "shape": (save("cam.npy", np.zeros((11, 5, 4, 3), np.uint8)), ("cam.npy", "(11, 5, 4, 3)")),
@@ -323,7 +324,7 @@ def test_broken_datasets(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "set")
     change(path)
     with pytest.raises(PrismError) as error:
-        open_dataset(path)
+        read_all(path)
     assert_one_line(error, str(path), *parts)
 
 

@@ -19,6 +19,7 @@ from prism.data.formats.recent import Recent
 from prism.data.formats.zarr_format import ZarrSource
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from tests.data_fakes import read_all
 
 ROWS, ENDS = 23, (7, 8, 23)
 
@@ -223,8 +224,8 @@ BROKEN_CONTENT: dict[str, tuple[dict[str, Any], Any, str]] = {
     "no episode": (arrays(), np.zeros(0, np.int64), "list of integers"),
     "flat action": ({**arrays(), "action": np.ones(ROWS, np.float32)}, ENDS, "'data/action' is float32 (23,)"),
     "short state": ({**arrays(), "state": arrays(20)["state"]}, ENDS, "'data/state' has 20 steps"),
-    "NaN action": (with_value("action", 9, np.nan), ENDS, "'data/action': NaN or infinity in episode 2, step 1"),
-    "inf state": (with_value("state", 7, np.inf), ENDS, "'data/state': NaN or infinity in episode 1, step 0"),
+    "NaN action": (with_value("action", 9, np.nan), ENDS, "episode 2, 'action': NaN or infinity at step 1"),
+    "inf state": (with_value("state", 7, np.inf), ENDS, "episode 1, 'state': NaN or infinity at step 0"),
 }
 
 
@@ -233,7 +234,7 @@ def test_broken_content(tmp_path: Path, name: str) -> None:
     data, ends, message = BROKEN_CONTENT[name]
     path = write(tmp_path / "set.zarr", data, ends)
     with pytest.raises(PrismError) as error:
-        open_dataset(path)
+        read_all(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -277,7 +278,7 @@ def test_damaged_folders(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "set.zarr", arrays())
     change(path)
     with pytest.raises(PrismError) as error:
-        open_dataset(path)
+        read_all(path)
     assert str(path) in str(error.value)
     assert message in str(error.value)
     assert "\n" not in str(error.value)

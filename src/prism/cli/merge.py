@@ -36,7 +36,7 @@ class Merge(_OfDataset):
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
     skip_damaged: bool = False
-    """Leave out episodes whose files are missing or cannot be decoded."""
+    """Leave out episodes that hold NaN, or whose files are missing or cannot be decoded."""
     overwrite: bool = False
     """Replace the new folder if it exists."""
 

@@ -81,7 +81,7 @@ class Train(DatasetOptions, CalvinOption):
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
     """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
     skip_damaged: bool = False
-    """Leave out episodes of the dataset whose files are missing or cannot be decoded."""
+    """Leave out episodes of the dataset that hold NaN, or whose files are missing or cannot be decoded."""
     robust: bool = False
     """Train for sensors that fail: absent, frozen, covered, noisy (docs/reference/sensors.md)."""
     seed: Annotated[int | None, option("N")] = None

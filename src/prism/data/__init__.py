@@ -32,7 +32,7 @@ def open_dataset(
     (prism.data.formats.table.parse_map); without it a guess, explained in the source's `notes`. `sensors`: their
     preprocessing, SENSOR.KEY=VALUE (prism.data.views). `tolerance`: seconds, for recordings with time stamps.
     `episodes`: only these, as '0-46,48-'. `without`: sensors that are left out. Episodes whose files are missing are
-    refused, left out (`skip_damaged`), or not looked for (None: who reads meets them).
+    refused, left out (`skip_damaged`; those with NaN too), or not looked for (None: who reads meets them).
     """
     path = hub.fetch(path, "dataset") if hub.is_hub(path) else Path(path)
     if not path.exists():

@@ -1,4 +1,5 @@
-"""Data as people have it: episodes whose files are missing, cut short, or Git-LFS pointers, and leaving them out."""
+"""Data as people have it: episodes whose files are missing, cut short, or Git-LFS pointers, or that hold NaN, and
+leaving them out."""
 
 from __future__ import annotations
 
@@ -6,12 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from prism.data.episodes import EpisodeSource
+from prism.data.episodes import EpisodeSource, read_in_parts
 from prism.data.views import portion, with_sensors
 from prism.errors import PrismError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
 REMEDY = "leave episodes out with --skip-damaged or --episodes 0-46,48-, a camera with --without CAMERA"
+_CHUNK = 1024  # steps held in memory at a time
 
 
 def file_problem(file: Path) -> str:
@@ -29,10 +31,12 @@ def file_problem(file: Path) -> str:
 
 
 def damaged(source: EpisodeSource, deep: bool) -> dict[int, str]:
-    """Episodes that cannot be read and why: by their files, and where `deep` by reading the last step of each."""
+    """Episodes that cannot be read and why: by their files, and where `deep` by reading the last step of each, and all
+    its numbers (who reads refuses NaN)."""
     files = getattr(source, "files", None)
     problems: dict[Path, str] = {}
     names = [sensor.name for sensor in source.sensors]
+    numbers = [sensor.name for sensor in source.sensors if not sensor.is_image]
     found: dict[int, str] = {}
     for episode, length in enumerate(source.lengths.tolist()):
         for file in files(episode, names) if files is not None else ():
@@ -44,6 +48,8 @@ def damaged(source: EpisodeSource, deep: bool) -> dict[int, str]:
         if deep and episode not in found:
             try:
                 source.read(episode, length - 1, length)
+                for _ in read_in_parts(source, episode, _CHUNK, numbers):
+                    pass
             except PrismError as error:
                 found[episode] = str(error)
     return found
@@ -86,7 +92,11 @@ def chosen(
     problem = f"{len(bad)} of {len(source.lengths)} episodes are damaged"
     if not skip_damaged:
         raise PrismError(f"{problem}, the first {_first(bad)}; {REMEDY}")
-    return whole(source, bad, (f"{problem} and left out: {', '.join(map(str, bad))}",))
+    return whole(source, bad, (*described(bad), f"{problem} and left out: {', '.join(map(str, bad))}"))
+
+
+def described(bad: Mapping[int, str]) -> list[str]:
+    return [f"episode {episode} is damaged: {problem}" for episode, problem in bad.items()]
 
 
 def whole(source: EpisodeSource, bad: Mapping[int, str], remarks: tuple[str, ...] = ()) -> EpisodeSource:

@@ -123,20 +123,11 @@ def first_bad_row(rows: Array, present: BoolArray | None = None) -> int | None:
     return None if good.all() else int(np.argmin(good))
 
 
-def check_finite(where: str, lengths: IntArray, parts: Iterable[tuple[Array, BoolArray | None]]) -> None:
-    """PrismError, naming file, key, episode and step, at the first NaN or infinity of all episodes' rows, in order.
-
-    Rows come in parts, each with where its sensor was present; elsewhere a row may hold anything.
-    """
-    done, ends = 0, np.cumsum(lengths)
-    for rows, present in parts:
-        if (bad := first_bad_row(rows, present)) is not None:
-            episode = int(np.searchsorted(ends, done + bad, side="right"))
-            step = done + bad - int(ends[episode] - lengths[episode])
-            raise PrismError(
-                f"{where}: NaN or infinity in episode {episode}, step {step}; mend it or leave that episode out"
-            )
-        done += len(rows)
+def check_finite(where: str, rows: Array, present: BoolArray | None = None, start: int = 0) -> None:
+    """PrismError at the first NaN or infinity of steps start, start + 1, ... of a stream."""
+    if (bad := first_bad_row(rows, present)) is not None:
+        remedy = "mend it or leave that episode out (--skip-damaged)"
+        raise PrismError(f"{where}: NaN or infinity at step {start + bad}; {remedy}")
 
 
 def checked_ends(ends: object, where: str) -> IntArray:

@@ -16,7 +16,7 @@ import os
 import re
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -286,11 +286,8 @@ class Checksums:
         return np.array(self._done, np.uint32)
 
 
-_CHECK_ROWS = 65536  # rows looked at together when searching for NaN
-
-
 class StoreSource:
-    """A dataset in the project's own format. Opening it checks everything but pixels, which are checked when read."""
+    """A dataset in the project's own format. Opening it checks shapes and sizes, reading checks what is read."""
 
     def __init__(self, path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> None:
         self.path = path
@@ -317,10 +314,7 @@ class StoreSource:
             if sensor.name in manifest.videos:
                 self._streams[sensor.name] = self._film(sensor, manifest.videos[sensor.name], rows)
                 continue
-            self._streams[sensor.name] = stream = self._open(sensor.name, (rows, *sensor.shape), sensor.dtype)
-            if sensor.kind == "vector":
-                self._check_finite(stream, self._present.get(sensor.name))
-        self._check_finite(self._actions, None)
+            self._streams[sensor.name] = self._open(sensor.name, (rows, *sensor.shape), sensor.dtype)
         self.sometimes_absent = frozenset(self._present)
 
     def __reduce__(self) -> tuple[type[StoreSource], tuple[Path]]:
@@ -338,22 +332,20 @@ class StoreSource:
 
         return FilmRows(self.path, sensor, film, self._open(f"{sensor.name}{FRAMES}", (rows,), np.dtype(np.int64)))
 
-    def _check_finite(self, values: RowFile, present: RowFile | None) -> None:
-        def parts() -> Iterator[tuple[Array, BoolArray | None]]:
-            for start in range(0, len(values), _CHECK_ROWS):
-                stop = min(start + _CHECK_ROWS, len(values))
-                yield values.read(start, stop), None if present is None else present.read(start, stop).astype(np.bool_)
-
-        check_finite(str(values.file), self.lengths, parts())
-
     def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
         start, stop = check_slice(self, episode, start, stop)
         first, last = int(self._starts[episode]) + start, int(self._starts[episode]) + stop
-        names = [sensor.name for sensor in wanted_sensors(self, streams)]
+        wanted = wanted_sensors(self, streams)
+        names = [sensor.name for sensor in wanted]
         try:
             actions: FloatArray = self._actions.read(first, last).astype(np.float32, copy=False)
             values = {name: self._streams[name].read(first, last) for name in names}
             masks = {name: self._present[name].read(first, last) for name in names if name in self._present}
         except PrismError as error:
             raise PrismError(f"{error} (reading episode {episode})") from None
-        return Episode(values, actions, {name: mask.astype(np.bool_) for name, mask in masks.items()})
+        present: dict[str, BoolArray] = {name: mask.astype(np.bool_) for name, mask in masks.items()}
+        check_finite(f"{self._actions.file}: episode {episode}", actions, None, start)
+        for name in (sensor.name for sensor in wanted if sensor.kind == "vector"):
+            where = f"{self.path / name}.npy: episode {episode}"
+            check_finite(where, values[name], present.get(name), start)
+        return Episode(values, actions, present)

@@ -24,8 +24,8 @@ from prism.data.episodes import (
     FloatArray,
     IntArray,
     Names,
+    check_finite,
     check_slice,
-    first_bad_row,
     wanted_sensors,
 )
 from prism.data.formats.store import check_sensors
@@ -193,14 +193,14 @@ class Stream:
     scale: float = 1.0  # stored value times scale is the sensor's unit
     channels_first: bool = False
 
-    def convert(self, raw: Raw, where: str, present: BoolArray | None = None) -> Array:
-        """(T, *spec.shape) of spec.dtype; PrismError for values that cannot be of this sensor."""
+    def convert(self, raw: Raw, where: str, start: int, present: BoolArray | None = None) -> Array:
+        """(T, *spec.shape) of spec.dtype; PrismError for values, from step `start` on, that cannot be of it."""
         kind = self.spec.kind
         if kind == "vector":
             values = np.concatenate([_rows(raw[c.key]).astype(np.float32) for c in self.columns], axis=1)
             if self.scale != 1:
                 values = values * np.float32(self.scale)
-            self._check_finite(values, where, present)
+            check_finite(f"{where}, '{self._keys}'", values, present, start)
             return values
         value = raw[self.columns[0].key]
         if kind == "text":
@@ -215,11 +215,11 @@ class Stream:
         value = value.reshape(len(value), *self.spec.shape)
         numbers = value.astype(np.float32) * np.float32(self.scale)
         if kind == "audio":
-            self._check_finite(numbers, where, present)
+            check_finite(f"{where}, '{self._keys}'", numbers, present, start)
             return numbers
         numbers[~np.isfinite(numbers)] = 0  # depth: cameras mark "nothing measured" in many ways
         if numbers.size and numbers.min() < 0:
-            step = int(np.argmax(numbers.reshape(len(numbers), -1).min(axis=1) < 0))
+            step = start + int(np.argmax(numbers.reshape(len(numbers), -1).min(axis=1) < 0))
             raise PrismError(f"{where}, '{self._keys}': negative depth at step {step}; mend it or leave the key out")
         return numbers
 
@@ -240,12 +240,6 @@ class Stream:
             )
         pixels: Array = np.rint(numbers).astype(np.uint8)
         return pixels
-
-    def _check_finite(self, values: Array, where: str, present: BoolArray | None) -> None:
-        if (step := first_bad_row(values, present)) is not None:
-            raise PrismError(
-                f"{where}, '{self._keys}': NaN or infinity at step {step}; mend it or leave that episode out"
-            )
 
 
 def _rows(values: Array) -> Array:
@@ -419,8 +413,8 @@ class TableSource:
                 if column.key in absent:
                     name = stream.spec.name
                     present[name] = present.get(name, np.ones(stop - start, np.bool_)) & ~absent[column.key]
-        values = {s.spec.name: s.convert(raw, where, present.get(s.spec.name)) for s in chosen}
-        actions: FloatArray = self.table.action.convert(raw, where).astype(np.float32, copy=False)
+        values = {s.spec.name: s.convert(raw, where, start, present.get(s.spec.name)) for s in chosen}
+        actions: FloatArray = self.table.action.convert(raw, where, start).astype(np.float32, copy=False)
         return Episode(values, actions, present)
 
     def _where(self, episode: int) -> str:

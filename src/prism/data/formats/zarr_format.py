@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prism.data.episodes import Array, IntArray, check_finite, checked_ends
+from prism.data.episodes import Array, IntArray, checked_ends
 from prism.data.formats.recent import Recent, nbytes
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, Stream, TableSource, make_table
 from prism.errors import PrismError, unreadable
@@ -193,10 +193,6 @@ class ZarrSource(TableSource):
             for key in (column.key for column in stream.columns):
                 self._arrays[key] = self._stream(key, arrays[key], stream, scales.get(key, 0.0), notes)
         self.notes = tuple(notes)
-        for stream in (*self.table.streams, self.table.action):
-            if stream.spec.kind == "vector":
-                for column in stream.columns:
-                    self._check_finite(self._arrays[column.key])
 
     def _check_lengths(self, arrays: dict[str, Any], action: str, end: int, notes: list[str]) -> None:
         rows = {key: int(array.shape[0]) if array.shape else 0 for key, array in arrays.items()}
@@ -277,14 +273,6 @@ class ZarrSource(TableSource):
             offset = number * stream.block
             parts.append(self._block(stream, number)[max(start - offset, 0) : stop - offset])
         return np.concatenate(parts)
-
-    def _check_finite(self, stream: _Stream) -> None:
-        total = int(self.lengths.sum())
-        rows = (
-            self._decode(stream.key, stream.array, start, min(start + stream.block, total))
-            for start in range(0, total, stream.block)
-        )
-        check_finite(f"{self.path}: 'data/{stream.key}'", self.lengths, ((part, None) for part in rows))
 
 
 def is_zarr(path: Path) -> bool:
