@@ -244,12 +244,13 @@ def study(
 
 
 def never_dropped(spec: PolicySpec, sensors: Sequence[str]) -> tuple[str, ...]:
-    """Those of the sensors whose dropout was 0 in training; none where the policy's config says nothing of it."""
+    """Those of the sensors that training never lacked, by dropout or in its data; none where the policy's config says
+    nothing of dropout."""
     encoder = spec.config.get("encoder")
     if encoder is None:
         return ()
-    chances = encoder.get("sensor_dropout", {})
-    return tuple(name for name in sensors if not chances.get(name, encoder.get("dropout", 0.0)))
+    chances, usual = encoder.get("sensor_dropout", {}), encoder.get("dropout", 0.0)
+    return tuple(name for name in sensors if not chances.get(name, usual) and name not in spec.absent)
 
 
 def write_page(path: Path, study: ModalityStudy, overwrite: bool = True) -> Path:

@@ -1,16 +1,26 @@
-"""Whole-modality dropout: per sample, the whole window, never everything, and only when asked for."""
+"""Whole-modality dropout: per sample, the whole window, never everything, and only when asked for; and which sensors a
+policy was trained without."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from prism import cli
+from prism.data.formats.store_writer import DatasetWriter
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.prism import PrismConfig
+from prism.policy import PolicySpec
+from prism.runs.run import Run
 from prism.sensors import SensorSpec
+from prism.serve.sessions import needed_sensors
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy
 
@@ -100,3 +110,59 @@ def test_an_anchor_that_is_dropped_is_dropped_as_an_anchor_too() -> None:
 def test_dropout_of_a_sensor_that_is_not_there_is_refused() -> None:
     with pytest.raises(PrismError, match="sensor_dropout names 'camera'"):
         small_policy(_with_dropout(0.0, camera=0.1), THREE)
+
+
+STEPS, ALWAYS = 20, np.ones((3, 20), np.bool_)
+GAPS, EVERY_OTHER, NOT_ONE = ALWAYS.copy(), ALWAYS.copy(), ALWAYS.copy()
+GAPS[:, 8:], EVERY_OTHER[:, 1::2], NOT_ONE[1] = False, False, False
+
+
+def _record(path: Path, present: Mapping[str, NDArray[np.bool_]]) -> str:
+    rng = np.random.default_rng(0)
+    sensors = tuple(SensorSpec(name, "vector", (3,)) for name in present)
+    with DatasetWriter(path, sensors, 2, 10.0, "reach") as writer:
+        for episode in range(3):
+            masks = {name: mask[episode] for name, mask in present.items()}
+            writer.add({name: rng.normal(size=(STEPS, 3)) for name in present}, rng.normal(size=(STEPS, 2)), masks)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("datasets", "needed"),
+    [
+        ([{"pose": ALWAYS, "force": ALWAYS}], ["pose", "force"]),
+        ([{"pose": ALWAYS, "force": GAPS}], ["pose"]),
+        ([{"pose": ALWAYS, "force": EVERY_OTHER}], ["pose", "force"]),  # every window has a reading of it
+        ([{"pose": ALWAYS, "force": NOT_ONE}], ["pose"]),
+        ([{"pose": ALWAYS, "force": ALWAYS}, {"pose": ALWAYS}], ["pose"]),
+    ],
+)
+def test_what_the_training_data_lack_can_be_lost(
+    tmp_path: Path,
+    datasets: Sequence[Mapping[str, NDArray[np.bool_]]],
+    needed: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = [_record(tmp_path / f"data{number}", present) for number, present in enumerate(datasets)]
+    run = tmp_path / "run"
+    command = ["train", *paths, "--preset", "tiny", "--out", str(run)]
+    assert cli.main([*command, "--steps", "2"]) == 0
+    assert f"it cannot lose {', '.join(needed)}: never trained without" in capsys.readouterr().out
+    assert needed_sensors(Run(run).policy()) == needed
+    monkeypatch.setattr(PolicySpec, "seen", lambda spec, present: spec)  # what was found before is not found again
+    assert cli.main([*command, "--steps", "3", "--resume"]) == 0
+    assert Run(run).weights().name == "step-00000003"
+    assert needed_sensors(Run(run).policy()) == needed
+
+
+def test_what_was_absent_is_kept_with_the_policy() -> None:
+    spec = small_policy(small_config()).spec
+    assert "absent" not in spec.to_json()  # as earlier versions write it, and read it
+    assert PolicySpec.from_json(spec.to_json()) == spec
+    there = random_batch(2).observation.present
+    assert spec.seen(there) is spec
+    gone = spec.seen({**there, "proprio": torch.tensor([[True, True], [False, False]])})
+    assert gone.absent == ("proprio",)
+    assert gone.seen(there) is gone
+    assert PolicySpec.from_json(gone.to_json()) == gone

@@ -101,6 +101,9 @@ def test_a_sensor_that_training_never_dropped_is_told() -> None:
     assert never_dropped(spec, ("proprio", "object_state")) == ("proprio", "object_state")
     some = dataclasses.replace(small_config().encoder, dropout=0.3, sensor_dropout={"proprio": 0.0})
     assert never_dropped(small_policy(small_config(encoder=some)).spec, ("proprio", "object_state")) == ("proprio",)
+    assert never_dropped(dataclasses.replace(spec, absent=("proprio",)), ("proprio", "object_state")) == (
+        "object_state",
+    )
     assert never_dropped(PointPolicy().spec, ("proprio",)) == ()  # says nothing of dropout
     controller = ControllerConfig(exec_horizon=4, candidates=2)
     found = study(make_lost_policy, "point", episodes=1, controller=controller, workers=1, env=make_point_env)

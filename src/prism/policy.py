@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,21 +30,28 @@ class PolicySpec:
     obs_horizon: int
     pred_horizon: int
     action: ActionSpec = field(default_factory=ActionSpec)
+    absent: tuple[str, ...] = ()  # sensors without which it was trained: absent from whole windows of the data
+
+    def seen(self, present: Mapping[str, Tensor]) -> PolicySpec:
+        """After training on a batch, present (B, To) of each sensor: with those that one of its windows lacks."""
+        gone = [s.name for s in self.sensors if s.name not in self.absent and not present[s.name].any(1).all()]
+        return dataclasses.replace(self, absent=(*self.absent, *gone)) if gone else self
 
     def to_json(self) -> dict[str, Any]:
-        data = dataclasses.asdict(self)
+        data = {key: value for key, value in dataclasses.asdict(self).items() if value or key != "absent"}
         data["sensors"] = [sensor.to_json() for sensor in self.sensors]
         data["action"] = self.action.to_json()
         return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PolicySpec:
-        data = {"action": {}, **data}  # policies from before it was stored know nothing of it
+        data = {"action": {}, "absent": (), **data}  # policies from before they were stored know nothing of them
         known = {field.name for field in dataclasses.fields(PolicySpec)}
         if set(data) != known:
             raise PrismError(f"policy spec needs exactly the keys {sorted(known)}, found {sorted(data)}")
         sensors = tuple(SensorSpec.from_json(s) for s in data["sensors"])
-        return PolicySpec(**{**data, "sensors": sensors, "action": ActionSpec.from_json(data["action"], "policy")})
+        action = ActionSpec.from_json(data["action"], "policy")
+        return PolicySpec(**{**data, "sensors": sensors, "action": action, "absent": tuple(data["absent"])})
 
 
 @dataclass(frozen=True)

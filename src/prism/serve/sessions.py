@@ -89,11 +89,11 @@ def _action_range(policy: Policy) -> list[list[float]]:
 
 
 def needed_sensors(policy: Policy) -> list[str]:
-    """Those that were never dropped in training: what the policy does without them, nobody knows."""
+    """Those that training never lacked, by dropout or in its data: what the policy does without them, nobody knows."""
     own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
-    if not isinstance(own, ContextPolicy):
-        return [spec.name for spec in own.spec.sensors]
-    return [spec.name for spec, chance in zip(own.encoder.sensors, own.encoder.dropout, strict=True) if chance == 0]
+    names = [spec.name for spec in own.spec.sensors]
+    chances = own.encoder.dropout if isinstance(own, ContextPolicy) else [0.0] * len(names)
+    return [name for name, chance in zip(names, chances, strict=True) if chance == 0 and name not in own.spec.absent]
 
 
 def about_plan(controller: Controller) -> dict[str, Any]:

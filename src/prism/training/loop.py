@@ -92,7 +92,9 @@ def train(
         policy.train()
         while not keeper.over:
             step = keeper.step
-            batch = dataclasses.replace(next(loader), share=order.share()).to(learner.device)
+            batch = dataclasses.replace(next(loader), share=order.share())
+            policy.spec = policy.spec.seen(batch.observation.present)
+            batch = batch.to(learner.device)
             faults = row_random(derive_seed(config.seed, _FAULTS, step), batch)
             batch = disturbed(batch, policy.spec.sensors, policy.normalizer, config.robust, faults)
             output = learner.gradient(batch, derive_seed(config.seed, _TRAINING, step))
@@ -184,6 +186,7 @@ class _Keeper:
 
     def result(self) -> TrainResult:
         assert self.saved is not None  # the last step is always saved
+        self.learner.average.spec = self.learner.policy.spec
         (signalled,) = ranks.max_over_ranks([float(self.stop.number)])  # also one that came after the last step
         if signalled:
             self.stopped_by = signal.Signals(int(signalled)).name

@@ -134,6 +134,7 @@ def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, no
         return None
     state = checkpoint.load_training_state(folder)
     _check_same_run(folder, policy, config, data, state)
+    policy.spec = dataclasses.replace(policy.spec, absent=checkpoint.read_spec(folder).absent)
     model = checkpoint.load_model_tensors(folder)
     checkpoint.set_aside_newer(folder)
     return state, model
@@ -173,7 +174,8 @@ def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
 
 
 def _plain(spec: PolicySpec) -> str:
-    return json.dumps(spec.to_json(), sort_keys=True)  # tuples and lists are the same there
+    """Tuples and lists are the same there. What was absent is found in training, by each rank in its own windows."""
+    return json.dumps({**spec.to_json(), "absent": ()}, sort_keys=True)
 
 
 def fingerprint(windows: Windows) -> str:
