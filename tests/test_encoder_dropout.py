@@ -162,6 +162,10 @@ def test_what_was_absent_is_kept_with_the_policy() -> None:
     assert PolicySpec.from_json(spec.to_json()) == spec
     there = random_batch(2).observation.present
     assert spec.seen(there) is spec
+    once = torch.ones(64, 2, dtype=torch.bool).index_fill(0, torch.tensor([3, 5]), False)
+    assert spec.seen({**dict.fromkeys(there, torch.ones_like(once)), "proprio": once}) is spec, (
+        "two of 64 teach nothing"
+    )
     gone = spec.seen({**there, "proprio": torch.tensor([[True, True], [False, False]])})
     assert gone.absent == ("proprio",)
     assert gone.seen(there) is gone
