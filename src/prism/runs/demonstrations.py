@@ -74,13 +74,8 @@ class Demonstrations:
 
     def __post_init__(self) -> None:
         check_choices(self, "demonstrations")
-        ranges = {
-            "[1, inf)": "episodes count",
-            "[0, inf)": "noise beyond",
-            "(0, inf)": "fps tolerance",
-            "(0, 1]": "fraction",
-        }
-        check_numbers(self, "demonstrations", ranges)
+        ranges = {"[1, inf)": "episodes count", "[0, inf)": "noise beyond", "(0, inf)": "fps tolerance"}
+        check_numbers(self, "demonstrations", {**ranges, "(0, 1]": "fraction"})
         if self.count is not None and self.fraction is not None:
             raise PrismError("demonstrations.count and demonstrations.fraction both say how much: give one of them")
         if self.kind == "path" and self.path is None:

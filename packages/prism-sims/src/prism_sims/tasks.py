@@ -67,9 +67,7 @@ METAWORLD = _family(
     grippers=(3,),
     packages=("metaworld", "mujoco"),
     group={task: split for split, tasks in metaworld.SPLITS.items() for task in tasks},
-    beyond=dict.fromkeys(
-        ("reach", "reach-wall"), 25
-    ),  # a hand in mid-air; with others' experts: docs/reference/simulators.md
+    beyond={"reach": 25, "reach-wall": 25},  # why not all: docs/reference/simulators.md
     scene=partial(_make, "scenes:MetaWorldScene"),
 )
 ROBOSUITE = {
