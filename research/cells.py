@@ -8,6 +8,7 @@ trains only what is missing. Weights are not kept: such a cell cannot play other
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def restored(stored: Mapping[str, Any]) -> dict[str, Any]:
     columns = [stored["per_episode"][name] for name in MEASURES]
     rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
     return {**stored, "per_episode": rows}
+
+
+def contestant(text: str, theirs: Mapping[str, Sequence[str]]) -> Contestant:
+    """One of --methods; it has the settings of its method in `theirs`, but for those that it names itself."""
+    one = Contestant.parse(text)
+    named = {setting.partition("=")[0] for setting in one.settings}
+    settings = [setting for setting in theirs.get(one.method, ()) if setting.partition("=")[0] not in named]
+    return replace(one, settings=(*settings, *one.settings))
 
 
 def successes(comparisons: Sequence[Comparison], method: str) -> FloatArray | None:

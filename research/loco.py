@@ -43,7 +43,7 @@ from prism.runs.comparison import (
 from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
-from research.cells import successes
+from research.cells import contestant, successes
 from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Config(Drawn):
     counts: Annotated[tuple[int, ...], option("N ...")] = (15, 25, 35)
     """Numbers of demonstrations, growing."""
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = (OURS, "diffusion", "flow_matching", "imle")
-    """Methods, ours first."""
+    """Methods, ours first, or variations: NAME=METHOD:KEY=VALUE."""
     minutes: float = 3.0
     """CPU minutes of every training."""
     clock: Literal["wall", "cpu"] = "cpu"
@@ -87,6 +87,10 @@ class Config(Drawn):
         if not self.methods or self.methods[0] != OURS:
             raise PrismError(f"loco: methods {self.methods}: the others are compared with {OURS}, which comes first")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(Contestant.parse(method).name for method in self.methods)
+
     def folder(self, task: str, count: int) -> Path:
         return self.work / task / str(count)
 
@@ -94,7 +98,7 @@ class Config(Drawn):
         data = self.work / "data" / task
         return CompareConfig(
             recipes=(task,),
-            contestants=tuple(Contestant(method, method, THEIRS.get(method, ())) for method in methods),
+            contestants=tuple(contestant(method, THEIRS) for method in methods),
             seeds=self.seeds,
             minutes=self.minutes,
             clock=self.clock,
@@ -142,15 +146,15 @@ def record(config: Config, task: str, console: Console) -> None:
 
 def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> dict[str, Any]:
     most, fewest = config.counts[-1], config.counts[0]
-    curve: dict[str, dict[str, dict[str, Any]]] = {method: {} for method in config.methods}
+    curve: dict[str, dict[str, dict[str, Any]]] = {method: {} for method in config.names}
     for (task, count), comparison in there.items():
         for row in comparison.rows:
             point = {"success": row.success, "ci": list(row.success_ci), "seeds": len(row.seeds)}
             cells = [cell for id, cell in comparison.cells.items() if id.contestant == row.contestant]
             curve[row.contestant].setdefault(task, {})[str(count)] = {**point, "commits": commits_of(cells)}
     full = {m: {t: points[str(most)] for t, points in by.items() if str(most) in points} for m, by in curve.items()}
-    gain: dict[str, dict[str, Any]] = {method: {} for method in config.methods}
-    for method in config.methods:
+    gain: dict[str, dict[str, Any]] = {method: {} for method in config.names}
+    for method in config.names:
         for task in config.tasks:
             few, many = (successes([there[task, count]], method) for count in (fewest, most))
             if few is not None and many is not None and few is not many and few.shape == many.shape:
@@ -158,7 +162,7 @@ def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> d
     ahead = {}
     whole = [there[task, most] for task in config.tasks]
     ours = successes(whole, OURS)
-    for method in config.methods[1:]:
+    for method in config.names[1:]:
         other = successes(whole, method)
         if ours is not None and other is not None and other.shape == ours.shape:
             ahead[method] = asdict(paired(ours, other))

@@ -81,7 +81,7 @@ class Config(Written):
     senses: Annotated[tuple[str, ...], option("SENSE ...")] = tuple(SENSES)
     """touch, sound, depth."""
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = ("diffusion", "flow_matching", "imle")
-    """What PRISM is compared with."""
+    """What PRISM is compared with: methods, or variations: NAME=METHOD:KEY=VALUE."""
     minutes: float = 1.0
     """CPU minutes of each training; with dropout three times as many."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
@@ -120,8 +120,12 @@ class Config(Written):
         )
 
     def contestants(self, part: Part) -> list[Contestant]:
-        own = {"baselines": [Contestant(name, name) for name in self.methods], "dropout": [TRAINED]}
+        own = {"baselines": [Contestant.parse(method) for method in self.methods], "dropout": [TRAINED]}
         return own.get(part, [PRISM])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(Contestant.parse(method).name for method in self.methods)
 
     def folder(self, part: Part, sense: str = "") -> Path:
         return self.work / (f"{part}-{sense}" if sense else part)
@@ -229,7 +233,7 @@ def summary(config: Config, drops: Drops) -> Study:
         full, lost = (episodes_of(found, task, PRISM.name) for found in (cells, blind.cells))
         tasks[sense] = {"task": task, "sensor": sensor, "all": None, "without": None, "gain": difference(full, lost)}
         tasks[sense] |= {key: figures_of(rows) for key, rows in (("all", full), ("without", lost)) if rows}
-        others = {name: episodes_of(cells, task, name) for name in config.methods}
+        others = {name: episodes_of(cells, task, name) for name in config.names}
         tasks[sense]["methods"] = {
             name: {**figures_of(rows), "ahead": difference(full, rows)} for name, rows in others.items() if rows
         }
@@ -238,7 +242,7 @@ def summary(config: Config, drops: Drops) -> Study:
             there = drops.read(sense, arm)
             dropout[sense][arm] = dropped(there)
             missing += [f"dropped, {sense} {arm} seed {seed}" for seed in config.seeds if seed not in there]
-    means = {name: mean_of(config, cells, name) for name in (PRISM.name, *config.methods)}
+    means = {name: mean_of(config, cells, name) for name in (PRISM.name, *config.names)}
     figures = {
         "tasks": tasks,
         "dropout": dropout,

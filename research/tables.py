@@ -54,12 +54,13 @@ from prism.runs.demonstrations import record_if_missing
 from prism.runs.grid import commits_of
 from prism.runs.recipes import recipe
 from prism.sims.tasks import TASKS
-from research.cells import cells_of, put_back, successes
+from research.cells import cells_of, contestant, put_back, successes
 from research.report import Claim, Study, Verdict, Written, decided, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
-AS_PUBLISHED = ("policy.pred_horizon=16", "controller.exec_horizon=8")
-PUBLISHED = ("diffusion", "flow_matching", "imle")
+AS_PUBLISHED = dict.fromkeys(
+    ("diffusion", "flow_matching", "imle"), ("policy.pred_horizon=16", "controller.exec_horizon=8")
+)
 EXPERTS = Path(__file__).parent / "results"
 SPLITS = ("easy", "medium", "hard", "very_hard")
 
@@ -176,7 +177,7 @@ class Config(Written):
     def grid(self, work: Path, task: str) -> CompareConfig:
         return CompareConfig(
             recipes=(task,),
-            contestants=tuple(contestant(method) for method in self.methods),
+            contestants=tuple(contestant(method, AS_PUBLISHED) for method in self.methods),
             seeds=self.seeds,
             minutes=self.minutes_of(task),
             clock="cpu",
@@ -188,14 +189,6 @@ class Config(Written):
             ),
             evaluation=EvaluationPlan(self.episodes, self.first_seed, curve=()),
         )
-
-
-def contestant(text: str) -> Contestant:
-    """One of --methods; a published one is AS_PUBLISHED but for the settings that it names itself."""
-    one = Contestant.parse(text)
-    named = {setting.partition("=")[0] for setting in one.settings}
-    published = [setting for setting in AS_PUBLISHED if setting.partition("=")[0] not in named]
-    return replace(one, settings=(*published, *one.settings)) if one.method in PUBLISHED else one
 
 
 def run(config: Config, console: Console) -> Study:

@@ -11,6 +11,7 @@ import pytest
 from prism.errors import PrismError
 from research import one_policy, tables
 from research.__main__ import main
+from research.cells import contestant
 from research.report import Study
 
 
@@ -62,9 +63,10 @@ def test_methods_are_compared_on_the_tasks_that_all_have() -> None:
 
 
 def test_baselines_are_executed_as_published() -> None:
-    assert tables.contestant("prism").settings == ()
-    assert tables.contestant("diffusion").settings == ("policy.pred_horizon=16", "controller.exec_horizon=8")
-    often = tables.contestant("often=diffusion:controller.exec_horizon=1")
+    published = tables.AS_PUBLISHED
+    assert contestant("prism", published).settings == ()
+    assert contestant("diffusion", published).settings == ("policy.pred_horizon=16", "controller.exec_horizon=8")
+    often = contestant("often=diffusion:controller.exec_horizon=1", published)
     assert often.settings == ("policy.pred_horizon=16", "controller.exec_horizon=1"), "the rest stays as published"
 
 
