@@ -36,13 +36,15 @@ def kept(cell: Cell) -> dict[str, Any]:
         **{key: cell[key] for key in _WHOLE},
         **{key: {name: cell[key].get(name) for name in names} for key, names in _PARTS.items()},
         "curve": cell["curve"][-1:],  # the end
-        "per_episode": {name: [float(f"{float(row[name]):.6g}") for row in cell["per_episode"]] for name in MEASURES},
+        "per_episode": {  # a line each: 20 numbers a measure would be 80 lines of a file
+            name: " ".join(f"{float(row[name]):.6g}" for row in cell["per_episode"]) for name in MEASURES
+        },
     }
 
 
 def restored(stored: Mapping[str, Any]) -> dict[str, Any]:
     """A result.json again, one row an episode."""
-    columns = [stored["per_episode"][name] for name in MEASURES]
+    columns = [map(float, stored["per_episode"][name].split()) for name in MEASURES]
     rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
     return {**stored, "per_episode": rows}
 
