@@ -88,7 +88,7 @@ class Config(Drawn):
     first_seed: int = TUNING_SEED
     """Seed of the first of them: what is chosen by an ablation is not chosen on the test's episodes."""
     add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
-    """Results files of this study, of whatever machine: their cells count as if they had been run here."""
+    """Results files of this study, of whatever machine: their cells are put into --work and count as if run here."""
     jobs: int = 1
     """Runs at the same time, one thread each."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-ablations")
@@ -124,7 +124,7 @@ def run(config: Config, console: Console) -> Study:
     """One comparison of all variants, seed by seed."""
     grid = config.grid()
     for file in config.add:
-        put_back(file, config.same(), grid.contestants, lambda _: config.work)
+        put_back(file, config.same(), {config.work: grid})
     comparison = compare(config.work, grid, config.jobs, console)
     rows = {row.contestant: row for row in comparison.rows}
     missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]

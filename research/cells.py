@@ -7,6 +7,7 @@ trains only what is missing. Weights are not kept: such a cell cannot play other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.metrics import FloatArray
-from prism.runs.comparison import CellId, Comparison, Contestant, folder_of, table
+from prism.runs.comparison import CellId, CompareConfig, Comparison, Contestant, cell_ids, folder_of, table
 from prism.runs.grid import RESULT, Cell, refuse_other
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
@@ -42,11 +43,17 @@ def kept(cell: Cell) -> dict[str, Any]:
     }
 
 
-def restored(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """A result.json again, one row an episode."""
-    columns = [map(float, stored["per_episode"][name].split()) for name in MEASURES]
+def restored(stored: Mapping[str, Any], episodes: int) -> dict[str, Any]:
+    """A result.json again, one row an episode; ValueError, KeyError ... where it is not whole."""
+    columns = [[float(word) for word in stored["per_episode"][name].split()] for name in MEASURES]
+    if any(len(column) != episodes or not all(map(math.isfinite, column)) for column in columns):
+        raise ValueError(f"not {episodes} finite numbers of each measure")
     rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
-    return {**stored, "per_episode": rows}
+    if not all(0 <= row["score"] <= 1 and row["success"] in (0, 1) for row in rows):
+        raise ValueError("a score or success is out of range")
+    cell = {**stored, "per_episode": rows}
+    kept(cell)  # nothing is missing
+    return cell
 
 
 def contestant(text: str, theirs: Mapping[str, Sequence[str]]) -> Contestant:
@@ -78,33 +85,49 @@ def cells_of(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
 
 
 def put_back(
-    file: Path, asked: Mapping[str, Any], contestants: Sequence[Contestant], out: Callable[[str], Path]
+    file: Path,
+    asked: Mapping[str, Any],
+    grids: Mapping[Path, CompareConfig],
+    parse: Callable[[str], Contestant] = Contestant.parse,
 ) -> None:
-    """Finished cells of the file that are not there yet, as far as they are of `contestants`. `out`: the folder of a
-    recipe's comparison.
+    """Finished cells of a results file in the folders of these comparisons, where they ask for them and have none yet.
 
-    `asked`: what must be the same there (episodes, budget of each task ...); PrismError where it is not, or where a
-    name stands for another variation.
+    `asked`: what must be the same there (episodes, budget of each task ...). PrismError where it is not, where a name
+    stands for another variation, where a cell is damaged, and where a folder has another result of it.
     """
-    stored = files.read_json(file, "give a results file of this table")
-    if not isinstance(cells := stored.get("cells"), list):
-        raise PrismError(f"{file}: has no 'cells'; results files of tables have them since 2026-11-18")
-    settings = stored["settings"]
+    if not file.is_file():
+        raise PrismError(f"--add {file}: there is no such file")
+    stored = files.read_json(file, "give a results file that --json wrote")
+    try:
+        settings, cells = dict(stored["settings"]), list(stored["cells"])  # since 2026-11-18
+        theirs = {one.name: one for one in map(parse, settings["methods"])}
+        refuse_other(file, *_compared(settings, asked))
+        found = {
+            CellId(one["recipe"], one["contestant"], one["cell"]["seed"]): restored(one["cell"], asked["episodes"])
+            for one in cells
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise PrismError(f"--add {file}: no results file with whole cells ({reason})") from None
+    for out, grid in grids.items():
+        ours = {one.name: one for one in grid.contestants}
+        for id in (id for id in cell_ids(grid) if id in found):
+            refuse_other(file, to_json(theirs[id.contestant]), to_json(ours[id.contestant]))
+            result = folder_of(out, id) / RESULT
+            if not result.exists():
+                result.parent.mkdir(parents=True, exist_ok=True)
+                files.replace_file(result, files.encode_json(found[id]))
+            elif kept(files.read_json(result))["per_episode"] != kept(found[id])["per_episode"]:
+                raise PrismError(f"--add {file}: {result} is another result of {id}; use another --work")
+
+
+def _compared(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is asked and what stands for it there; of settings by task only the tasks that both have."""
+    found: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
     for key, now in asked.items():
-        there = settings.get(key)
-        if isinstance(now, Mapping) and isinstance(there, Mapping):  # by task: those that both have
-            shared = now.keys() & there.keys()
-            refuse_other(file, {key: {k: there[k] for k in shared}}, {key: {k: now[k] for k in shared}})
-        else:
-            refuse_other(file, {key: there}, {key: now})
-    there_too = {one.name: to_json(one) for one in map(Contestant.parse, settings["methods"])}
-    wanted = {one.name: to_json(one) for one in contestants}
-    for one in cells:
-        id = CellId(one["recipe"], one["contestant"], one["cell"]["seed"])
-        if id.contestant not in wanted:
-            continue
-        refuse_other(file, there_too[id.contestant], wanted[id.contestant])
-        folder = folder_of(out(id.recipe), id)
-        if not (folder / RESULT).exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            files.replace_file(folder / RESULT, files.encode_json(restored(one["cell"])))
+        was = there.get(key)
+        if isinstance(now, Mapping) and isinstance(was, Mapping):
+            was, now = ({k: one[k] for k in now.keys() & was.keys()} for one in (was, now))
+        found[key], wanted[key] = was, now
+    return found, wanted

