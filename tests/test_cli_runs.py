@@ -49,6 +49,33 @@ def last_step(run: Path) -> int:
     return max(int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*"))
 
 
+def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A dataset that does not say that its actions are changes of a pose: the same command goes on, also with more
+    steps; so does a run that began with its network; and what a person stated is not overruled by what is seen."""
+    moves = np.cumsum(np.random.default_rng(0).normal(0, 0.002, (2, 40, 3)), axis=1)
+    poses = np.cumsum(moves, axis=1)
+    for name, actions in (("changes", 30 * moves), ("poses", poses)):
+        with DatasetWriter(workplace / name, (SensorSpec("joints", "vector", (3,)),), 3, 10.0, "t") as writer:
+            for before, done in zip(poses - moves, actions, strict=True):
+                writer.add({"joints": before}, done)
+    stated = ["--set", "controller.selection.action_kind=delta"]
+    for words, how, kind in (
+        (["changes"], "seen in the data", "delta"),
+        (["changes", "--init", "runs/0"], "seen in the data", "delta"),
+        (["poses"], "seen in the data", "absolute"),
+        (["poses", *stated], "as stated", ""),
+    ):
+        run = workplace / "runs" / str(len(list(workplace.glob("runs/*"))))
+        for more in (["--steps", "1"], ["--steps", "2", "--resume"]):
+            assert cli.main(["train", *words, "--out", str(run), *more]) == 0
+            assert how in capfd.readouterr().err
+            assert Run(run).spec.action.kind == kind
+        assert last_step(run) == 2
+        assert Run(run).experiment.controller.selection.action_kind == (kind or "delta")
+
+
 def test_train_resume_and_evaluate(
     pushes: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

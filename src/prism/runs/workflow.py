@@ -315,9 +315,10 @@ def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[Action
     action = action_spec_of(source)
     if experiment.tasks or action.kind:
         return action, ""
-    if experiment.controller.selection.action_kind == "delta":
-        return action, "as stated"
     kind = guess_kind(source)
+    # stated, or seen when the run that goes on or that this one begins with was started: then it is seen again
+    if experiment.controller.selection.action_kind == "delta" and kind != "delta":
+        return action, "as stated"
     how = "seen in the data" if kind else "ASSUMED: the data do not show it"
     return replace(action, kind=kind), how
 
