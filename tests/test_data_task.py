@@ -11,14 +11,17 @@ from prism_sims.pusht_features import GOAL
 from rich.console import Console
 
 from prism.data.formats.store_writer import DatasetWriter
-from prism.runs.demonstrations import Demonstrations, open_demonstrations
+from prism.runs.demonstrations import Demonstrations, _another_task, open_demonstrations
 from prism.sensors import SensorSpec
 from prism.serve.sessions import Reader, RequestError
+from prism.sims.tasks import make_env
 
 
-def pushes(path: Path, goal: tuple[float, float, float], scale: float = 1.0, fps: float = 10.0) -> Path:
+def pushes(
+    path: Path, goal: tuple[float, float, float], scale: float = 1.0, fps: float = 10.0, task: str = "push"
+) -> Path:
     rng = np.random.default_rng(0)
-    with DatasetWriter(path, [SensorSpec("state", "vector", (5,))], 2, fps, "push") as writer:
+    with DatasetWriter(path, [SensorSpec("state", "vector", (5,))], 2, fps, task) as writer:
         for _ in range(12):
             begin = np.concatenate([rng.uniform(50, 450, 4), rng.uniform(-3, 3, 1)])
             way = np.linspace(0, 1, 20)[:, None]
@@ -27,10 +30,10 @@ def pushes(path: Path, goal: tuple[float, float, float], scale: float = 1.0, fps
     return path
 
 
-def warnings_of(path: Path) -> str:
+def warnings_of(path: Path, task: str = "pusht") -> str:
     out = io.StringIO()
     console = Console(file=out, width=400)
-    open_demonstrations(Demonstrations("path", path=str(path)), "pusht", console)
+    open_demonstrations(Demonstrations("path", path=str(path)), task, console)
     return " ".join(line for line in out.getvalue().splitlines() if "warning" in line)
 
 
@@ -46,6 +49,28 @@ def test_another_goal_rate_and_unit_are_said(tmp_path: Path) -> None:
     assert "50 steps a second, pusht has 10" in said
     assert "actions [0, 1] leave the range of pusht" in said
     assert "another goal" not in said
+
+
+def test_data_of_another_task_are_said_and_those_of_a_variant_are_not(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    env = make_env("tabletop-insert-left")
+    start = env.reset(0)
+    env.close()
+    streams = {sensor.name: np.repeat(start[sensor.name][None], 5, 0) for sensor in env.sensors}
+    for task, said in (
+        ("tabletop-insert-right", "the data were recorded in tabletop-insert-right, not in tabletop-insert-left"),
+        ("tabletop-insert-left", ""),
+        ("tabletop-insert-left-pixels", ""),
+        ("my-kitchen", ""),
+    ):
+        with DatasetWriter(tmp_path / task, env.sensors, env.action_dim, env.fps, task) as writer:
+            writer.add(streams, np.linspace(0, 0.1, 5)[:, None].repeat(env.action_dim, 1))
+        warning = f"warning: {tmp_path / task}: {said}" if said else ""
+        assert warnings_of(tmp_path / task, "tabletop-insert-left") == warning
+    assert warnings_of(pushes(tmp_path / "edge", tuple(GOAL), task="pusht-keypoints"), "pusht-edge") == ""
+    for stored, task in (("calvin", "calvin-open_drawer"), ("calvin-open_drawer-state", "calvin-state")):
+        assert _another_task(stored, task) == []
+    assert _another_task("metaworld-push-wall", "metaworld-push-pixels")
 
 
 def test_keys_of_another_program_map_by_themselves_where_only_one_sensor_fits() -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,7 +155,7 @@ def open_demonstrations(
         raise PrismError(f"{path}: only Push-T demonstrations with a 'state' can be mirrored; set mirror to false")
     elif task is not None and config.kind == "path":
         source = _as_task_shows(source, task, console)
-        _compare(source, task, console)
+        _compare(source, task, console, _another_task(str(getattr(source, "task", "")), task))
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     source = LaterActions(source) if config.next_actions else source
@@ -195,6 +196,14 @@ def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> Episod
     if left_out := [name for name in stored if name not in shown]:
         console.print(f"{source.path}: {', '.join(left_out)} left out, {task} has no such sensor", highlight=False)
     return with_sensors(source, common)
+
+
+def _another_task(stored: str, task: str) -> list[str]:
+    """Only of a name that prism knows. The variants of a task are one; a whole simulator (calvin) has all its tasks."""
+    of, trained = (re.sub("-(pixels|rgbd|state)$", "", name) for name in (stored, task))
+    if of == trained or "-" not in of or "-" not in trained or stored not in TASKS:
+        return []
+    return [f"the data were recorded in {stored}, not in {task}"]
 
 
 def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[str] = ()) -> None:
