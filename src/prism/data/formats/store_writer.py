@@ -20,7 +20,7 @@ from prism.sensors import ActionSpec, SensorSpec
 
 
 class DatasetWriter(EpisodeWriter):
-    """Writes the own format.
+    """Writes the own format. `add` refuses a bad episode: caught, that one is left out; not caught, all are discarded.
 
     with DatasetWriter(path, sensors, action_dim=4, fps=80.0, task="metaworld-reach") as writer:
         writer.add({"proprio": ...}, actions)  # the same as extend(...), end_episode()
