@@ -148,7 +148,7 @@ def test_what_the_training_data_lack_can_be_lost(
     run = tmp_path / "run"
     command = ["train", *paths, "--preset", "tiny", "--out", str(run)]
     assert cli.main([*command, "--steps", "2"]) == 0
-    assert f"it cannot lose {', '.join(needed)}: never trained without" in capsys.readouterr().out
+    assert f"it cannot lose {', '.join(needed)}, which it was never trained without" in capsys.readouterr().out
     assert needed_sensors(Run(run).policy()) == needed
     monkeypatch.setattr(PolicySpec, "seen", lambda spec, present: spec)  # what was found before is not found again
     assert cli.main([*command, "--steps", "3", "--resume"]) == 0

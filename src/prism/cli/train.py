@@ -148,7 +148,8 @@ class Train(DatasetOptions, CalvinOption):
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
         if not experiment.tasks and (needs := needed_sensors(Run(run).policy())):
-            print(f"it cannot lose {', '.join(needs)}: never trained without; --set policy.encoder.dropout=0.05 is")
+            lost = f"it cannot lose {', '.join(needs)}, which it was never trained without"
+            print(f"{lost}; to train it for that: --set policy.encoder.dropout=0.05")
         again = f"prism train {' '.join(self.recipe)}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
         there = f"prism eval {run}" if experiment.tasks else f"prism report {run} (or prism run, on a robot)"
