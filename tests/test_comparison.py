@@ -345,7 +345,8 @@ def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pyt
     prepare(tmp_path, config(PRISM), QUIET)
     prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
     monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path, 50))
-    with pytest.raises(PrismError, match=r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now"):
+    refused = r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same settings"
+    with pytest.raises(PrismError, match=refused):
         prepare(tmp_path, config(MSE), QUIET)
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()
 

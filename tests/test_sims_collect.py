@@ -168,14 +168,14 @@ def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest
     for number in range(3):
         assert np.array_equal(extended.read(number).actions, whole.read(number).actions)
     with pytest.raises(
-        PrismError, match=r"with --noise 0\.1 --beyond 0, --noise 0\.3 --beyond 0 was asked for: use it"
+        PrismError, match=r"with --noise 0\.1 --beyond 0, --noise 0\.3 --beyond 0 was asked for: record it"
     ):
         record_if_missing(replace(wanted, noise=0.3), TASK, console)
-    with pytest.raises(PrismError, match=r"--noise 0\.1 --beyond 25 was asked for: use it as it is with --data"):
+    with pytest.raises(PrismError, match=r"--beyond 25 --overwrite\), move it away, .*--set demonstrations\.path="):
         record_if_missing(replace(wanted, beyond=25), TASK, console)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    with pytest.raises(PrismError, match="is no recording of `prism data collect"):
+    with pytest.raises(PrismError, match=rf"is no recording of .*: move it away, or use it: prism train {TASK} --data"):
         record_if_missing(replace(wanted, path=str(foreign)), TASK, console)
 
 

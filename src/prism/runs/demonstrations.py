@@ -273,16 +273,17 @@ def _recorded(path: Path, task: str, config: Demonstrations) -> int:
     """How many demonstrations are in `path`; PrismError unless they are what `prism data collect` would record now."""
     from prism.sims.collect import other_simulator
 
-    use = f"use it as it is with --data {path}"
     made = StoreSource(path).provenance if is_store(path) else {}
     if not {"first_seed", "attempts", "successes", "noise"} <= made.keys():
-        raise PrismError(f"{path} is no recording of `prism data collect {task}`: {use}, or move it away")
+        alone = f"prism train {task} --data {path}"
+        raise PrismError(f"{path} is no recording of `prism data collect {task}`: move it away, or use it: {alone}")
+    use = f"move it away, or use it as it is (for one recipe: --set demonstrations.path={path})"
     if difference := other_simulator(task, made):
-        raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), or {use}")
+        raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), {use}")
     beyond = made.get("beyond", 0)
     if (made["noise"], beyond) != (config.noise, config.beyond) or made.get("failures", False):
         how = f"with --noise {made['noise']:g} --beyond {beyond}" + " --failures" * made.get("failures", False)
         asked = f"--noise {config.noise:g} --beyond {config.beyond}"
         again = f"prism data collect {task} --episodes {config.episodes} {asked} --overwrite"
-        raise PrismError(f"{path} was recorded {how}, {asked} was asked for: {use}, or record it again ({again})")
+        raise PrismError(f"{path} was recorded {how}, {asked} was asked for: record it again ({again}), {use}")
     return len(StoreSource(path).lengths)
