@@ -40,10 +40,12 @@ def broken(tmp_path: Path) -> Path:
 
 def test_a_missing_file_is_named_with_what_helps(tmp_path: Path) -> None:
     path = broken(tmp_path)
-    with pytest.raises(PrismError, match=r"2 of 3 episodes are damaged.*not found.*--skip-damaged.*--without") as error:
+    with pytest.raises(PrismError, match=r"2 of 3 episodes are damaged \(episode 0: videos/.*not found\); ") as error:
         open_dataset(path)
     assert "\n" not in str(error.value)
     camera = next(s.name for s in open_dataset(path, skip_damaged=None).sensors if s.kind == "rgb")
+    ways = f"leave out the episodes with --skip-damaged or --episodes 2, or that sensor with --without {camera}"
+    assert str(error.value).endswith(ways)
     assert len(open_dataset(path, skip_damaged=True).lengths) == 1
     assert len(open_dataset(path, without=[camera]).lengths) == 3
     assert open_dataset(path, episodes="2").lengths.tolist() == [LENGTHS[2]]
@@ -59,8 +61,9 @@ def test_pointers_of_a_whole_dataset_are_recognised(tmp_path: Path) -> None:
         file.write_text(POINTER)
     with pytest.raises(PrismError, match=r"Git-LFS pointer.*git lfs pull"):
         open_dataset(path)
-    with pytest.raises(PrismError, match="all 3 episodes"):
+    with pytest.raises(PrismError, match=r"all 3 episodes.*; leave out that sensor with --without \w+$") as error:
         open_dataset(path, skip_damaged=True)
+    assert "--skip-damaged" not in str(error.value)
 
 
 def test_inspect_lists_everything_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +83,7 @@ def test_convert_leaves_damaged_episodes_out(tmp_path: Path) -> None:
     assert cli.main(["data", "convert", str(path), str(tmp_path / "out"), "--skip-damaged"]) == 0
     assert open_dataset(tmp_path / "out").lengths.tolist() == [LENGTHS[2]]
     notes = json.loads((tmp_path / "out/dataset.json").read_text())["provenance"]["notes"]
-    assert any("left out: 0, 1" in note for note in notes)
+    assert any("2 of 3 episodes are damaged and left out" in note for note in notes)
 
 
 def nan_robomimic(path: Path) -> Path:
@@ -132,6 +135,20 @@ def nan_store(path: Path) -> Path:
     return path
 
 
+def test_an_episode_of_a_recording_has_its_number(tmp_path: Path) -> None:
+    for number in range(3):
+        sensors = (SensorSpec("pose", "vector", (2,)),)
+        with DatasetWriter(tmp_path / f"episode-{number:06}", sensors, 2, 10.0, "reach") as writer:
+            writer.add({"pose": np.zeros((5, 2))}, np.zeros((5, 2)))
+    rows = tmp_path / "episode-000001" / "pose.npy"
+    rows.write_bytes(rows.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        PrismError, match=r"^episode 1: .*pose.npy: damaged: .*; --skip-damaged leaves that episode out$"
+    ):
+        compute_statistics(open_dataset(tmp_path))
+    assert len(open_dataset(tmp_path, skip_damaged=True).lengths) == 2
+
+
 HOLES = {nan_robomimic: "robot0_eef_pos", nan_lerobot: "action", nan_zarr: "action", nan_store: "force"}
 
 
@@ -144,11 +161,16 @@ def test_an_episode_with_nan_is_damaged(tmp_path: Path, write: Callable[[Path], 
     assert re.search(what, str(error.value))
     left = open_dataset(path, skip_damaged=True)
     assert left.lengths.tolist() == [LENGTHS[0], LENGTHS[2]]
-    assert any(re.search(what, note) for note in left.notes)
+    (note,) = (note for note in left.notes if "NaN" in note)
+    assert re.fullmatch(rf"episode 1 is damaged and left out: .*{HOLES[write]}.*: NaN or infinity at step 1", note)
+    assert note.count("episode 1") == 1
+    (note,) = (note for note in open_dataset(path, episodes="1-", skip_damaged=True).notes if "NaN" in note)
+    assert note.startswith("episode 1 is damaged"), "as the dataset calls it"
     compute_statistics(left)
     found = inspect(path)
     assert len(found.lengths) == 2
-    assert any(re.search(what, warning) for warning in found.warnings)
+    assert any(re.match(rf"episode 1 is damaged: .*{HOLES[write]}", warning) for warning in found.warnings)
+    assert any("--skip-damaged or --episodes 0,2" in warning for warning in found.warnings)
 
 
 def test_training_leaves_an_episode_with_nan_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -160,8 +182,8 @@ def test_training_leaves_an_episode_with_nan_out(tmp_path: Path, capfd: pytest.C
     assert "--skip-damaged" in error
     assert cli.main([*command, "--skip-damaged"]) == 0
     said = capfd.readouterr().err
-    assert "force.npy: episode 1: NaN or infinity at step 1" in said
-    assert "1 of 3 episodes are damaged and left out: 1" in said
+    assert "set: episode 1 is damaged and left out: force.npy: NaN or infinity at step 1\n" in said
+    assert "--skip-damaged" not in said
     assert cli.main([*command[:-1], str(tmp_path / "fewer"), "--without", "force"]) == 0  # nobody reads it
 
 
@@ -169,8 +191,11 @@ def test_episodes_in_words() -> None:
     assert parse_episodes("0-2,5,8-", 10, "x") == [0, 1, 2, 5, 8, 9]
     assert parse_episodes("3", 4, "x") == [3]
     for wrong in ("4", "2-1", "a", "-3", "1--2", ","):
-        with pytest.raises(PrismError, match=r"--episodes .*0-46,48-"):
+        with pytest.raises(PrismError, match=r"--episodes .*for example 0,2-"):
             parse_episodes(wrong, 4, "x")
+    assert parse_episodes("0,2-", 3, "x") == [0, 2]
+    with pytest.raises(PrismError, match=r"has episodes 0-1; write for example 0$"):
+        parse_episodes("2", 2, "x")
 
 
 def test_a_key_without_a_sensor_is_ignored(tmp_path: Path) -> None:

@@ -3,16 +3,19 @@ leaving them out."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from prism.data.episodes import EpisodeSource, read_in_parts
+import numpy as np
+
+from prism.data.episodes import SKIP, EpisodeSource, read_in_parts
 from prism.data.views import portion, with_sensors
 from prism.errors import PrismError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
-REMEDY = "leave episodes out with --skip-damaged or --episodes 0-46,48-, a camera with --without CAMERA"
+_RUNS = 8  # ranges of episodes that an error lists
 _CHUNK = 1024  # steps held in memory at a time
 
 
@@ -51,22 +54,23 @@ def damaged(source: EpisodeSource, deep: bool) -> dict[int, str]:
                 for _ in read_in_parts(source, episode, _CHUNK, numbers):
                     pass
             except PrismError as error:
-                found[episode] = str(error)
+                found[episode] = str(error).removesuffix(SKIP)
     return found
 
 
 def parse_episodes(text: str, count: int, where: str) -> list[int]:
     """'0-46,48-' -> the episodes, of `count`; a range without its end goes to the last."""
     chosen: set[int] = set()
+    example = "0,2-" if count > 2 else "0"
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"(\d{1,9})(?:(-)(\d{1,9})?)?", part)
         first = int(match[1]) if match else count
         last = first if match and not match[2] else int(match[3]) if match and match[3] else count - 1
         if not first <= last < count:
-            raise PrismError(f"--episodes {text}: {where} has episodes 0-{count - 1}; write for example 0-46,48-")
+            raise PrismError(f"--episodes {text}: {where} has episodes 0-{count - 1}; write for example {example}")
         chosen |= set(range(first, last + 1))
     if not chosen:
-        raise PrismError(f"--episodes {text}: no episode; write for example 0-46,48-")
+        raise PrismError(f"--episodes {text}: no episode; write for example {example}")
     return sorted(chosen)
 
 
@@ -89,24 +93,47 @@ def chosen(
     bad = damaged(source, deep=skip_damaged)
     if not bad:
         return source
-    problem = f"{len(bad)} of {len(source.lengths)} episodes are damaged"
     if not skip_damaged:
-        raise PrismError(f"{problem}, the first {_first(bad)}; {REMEDY}")
-    return whole(source, bad, (*described(bad), f"{problem} and left out: {', '.join(map(str, bad))}"))
+        raise PrismError(refusal(source, bad, deep=False))
+    total = f"{len(bad)} of {len(source.lengths)} episodes are damaged and left out"
+    return whole(source, bad, (*described(source, bad, " is damaged and left out"), *[total] * (len(bad) > 1)))
 
 
-def described(bad: Mapping[int, str]) -> list[str]:
-    return [f"episode {episode} is damaged: {problem}" for episode, problem in bad.items()]
+def numbers(source: EpisodeSource) -> list[int]:
+    """What the dataset calls the episodes of a source: --episodes may have left some out."""
+    return list(map(int, getattr(source, "episodes", range(len(source.lengths)))))
+
+
+def described(source: EpisodeSource, bad: Mapping[int, str], how: str = " is damaged") -> list[str]:
+    """A sentence for each of them, without the number of the episode and the path of the dataset in it again."""
+    called = {e: f"episode {number}" for e, number in enumerate(numbers(source)) if e in bad}
+    short = {e: bad[e].removeprefix(f"{name}: ").replace(f": {name}", "", 1) for e, name in called.items()}
+    return [f"{called[e]}{how}: {problem.removeprefix(f'{source.path}/')}" for e, problem in short.items()]
 
 
 def whole(source: EpisodeSource, bad: Mapping[int, str], remarks: tuple[str, ...] = ()) -> EpisodeSource:
     """The source without the episodes that are damaged; `remarks` are added to its notes."""
     left = [episode for episode in range(len(source.lengths)) if episode not in bad]
     if not left:
-        raise PrismError(f"all {len(bad)} episodes are damaged, the first {_first(bad)}; {REMEDY}")
+        raise PrismError(refusal(source, bad, deep=True))
     return portion(source, left, source.lengths[left], remarks)
 
 
-def _first(bad: Mapping[int, str]) -> str:
-    episode, problem = next(iter(bad.items()))
-    return f"(episode {episode}): {problem}"
+def refusal(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
+    """How many are damaged, what is wrong with the first of them, and what helps."""
+    some = f"{len(bad)} of {len(source.lengths)}" if len(bad) < len(source.lengths) else f"all {len(bad)}"
+    first, helps = described(source, bad, "")[0], remedy(source, bad, deep)
+    return f"{source.path}: {some} episodes are damaged ({first}); {helps}"
+
+
+def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
+    """Leaving them out, where others are left; or a sensor, where the first of them is whole without it."""
+    left = np.delete(numbers(source), list(bad))
+    runs = np.split(left, np.flatnonzero(np.diff(left) > 1) + 1) if left.size else []
+    kept = ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    ways = ["the episodes with --skip-damaged" + f" or --episodes {kept}" * (len(runs) <= _RUNS)] if runs else []
+    first, names = portion(source, [min(bad)], source.lengths[[min(bad)]]), [sensor.name for sensor in source.sensors]
+    others = {name: [other for other in names if other != name] for name in names if len(names) > 1}
+    blamed = (name for name, rest in others.items() if not damaged(with_sensors(first, rest), deep))
+    ways += [f"that sensor with --without {name}" for name in itertools.islice(blamed, 1)]
+    return f"leave out {', or '.join(ways)}" if ways else "mend the dataset, or record it again"

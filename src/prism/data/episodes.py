@@ -18,6 +18,7 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Names = Collection[str] | None  # of sensors; None: all of them
+SKIP = "; --skip-damaged leaves that episode out"  # how errors of one episode end
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,7 @@ def first_bad_row(rows: Array, present: BoolArray | None = None) -> int | None:
 def check_finite(where: str, rows: Array, present: BoolArray | None = None, start: int = 0) -> None:
     """PrismError at the first NaN or infinity of steps start, start + 1, ... of a stream."""
     if (bad := first_bad_row(rows, present)) is not None:
-        remedy = "mend it or leave that episode out (--skip-damaged)"
-        raise PrismError(f"{where}: NaN or infinity at step {start + bad}; {remedy}")
+        raise PrismError(f"{where}: NaN or infinity at step {start + bad}{SKIP}")
 
 
 def checked_ends(ends: object, where: str) -> IntArray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from prism.data.action_kind import described_kind
-from prism.data.damage import REMEDY, damaged, described, whole
+from prism.data.damage import damaged, described, remedy, whole
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
@@ -76,8 +76,8 @@ def readable(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:
     bad = damaged(source, deep=True)
     if not bad:
         return source, []
-    count = f"{len(bad)} of {len(source.lengths)} episodes are damaged and not in this summary; {REMEDY}"
-    return whole(source, bad), [*described(bad), count]
+    left, out = whole(source, bad), f"{len(bad)} of {len(source.lengths)} episodes are damaged and not in this summary"
+    return left, [*described(source, bad), f"{out}; {remedy(source, bad, deep=True)}"]
 
 
 def summarise(

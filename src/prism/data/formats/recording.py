@@ -68,6 +68,7 @@ class RecordingSource:
             if len(self._opened) >= _KEPT_OPEN:
                 self._opened.pop(next(iter(self._opened)))
             self._opened[episode] = StoreSource(self._folders[episode])
+            self._opened[episode].number = episode
         part = self._opened[episode].read(0, start, stop, streams)
         masks = {name: part.present.get(name, np.ones(part.length, np.bool_)) for name in part.streams}
         return Episode(part.streams, part.actions, {n: mask for n, mask in masks.items() if n in self.sometimes_absent})

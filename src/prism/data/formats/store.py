@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from prism.data.episodes import (
+    SKIP,
     Array,
     BoolArray,
     Episode,
@@ -289,6 +290,8 @@ class Checksums:
 class StoreSource:
     """A dataset in the project's own format. Opening it checks shapes and sizes, reading checks what is read."""
 
+    number = 0  # what its first episode is called in errors
+
     def __init__(self, path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> None:
         self.path = path
         if entries:
@@ -342,10 +345,10 @@ class StoreSource:
             values = {name: self._streams[name].read(first, last) for name in names}
             masks = {name: self._present[name].read(first, last) for name in names if name in self._present}
         except PrismError as error:
-            raise PrismError(f"{error} (reading episode {episode})") from None
+            raise PrismError(f"episode {self.number + episode}: {error}{SKIP}") from None
         present: dict[str, BoolArray] = {name: mask.astype(np.bool_) for name, mask in masks.items()}
-        check_finite(f"{self._actions.file}: episode {episode}", actions, None, start)
+        check_finite(f"{self._actions.file}: episode {self.number + episode}", actions, None, start)
         for name in (sensor.name for sensor in wanted if sensor.kind == "vector"):
-            where = f"{self.path / name}.npy: episode {episode}"
+            where = f"{self.path / name}.npy: episode {self.number + episode}"
             check_finite(where, values[name], present.get(name), start)
         return Episode(values, actions, present)
