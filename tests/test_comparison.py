@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from prism.cli.compare import Compare
 from prism.errors import PrismError
 from prism.methods.flow_matching import RectifiedFlowConfig
 from prism.report.comparison import frontier, render
@@ -340,12 +341,28 @@ def test_a_folder_has_one_budget_and_one_evaluation(tmp_path: Path) -> None:
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()
 
 
+def test_a_refused_comparison_leaves_nothing_behind(tmp_path: Path) -> None:
+    there, bare = tmp_path / "there", tmp_path / "bare"
+    prepare(there, config(PRISM, seeds=(0,)), QUIET)
+    bare.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for out in (tmp_path / "new" / "out", there):
+        with pytest.raises(PrismError, match="is not finished"):
+            compare(out, config(PRISM, MSE), 1, QUIET, trained=bare)
+        assert [path for path in sorted(tmp_path.rglob("*")) if path.name != ".lock"] == before
+    assert not list(tmp_path.glob("new/**"))
+    with pytest.raises(PrismError, match="--trained nowhere does not exist"):
+        Compare(("pusht",), tmp_path / "new", steps=4, trained=Path("nowhere"))
+
+
 def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`prism train` may have recorded more of them into the same folder meanwhile."""
     prepare(tmp_path, config(PRISM), QUIET)
     prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
     monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path, 50))
-    refused = r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same settings"
+    refused = (
+        r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same, or another folder"
+    )
     with pytest.raises(PrismError, match=refused):
         prepare(tmp_path, config(MSE), QUIET)
     assert not (tmp_path / "cells" / "pusht" / "mse").exists()

@@ -75,6 +75,8 @@ class Compare(JsonOutput):
         check_numbers(self, "--", {"[1, inf)": "jobs steps", "(0, inf)": "minutes"})
         if self.trained is not None and self.trained.resolve() == self.out.resolve():
             raise PrismError(f"--trained {self.trained} is --out itself: name another folder for what is new")
+        if self.trained is not None and not self.trained.is_dir():
+            raise PrismError(f"--trained {self.trained} does not exist: name the folder of a finished comparison")
 
     def run(self) -> None:
         from rich.console import Console
@@ -83,6 +85,7 @@ class Compare(JsonOutput):
         from prism.runs.comparison import PAGE, CompareConfig, Contestant, EvaluationPlan, compare, summarise
 
         refuse_existing(self.json, overwrite=self.overwrite)
+        curve = self.curve if self.trained is None else ()
         config = CompareConfig(
             recipes=self.recipe,
             contestants=tuple(Contestant.parse(text) for text in self.methods),
@@ -92,9 +95,7 @@ class Compare(JsonOutput):
             clock=self.clock,
             preset=self.preset,
             settings=self.set,
-            evaluation=EvaluationPlan(
-                self.episodes, self.first_seed, self.curve if self.trained is None else (), self.curve_episodes
-            ),
+            evaluation=EvaluationPlan(self.episodes, self.first_seed, curve, self.curve_episodes),
         )
         console = Console(stderr=True)
         if self.status:

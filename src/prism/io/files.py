@@ -12,7 +12,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -20,7 +20,7 @@ from typing import IO, Any, Self
 from prism.errors import PrismError
 
 HIDDEN = ".tmp-"  # how the names of unfinished files and folders begin
-CHECKSUMS = "checksums.json"
+CHECKSUMS, LOCK = "checksums.json", ".lock"
 _BLOCK = 1 << 24
 
 
@@ -37,7 +37,7 @@ def hidden_beside(path: Path) -> Path:
 def atomic_file(path: Path, overwrite: bool = False) -> Iterator[IO[bytes]]:
     """A file that gets its name when the block ends well, and leaves nothing behind when it does not."""
     if path.exists() and not overwrite:
-        raise PrismError(f"{path}: exists already; choose another path or pass overwrite")
+        raise PrismError(f"{path}: exists already; choose another path or pass --overwrite")
     if path.is_dir():
         raise PrismError(f"{path}: is a folder, a file is to be written there; choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,6 +163,24 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[list[Path]]:
+    """Make a folder. At the end go what the block has put on the list, and the folder and its parents, where they were
+    not there and hold nothing but a lock."""
+    new, undo = [path for path in (folder, *folder.parents) if not path.exists()], list[Path]()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield undo
+    finally:
+        for path in undo:
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            if new and [path.name for path in folder.iterdir()] == [LOCK]:
+                (folder / LOCK).unlink()
+            for path in new:
+                path.rmdir()
+
+
 def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -226,7 +244,7 @@ def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(folder: Path, name: str = ".lock", patience: float = 0.0) -> Iterator[None]:
+def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold the folder's lock; it goes with the process, however that ends, so a killed run leaves none behind.
 
     `patience`: seconds to wait for a process that is still saving.

@@ -19,7 +19,7 @@ from rich.console import Console
 from prism.controller import check_controller
 from prism.errors import PrismError
 from prism.io import files
-from prism.io.files import exclusive
+from prism.io.files import exclusive, new_folder
 from prism.io.jsonconfig import to_json, with_settings
 from prism.methods import METHODS
 from prism.methods.table import student_config
@@ -262,10 +262,12 @@ def compare(
     Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
     another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    with exclusive(out):
+    with new_folder(out) as undo, exclusive(out):
+        folders = [folder_of(out, id) for id in cell_ids(config)]
+        undo += [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
         grid = Grid(out, console)
         ids = {id.name: id for id in prepare(out, config, console, trained)}
+        undo.clear()  # nothing was refused
         todo = [name for name in ids if state_of(grid.folder(name))[0] != "done"]
         kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
         at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
@@ -273,9 +275,8 @@ def compare(
         failed: dict[str, str] = {}
         if todo:
             write_summary(out, config, {}, grid)
-            failed = grid.run(
-                todo, jobs, lambda _: write_summary(out, config, {}, grid), waits_for(ids.values(), config), ray
-            )
+            after = waits_for(ids.values(), config)
+            failed = grid.run(todo, jobs, lambda _: write_summary(out, config, {}, grid), after, ray)
         return write_summary(out, config, {ids[name]: reason for name, reason in failed.items()}, grid)
 
 

@@ -81,8 +81,7 @@ def refuse_other(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any
     if different := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         changes = ", ".join(f"{key} = {before.get(key)} there, {now.get(key)} now" for key in different[:3])
         more = f" and {len(different) - 3} more" if len(different) > 3 else ""
-        remedy = "give the same settings, or use another folder"
-        raise PrismError(f"{folder} was made with other settings ({changes}{more}): {remedy}")
+        raise PrismError(f"{folder} was made with other settings ({changes}{more}): give the same, or another folder")
 
 
 def _flat(data: Any, path: str = "") -> dict[str, Any]:

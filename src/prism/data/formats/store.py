@@ -290,10 +290,8 @@ class Checksums:
 class StoreSource:
     """A dataset in the project's own format. Opening it checks shapes and sizes, reading checks what is read."""
 
-    number = 0  # what its first episode is called in errors
-
     def __init__(self, path: Path, fps: float | None = None, entries: Sequence[Entry] = ()) -> None:
-        self.path = path
+        self.path, self.number = path, 0  # what its first episode is called in errors
         if entries:
             raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
         manifest = read_manifest(path / MANIFEST)
