@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prism import cli
 from prism.data import locate, open_dataset
 from prism.data.locate import data_folder, download, find_dataset
 from prism.errors import PrismError
@@ -84,7 +85,7 @@ def test_failed_downloads_leave_nothing(server: str, tmp_path: Path, file: str, 
     assert message in str(error.value)
     assert file in str(error.value)
     assert "\n" not in str(error.value)
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_too_large_a_download_stops(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,18 +93,24 @@ def test_too_large_a_download_stops(server: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(locate.DOWNLOADS, "pusht-human", small)
     with pytest.raises(PrismError, match="more than the 1000 expected"):
         download("pusht-human", folder=tmp_path / "out")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_a_recording_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["data", "collect", "pusht-human", "--beyond", "10", "--out", str(tmp_path / "out")]) == 2
+    assert "--beyond is for a task that is recorded; pusht-human is fetched as it is" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_unreachable_host_and_unknown_names(tmp_path: Path) -> None:
-    with pytest.raises(PrismError, match=r"download failed .*--data PATH"):
+    with pytest.raises(PrismError, match=r"download failed .*prism train takes it with --data PATH"):
         download("pusht-human", folder=tmp_path, url="http://127.0.0.1:9/pusht.zip")
     with pytest.raises(PrismError, match="known are pusht-human"):
         download("imagenet")
 
 
 def test_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PrismError, match=r"prism data collect pusht-human.*--data PATH") as error:
+    with pytest.raises(PrismError, match=r"run `prism data collect pusht-human`, or set PRISM_DATA$") as error:
         find_dataset("pusht-human")
     assert "\n" not in str(error.value)
     for place in ("cache/prism/pusht_cchi_v7_replay.zarr", "env/pusht/pusht_cchi_v7_replay.zarr", "given"):

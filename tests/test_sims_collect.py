@@ -123,6 +123,14 @@ def test_an_expert_that_never_succeeds_leaves_nothing(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_there_is_named_with_the_options_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["data", "collect", TASK, "--out", str(tmp_path)]) == 2
+    said = "exists already: name another folder with --out, or replace it with --overwrite"
+    assert said in capsys.readouterr().err
+
+
 def test_bad_requests_write_nothing(tmp_path: Path) -> None:
     for bad, words in (
         ({"task": "metaworld-buton"}, "unknown task"),

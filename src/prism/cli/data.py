@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional
 
@@ -66,23 +66,16 @@ class Collect(CalvinOption):
         if self.task in DOWNLOADS:
             self._download()
             return
-        usual = recipe(self.task).demonstrations
-        collected = collect(
-            self.task,
-            self.episodes,
-            self.out or COLLECTED / self.task,
-            seed=TASKS[self.task].first_seed if self.seed is None else self.seed,
-            console=Console(stderr=True),
-            overwrite=self.overwrite,
-            workers=self.workers,
-            noise=usual.noise if self.noise is None else self.noise,
-            beyond=usual.beyond if self.beyond is None else self.beyond,
-            failures=self.failures,
-        )
-        print(
-            f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; "
-            f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
-        )
+        usual, out = recipe(self.task).demonstrations, self.out or COLLECTED / self.task
+        if out.exists() and not self.overwrite:
+            raise PrismError(f"{out} exists already: name another folder with --out, or replace it with --overwrite")
+        how: Any = {"overwrite": self.overwrite, "workers": self.workers, "failures": self.failures}
+        how["seed"] = TASKS[self.task].first_seed if self.seed is None else self.seed
+        how["noise"] = usual.noise if self.noise is None else self.noise
+        how["beyond"] = usual.beyond if self.beyond is None else self.beyond
+        collected = collect(self.task, self.episodes, out, console=Console(stderr=True), **how)
+        expert = f"the expert succeeded in {collected.success:.0%} of {collected.attempts} attempts"
+        print(f"{collected.path}: {collected.episodes} episodes, {collected.steps} steps; {expert}")
 
     def _download(self) -> None:
         from rich.console import Console
@@ -90,6 +83,11 @@ class Collect(CalvinOption):
 
         from prism.data.locate import download
 
+        for name in ("episodes", "seed", "noise", "beyond", "failures", "workers"):
+            if getattr(self, name) != getattr(Collect, name):
+                raise PrismError(
+                    f"--{name} is for a task that is recorded; {self.task} is fetched as it is: leave it out"
+                )
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from prism.errors import PrismError, reason
-from prism.io.files import atomic_file, sync
+from prism.io.files import atomic_file, new_folder, sync
 
 Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where known
 
@@ -85,9 +85,7 @@ def find_dataset(name: str, data: Path | None = None) -> Path:
         return shipped
     if found := _inside(name, data_folder()):
         return found
-    raise PrismError(
-        f"{name}: not found in {data_folder()}; run `prism data collect {name}`, set PRISM_DATA, or give --data PATH"
-    )
+    raise PrismError(f"{name}: not found in {data_folder()}; run `prism data collect {name}`, or set PRISM_DATA")
 
 
 def download(
@@ -129,18 +127,17 @@ def _inside(name: str, folder: Path) -> Path | None:
 @contextmanager
 def _writable(folder: Path, needed: int) -> Iterator[None]:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(folder).free) < needed:
-            raise PrismError(
-                f"{folder}: {free // 10**6} MB free, {needed // 10**6} MB needed; set PRISM_DATA to another disk"
-            )
-        yield
+        with new_folder(folder):
+            if (free := shutil.disk_usage(folder).free) < needed:
+                space = f"{free // 10**6} MB free, {needed // 10**6} MB needed"
+                raise PrismError(f"{folder}: {space}; set PRISM_DATA to another disk")
+            yield
     except OSError as error:
         raise PrismError(f"{folder}: cannot write there ({reason(error)}); set PRISM_DATA to another folder") from None
 
 
 def _fetch(url: str, file: IO[bytes], max_bytes: int, progress: Progress | None) -> None:
-    elsewhere = "check the connection, or fetch it by other means and give --data PATH"
+    elsewhere = "check the connection, or fetch it by other means (prism train takes it with --data PATH)"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT) as reply:
             stated = reply.headers.get("Content-Length", "")

@@ -55,7 +55,7 @@ class RobomimicWriter(AtomicWriter):
     def __init__(self, path: Path, env_args: Mapping[str, Any], overwrite: bool = False) -> None:
         self.path = Path(path)
         if self.path.exists() and not overwrite:
-            raise PrismError(f"{path}: exists already; choose another path or pass overwrite")
+            raise PrismError(f"{path}: exists already; choose another path or pass --overwrite")
         if self.path.is_dir():
             raise PrismError(f"{path}: is a folder, a file is to be written there; choose another path")
         h5py = need("h5py", "data", f"{path}: HDF5")

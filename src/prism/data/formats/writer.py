@@ -44,7 +44,7 @@ class EpisodeWriter(AtomicWriter):
             raise PrismError(f"{path}: action_dim {action_dim} and fps {fps} must be positive")
         if self.path.exists() or self.path.is_symlink():
             if not overwrite:
-                raise PrismError(f"{path}: exists already; choose another path or pass overwrite")
+                raise PrismError(f"{path}: exists already; choose another path or pass --overwrite")
             if not (self.path / self.sign).is_file():
                 raise PrismError(
                     f"{path}: exists and is not a {self.words} dataset, so it is not overwritten; remove it yourself"
