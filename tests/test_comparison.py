@@ -13,17 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from prism.cli.compare import Compare
 from prism.errors import PrismError
 from prism.methods.flow_matching import RectifiedFlowConfig
-from prism.report.comparison import frontier, render
 from prism.runs import cell, grid
 from prism.runs.cell import CellSpec, run_cell
 from prism.runs.comparison import (
     CellId,
-    CompareConfig,
     Contestant,
     EvaluationPlan,
     cell_ids,
@@ -40,45 +37,7 @@ from prism.runs.demonstrations import open_demonstrations
 from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
 from prism.runs.recipes import Experiment, recipe, with_preset
 from prism.runs.workflow import CURVE
-
-QUIET = Console(quiet=True)
-PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")
-
-
-def config(*contestants: Contestant, **changes: Any) -> CompareConfig:
-    plan = EvaluationPlan(episodes=3, curve=(0.5,), curve_episodes=2)
-    options: dict[str, Any] = {
-        "settings": ("demonstrations.mirror=false",),
-        "seeds": (0, 1),
-        "steps": 4,
-        "evaluation": plan,
-        **changes,
-    }
-    return CompareConfig(("pusht",), contestants or (PRISM, MSE), **options)
-
-
-def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[str, Any]:
-    rows = [
-        {"seed": 100_000 + i, "score": s, "success": s > 0.9, "jerk": 0.1, "mode_switches": 1}
-        for i, s in enumerate(scores)
-    ]
-    mean = sum(scores) / len(scores)
-    evaluation = {"score": mean, "success": mean > 0.9, "latency_ms": {"p50": latency, "p99": 2 * latency}}
-    curve = [
-        {"fraction": f, "seconds": 60 * f, "step": 4, "score": mean * f, "success": 0.0, "episodes": 2}
-        for f in (0.5, 1.0)
-    ]
-    return {
-        **{"method": id.contestant, "seed": id.seed, "steps": 4, "train_seconds": 60.0, "parameters": 7},
-        **{"evaluation": evaluation, "per_episode": rows, "curve": curve},
-        **{"controller": {"candidates": 8, "exec_horizon": 4}, "info": {"commit": "abc"}},
-    }
-
-
-def finish(out: Path, id: CellId, scores: list[float], **options: Any) -> None:
-    folder = folder_of(out, id)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT).write_text(json.dumps(fake_result(id, scores, **options)))
+from tests.comparison_fakes import MSE, PRISM, QUIET, config, finish
 
 
 def found_at(path: Path, *more: int) -> Any:
@@ -425,93 +384,3 @@ def test_a_variation_has_its_own_preset(tmp_path: Path) -> None:
     assert plain.policy == recipe("pusht").policy
     with pytest.raises(PrismError, match="unknown preset 'huge'"):
         experiments_of(tmp_path, config(Contestant("a", "prism", (), "huge")), None)
-
-
-# ---------------------------------------------------------------------------------------------------- what is stated
-
-
-def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> None:
-    whole = config(seeds=(0, 1, 2))
-    for seed, score in ((0, 0.5), (1, 0.6), (2, 1.0)):
-        finish(tmp_path, CellId("pusht", "prism", seed), [score, score, score])
-    finish(tmp_path, CellId("pusht", "mse", 1), [0.4, 0.5, 0.6])
-    lost = CellId("pusht", "mse", 0)
-    folder_of(tmp_path, lost).mkdir(parents=True)
-    (folder_of(tmp_path, lost) / FAILED).write_text('{"reason": "loss is not finite"}')
-    comparison = summarise(tmp_path, whole)
-    prism, mse = comparison.rows
-    assert (prism.score, prism.complete, mse.seeds, mse.complete) == (pytest.approx(0.7), True, (1,), False)
-    assert mse.difference is not None
-    assert (mse.difference.mean, mse.difference.seeds) == (pytest.approx(-0.1), 1), "against seed 1 of prism alone"
-    assert {one.cell.seed: one.reason for one in comparison.missing} == {
-        0: "loss is not finite",
-        2: "not started yet",
-    }
-    stored = comparison.to_json()
-    assert stored["scores"] == {"prism": pytest.approx([0.5, 0.6, 1.0]), "mse": [None, pytest.approx(0.5), None]}
-    assert [row["n"] for row in stored["table"]] == [3, 1]
-    assert list(stored["table_by"]) == ["prism"], "one that lacks a seed has no mean"
-    assert stored["table_by"]["prism"]["score"] == pytest.approx(0.7)
-    assert set(stored["table_by"]["prism"]) == {"score", "success", "jerk", "switches"}
-    page = render(comparison)
-    assert "1 of 3" in page
-    assert "loss is not finite" in page
-    assert "http" not in page.replace("http-equiv", "")
-    assert "<h4>Learning</h4>" in page
-    ends = replace(comparison, rows=tuple(replace(row, curve=row.curve[-1:]) for row in comparison.rows))
-    assert "<h4>Learning</h4>" not in render(ends), "one point is no curve"
-
-
-def test_the_frontier_holds_what_nobody_beats(tmp_path: Path) -> None:
-    contestants = tuple(Contestant(name, "prism") for name in "abc")
-    for name, score, latency in (("a", 0.95, 10.0), ("b", 0.2, 20.0), ("c", 0.1, 1.0)):
-        finish(tmp_path, CellId("pusht", name, 0), [score] * 3, latency=latency)
-    comparison = summarise(tmp_path, config(*contestants, seeds=(0,)))
-    assert [row.contestant for row in frontier(comparison.rows)] == ["c", "a"]
-
-
-def test_cells_of_several_versions_are_said(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        finish(tmp_path, CellId("pusht", "prism", seed), [0.5] * 3)
-    assert summarise(tmp_path, config(PRISM)).mixed == ""
-    path = folder_of(tmp_path, CellId("pusht", "prism", 1)) / RESULT
-    path.write_text(path.read_text().replace('"abc"', '"def"'))
-    comparison = summarise(tmp_path, config(PRISM))
-    assert comparison.mixed.endswith("several versions of prism: abc, def")
-    assert "versions of prism: abc, def" in render(comparison)
-
-
-def test_a_training_that_went_on_with_another_version_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (id, *_) = prepare(tmp_path, config(PRISM, seeds=(0,)), QUIET)
-    folder = folder_of(tmp_path, id)
-    for commit, step in (("abc", 2), ("abc", 3), ("def", 4), ("ghi", 4)):  # the budget is 4 steps: the last one plays
-        monkeypatch.setattr(cell, "run_info", lambda seed, commit=commit: {"commit": commit, "date": "today"})
-        cell._sign(folder, Experiment.load(folder))
-        (folder / "log.jsonl").write_text(json.dumps({"step": step, "seconds": 1.0}) + "\n")
-    trained_by = json.loads((folder / cell.TRAINED_BY).read_text())
-    assert trained_by["commit"] == "abc + def"
-    (folder / RESULT).write_text(json.dumps({**fake_result(id, [0.5] * 3), "trained_by": trained_by}))
-    assert summarise(tmp_path, config(PRISM, seeds=(0,))).mixed.endswith(
-        "trained by several versions of prism: abc + def"
-    )
-
-
-def test_trainings_of_one_version_played_by_two_are_said(tmp_path: Path) -> None:
-    for seed, commit in ((0, "abc"), (1, "def")):
-        id = CellId("pusht", "prism", seed)
-        finish(tmp_path, id, [0.5] * 3)
-        played = {**fake_result(id, [0.5] * 3), "info": {"commit": commit}, "trained_by": {"commit": "old"}}
-        (folder_of(tmp_path, id) / RESULT).write_text(json.dumps(played))
-    comparison = summarise(tmp_path, config(PRISM))
-    assert comparison.commits == ["old"]
-    assert comparison.mixed == "the cells were played by several versions of prism: abc, def"
-
-
-def test_a_cell_that_plays_says_so(tmp_path: Path) -> None:
-    recipe("pusht").save(tmp_path)
-    (tmp_path / "log.jsonl").write_text('{"step": 3, "seconds": 9.0, "loss": 1.5}\n')
-    assert grid.progress_of(tmp_path)[1].startswith("step 3  loss 1.5")
-    (tmp_path / grid.LOG).write_text("training\nevaluate: 4 of 20 episodes, 1 succeeded\n")
-    fraction, said = grid.progress_of(tmp_path)
-    assert 0 < fraction < 1
-    assert said == "evaluate: 4 of 20 episodes, 1 succeeded"
