@@ -117,6 +117,17 @@ def test_other_controllers_are_left_to_robosuite(change: dict[str, object]) -> N
     env.close()
 
 
+def test_wrenches_are_robosuites_own() -> None:
+    env = RobosuiteEnv("transport")
+    env.reset(3)
+    for _ in range(3):
+        env.step(np.full(14, 0.3, dtype=np.float32))
+        told = [(robot.ee_force[robot.arms[0]], robot.ee_torque[robot.arms[0]]) for robot in env.sim_env.robots]
+        assert np.array_equal(env._wrench(), np.concatenate([part for pair in told for part in pair]))
+    assert np.abs(env._wrench()).max() > 1.0, "the weight of a gripper at least"
+    env.close()
+
+
 def test_relations_of_transport_point_at_where_the_hammer_is_taken() -> None:
     env = RobosuiteEnv("transport")
     seen = env.reset(4)

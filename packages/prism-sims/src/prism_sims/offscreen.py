@@ -6,11 +6,13 @@ Nothing here runs until somebody asks for a picture.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ INSTALL_LINE = "apt-get install libosmesa6"
 _BACKENDS = ("osmesa", "egl")  # software first: the same pixels on every machine
 _OFF = ("disable", "disabled", "off", "false", "0")  # MuJoCo's own words
 _PROBE_SECONDS = 60.0
+_UNSEEN = 5  # a group of geoms that MuJoCo does not draw by default
 
 _PROBE = """
 import importlib, sys
@@ -89,6 +92,7 @@ class OffscreenRenderer:
 
     No multisampling, shadows, reflections or sky box: about ten times faster in software. The settings are made on
     the model before the GL context exists, because MuJoCo reads them only then. `hidden`: groups of geoms not drawn.
+    Nor is what lies outside of the picture: a wrist camera does not see its arm, which is most of a robot's triangles.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class OffscreenRenderer:
         self._gl = importlib.import_module(f"mujoco.{name}").GLContext(width, height)
         self._gl.make_current()
         self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
+        atexit.register(_close, weakref.ref(self))  # before MuJoCo's own, which ends the display
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
         # 1 at the near plane, 0 at infinity: floats are dense near 0, so that far things keep their precision
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR.value
@@ -140,11 +145,29 @@ class OffscreenRenderer:
         mujoco = self._mujoco
         self._gl.make_current()
         chosen = self._default if camera is None else self._camera(camera)
+        groups = self._model.geom_group.copy()
+        self._model.geom_group[self._outside(data, chosen)] = _UNSEEN
         everything = mujoco.mjtCatBit.mjCAT_ALL.value
         mujoco.mjv_updateScene(self._model, data, self._option, None, chosen, everything, self._scene)
+        self._model.geom_group[:] = groups
         mujoco.mjr_render(self._rectangle, self._scene, self._context)
         mujoco.mjr_readPixels(self._pixels, depth, self._rectangle, self._context)
         return self._pixels[::-1].copy()  # OpenGL's first row is the lowest
+
+    def _outside(self, data: Any, camera: Any) -> NDArray[np.bool_]:
+        """Geoms whose bounding sphere is behind the camera or beyond an edge of its picture: no pixel is theirs."""
+        mujoco, model = self._mujoco, self._model
+        mujoco.mjv_updateCamera(model, data, camera, self._scene)
+        eye = mujoco.mjv_averageCamera(*self._scene.camera)  # of two eyes
+        forward, up = np.array(eye.forward), np.array(eye.up)
+        axes = np.stack([np.cross(forward, up), up, forward], axis=1)
+        x, y, z = (np.asarray(data.geom_xpos) - np.array(eye.pos)).dot(axes).T
+        high, near = eye.frustum_top, eye.frustum_near
+        wide = eye.frustum_width or high * self._rectangle.width / self._rectangle.height
+        beside = (np.abs(x) * near - z * wide) / np.hypot(near, wide)
+        above = (np.abs(y) * near - z * high) / np.hypot(near, high)
+        radius = np.asarray(model.geom_rbound)  # 0: a plane without end
+        return (radius > 0) & (np.maximum(np.maximum(beside, above), -z) > radius)
 
     def render(self, data: Any, camera: str | View | None = None) -> NDArray[np.uint8]:
         """(H, W, 3)"""
@@ -175,6 +198,11 @@ class OffscreenRenderer:
     def __del__(self) -> None:
         # Not left to MuJoCo's own clean-up: that would delete GL objects of whichever context is current then
         self.close()
+
+
+def _close(renderer: weakref.ref[OffscreenRenderer]) -> None:
+    if (there := renderer()) is not None:
+        there.close()
 
 
 class Cameras:

@@ -212,6 +212,7 @@ class RobosuiteEnv(DrawnEnv):
         self.sim_env = build(self.env_args)  # robosuite's own environment; experts look into it
         self.robots = len(self.sim_env.robots)
         self._wrenches: list[NDArray[np.float64]] = []
+        self._wrench_at = self._wrench_places()
         self._update_observables = self.sim_env._update_observables
         self.sim_env._update_observables = self._between_substeps
         self._arms = robosuite_control.arm_controls(self.sim_env)  # None: robosuite's own, slower steps
@@ -288,9 +289,19 @@ class RobosuiteEnv(DrawnEnv):
         elif self.variant != "state":
             self._wrenches.append(self._wrench())
 
+    def _wrench_places(self) -> NDArray[np.int64]:
+        """Where in MuJoCo's sensor data the forces and torques at the wrists are."""
+        model, places = self.sim_env.sim.model, []
+        for robot in self.sim_env.robots:
+            names = robot.gripper[robot.arms[0]].important_sensors
+            for kind in ("force_ee", "torque_ee"):
+                start = model._model.sensor_adr[model.sensor_name2id(names[kind])]
+                places += [start, start + 1, start + 2]
+        return np.array(places)
+
     def _wrench(self) -> NDArray[np.float64]:
-        arms = [(robot, robot.arms[0]) for robot in self.sim_env.robots]
-        return np.concatenate([part for robot, arm in arms for part in (robot.ee_force[arm], robot.ee_torque[arm])])
+        """A robot: force and torque; read where the sensors are, without robosuite's search for their names."""
+        return np.asarray(self.sim_env.sim.data._data.sensordata)[self._wrench_at]
 
     def _observe(self) -> dict[str, Array]:
         if self.variant == "state":
