@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from prism.cli.compare import print_comparison
 from prism.report.comparison import frontier, render
 from prism.runs import cell, grid
 from prism.runs.comparison import (
+    JSON,
+    PAGE,
     CellId,
     Contestant,
+    compare,
     folder_of,
     prepare,
     summarise,
@@ -52,6 +56,29 @@ def test_missing_seeds_are_stated_and_tests_use_common_ones(tmp_path: Path) -> N
     assert "<h4>Learning</h4>" in page
     ends = replace(comparison, rows=tuple(replace(row, curve=row.curve[-1:]) for row in comparison.rows))
     assert "<h4>Learning</h4>" not in render(ends), "one point is no curve"
+
+
+def test_finished_cells_that_a_smaller_comparison_leaves_out_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same folder with fewer seeds and methods: nothing is lost, and neither file is silent about the others."""
+    for id in prepare(tmp_path, config(), QUIET):
+        finish(tmp_path, id, [0.25 * (1 + id.seed)] * 3)
+    whole = compare(tmp_path, config(), 1, QUIET)
+    assert (whole.beside, whole.to_json()["left_out"]) == ("", {})
+    fewer = compare(tmp_path, config(PRISM, seeds=(0,)), 1, QUIET)
+    names = ["pusht/mse/seed-0", "pusht/mse/seed-1", "pusht/prism/seed-1"]
+    said = f"3 finished cells of this folder are not named, so not in this table: {', '.join(names)}"
+    assert fewer.beside == said
+    stored = json.loads((tmp_path / JSON).read_text())
+    assert stored["left_out"] == {names[0]: 0.25, names[1]: 0.5, names[2]: 0.5}
+    assert (stored["seeds"], stored["scores"]) == ([0], {"prism": [0.25]})
+    assert said in (tmp_path / PAGE).read_text()
+    print_comparison(fewer)
+    assert said in capsys.readouterr().out
+    again = compare(tmp_path, config(), 1, QUIET)
+    assert again.to_json()["scores"] == whole.to_json()["scores"] == {"prism": [0.25, 0.5], "mse": [0.25, 0.5]}
+    assert said not in (tmp_path / PAGE).read_text()
 
 
 def test_the_frontier_holds_what_nobody_beats(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def print_comparison(comparison: Comparison) -> None:
         test = "n: seeds; differences and p: paired bootstrap over common seeds and episodes; K, Ta: candidates drawn "
         test += "and steps executed a plan"
         console.print(test, highlight=False, soft_wrap=True)
-    if comparison.mixed:
-        console.print(comparison.mixed, highlight=False, soft_wrap=True)
+    for remark in filter(None, (comparison.mixed, comparison.beside)):
+        console.print(remark, highlight=False, markup=False, soft_wrap=True)
     for one in comparison.missing:
         console.print(f"missing: {one.cell}: {one.reason}", highlight=False, markup=False, soft_wrap=True)

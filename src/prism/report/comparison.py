@@ -47,7 +47,7 @@ def render(comparison: Comparison) -> str:
 {len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting
 positions{" nobody has trained on" * (plan.first_seed >= TEST_SEED)} (seeds from {plan.first_seed}), the same ones for
 all. {_completeness(comparison)}
-{escape(comparison.mixed.capitalize())}"""
+{escape(comparison.mixed.capitalize())} {escape(comparison.beside)}"""
     content = f"{sections}\n{_missing(comparison)}"
     return page(title, lead, content, _footer(comparison), style=BAR_STYLE + _STYLE)
 

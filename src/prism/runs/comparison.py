@@ -176,6 +176,7 @@ class Comparison:
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...]
     cells: Mapping[CellId, Cell]
+    left_out: Mapping[str, Cell]  # by name: finished in this folder, and not asked for now
     info: Mapping[str, Any]
 
     @property
@@ -186,6 +187,12 @@ class Comparison:
     def mixed(self) -> str:
         played = sorted({str(cell["info"].get("commit", "unknown")) for cell in self.cells.values()})
         return several_versions(self.commits) or several_versions(played, "played")
+
+    @property
+    def beside(self) -> str:
+        """A line where the folder has cells that a command with fewer seeds or methods does not name."""
+        names, count = ", ".join(self.left_out), len(self.left_out)
+        return f"{count} finished cells of this folder are not named, so not in this table: {names}" if count else ""
 
     def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
         """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""
@@ -226,6 +233,7 @@ class Comparison:
             "table": [{**asdict(row), "n": len(row.seeds)} for row in self.rows],
             "table_by": {name: figures for name in names if (figures := self._figures(name))},
             "missing": [{**asdict(one.cell), "reason": one.reason} for one in self.missing],
+            "left_out": {name: cell["evaluation"]["score"] for name, cell in self.left_out.items()},
             "budget": {"minutes": config.minutes, "steps": config.steps, "clock": config.clock},
             "evaluation": to_json(config.evaluation),
             "settings": list(config.settings),
@@ -432,21 +440,15 @@ def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | N
     checked it, the reasons that could not be written down (a full disk)."""
     if failed is None:
         check_cells(out, config)
-    cells: dict[CellId, Cell] = {}
-    missing = []
-    for id in cell_ids(config):
-        state, reason = state_of(folder_of(out, id))
-        if state == "done":
-            cells[id] = files.read_json(folder_of(out, id) / RESULT, REMEDY)
-        else:
-            missing.append(Missing(id, (failed or {}).get(id, reason)))
-    rows = []
+    done, ids, reasons, rows = Grid(out).finished(), cell_ids(config), failed or {}, []
+    cells = {id: done.pop(id.name) for id in ids if id.name in done}
+    missing = [Missing(id, reasons.get(id, state_of(folder_of(out, id))[1])) for id in ids if id not in cells]
     for name in config.recipes:
         for contestant in config.contestants:
             if mine := _of(cells, name, contestant.name):
                 reference = _of(cells, name, config.reference)
                 rows.append(_row(config, name, contestant.name, mine, reference))
-    return Comparison(config, tuple(rows), tuple(missing), cells, run_info(min(config.seeds)))
+    return Comparison(config, tuple(rows), tuple(missing), cells, done, run_info(min(config.seeds)))
 
 
 def _of(cells: Mapping[CellId, Cell], recipe: str, name: str) -> dict[int, Cell]:
@@ -459,10 +461,8 @@ def _row(
 ) -> Row:
     seeds = sorted(cells)
     score, success = table(cells, seeds, "score"), table(cells, seeds, "success")
-    common = [seed for seed in seeds if seed in reference]
-    difference = None
-    if name != config.reference and common:
-        difference = paired(table(cells, common, "score"), table(reference, common, "score"))
+    common = [seed for seed in seeds if seed in reference and name != config.reference]
+    difference = paired(table(cells, common, "score"), table(reference, common, "score")) if common else None
     latency = [cells[seed]["evaluation"]["latency_ms"] for seed in seeds]
     first = cells[seeds[0]]
     return Row(

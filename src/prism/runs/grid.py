@@ -109,6 +109,11 @@ class Grid:
     def folder(self, name: str) -> Path:
         return self._cells / name
 
+    def finished(self) -> dict[str, Cell]:
+        """The cells of a comparison that are done, by name: also those that nobody asks for now."""
+        found = {"/".join(file.parts[-4:-1]): file for file in sorted(self._cells.glob(f"*/*/seed-*/{RESULT}"))}
+        return {name: files.read_json(file) for name, file in found.items() if state_of(file.parent)[0] == "done"}
+
     def check_data(self, name: str, source: EpisodeSource, keep: bool = True) -> None:
         """PrismError where the cells below NAME had another dataset, or a smaller one; `keep`: note the first one."""
         now, path = {"episodes": len(source.lengths), "steps": int(source.lengths.sum())}, self.folder(name) / DATA
