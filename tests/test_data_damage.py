@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from prism import cli
 from prism.data import open_dataset, parse_map
-from prism.data.damage import parse_episodes
+from prism.data.damage import parse_episodes, remedies_as_settings
 from prism.data.formats.store import Checksums, as_bytes
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.io.jsonconfig import with_settings
 from prism.normalize import compute_statistics
+from prism.runs.demonstrations import Demonstrations, open_demonstrations
+from prism.runs.grid import Grid
 from prism.runs.recipes import recipe
 from prism.sensors import SensorSpec
 from tests.data_fakes import inspect
@@ -126,12 +131,26 @@ def nan_store(path: Path) -> Path:
         for length in LENGTHS:
             streams = {spec.name: rng.normal(size=(length, *spec.shape)) for spec in sensors}
             writer.add(streams, rng.normal(size=(length, 2)))
-    rows = np.load(path / "force.npy")
-    rows[LENGTHS[0] + 1, 1] = np.nan
-    np.save(path / "force.npy", rows)
+    return put_nan(path, "force", LENGTHS[0] + 1)
+
+
+def nan_pushes(path: Path) -> Path:
+    """Push-T's state, NaN in the second of four episodes."""
+    rng = np.random.default_rng(0)
+    with DatasetWriter(path, (SensorSpec("state", "vector", (5,)),), 2, 10.0, "pusht") as writer:
+        for _ in range(4):
+            state = np.cumsum(rng.normal(0, 3, (30, 5)), axis=0) + np.array([256, 256, 200, 300, 1])
+            writer.add({"state": state}, state[:, :2] + 5)
+    return put_nan(path, "state", 35)
+
+
+def put_nan(path: Path, sensor: str, row: int) -> Path:
+    rows = np.load(path / f"{sensor}.npy")
+    rows[row, 1] = np.nan
+    np.save(path / f"{sensor}.npy", rows)
     sums = Checksums(rows[0].nbytes)
     sums.add(as_bytes(rows))
-    np.save(path / "force.crc.npy", sums.result())
+    np.save(path / f"{sensor}.crc.npy", sums.result())
     return path
 
 
@@ -185,6 +204,32 @@ def test_training_leaves_an_episode_with_nan_out(tmp_path: Path, capfd: pytest.C
     assert "set: episode 1 is damaged and left out: force.npy: NaN or infinity at step 1\n" in said
     assert "--skip-damaged" not in said
     assert cli.main([*command[:-1], str(tmp_path / "fewer"), "--without", "force"]) == 0  # nobody reads it
+
+
+def test_a_comparison_names_the_settings_that_leave_damage_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`prism compare` has no --skip-damaged and no --without, and its --episodes are others: what it says must work."""
+    path = nan_pushes(tmp_path / "pushes")
+    data = ["demonstrations.kind=path", f"demonstrations.path={path}", "demonstrations.mirror=false"]
+    command = ["compare", "pusht", "--methods", "mse", "--steps", "1", "--out", str(tmp_path / "out"), "--set", *data]
+    assert cli.main(command) == cli.EXIT_USER
+    error = capfd.readouterr().err
+    assert "state.npy: episode 1: NaN or infinity at step 5" in error
+    assert "; --set demonstrations.skip_damaged=true leaves that episode out" in error
+    assert "--skip-damaged" not in error
+    monkeypatch.setattr(Grid, "run", lambda *_: {})  # nothing is trained
+    capfd.readouterr()
+    assert cli.main([*command, "demonstrations.skip_damaged=true"]) == cli.EXIT_USER
+    assert "3 of 3 cells are missing" in capfd.readouterr().err, "nothing else is wrong"
+
+    with pytest.raises(PrismError) as refused, remedies_as_settings():
+        open_dataset(broken(tmp_path))
+    skip, only, without = (word for word in shlex.split(str(refused.value)) if word.startswith("demonstrations."))
+    kept = Demonstrations("path", path=str(tmp_path / "set"))
+    for setting, episodes in ((skip, 1), (only.rstrip(","), 1), (without, 3)):
+        _, source, _ = open_demonstrations(with_settings(kept, [setting.partition(".")[2]]), None, Console(quiet=True))
+        assert len(source.lengths) == episodes, setting
 
 
 def test_episodes_in_words() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from prism.data.episodes import SKIP, EpisodeSource, read_in_parts
+from prism.data.episodes import DamagedDataError, EpisodeSource, read_in_parts
 from prism.data.views import portion, with_sensors
 from prism.errors import PrismError
 
@@ -54,7 +55,7 @@ def damaged(source: EpisodeSource, deep: bool) -> dict[int, str]:
                 for _ in read_in_parts(source, episode, _CHUNK, numbers):
                     pass
             except PrismError as error:
-                found[episode] = str(error).removesuffix(SKIP)
+                found[episode] = str(error.args[0])
     return found
 
 
@@ -94,7 +95,7 @@ def chosen(
     if not bad:
         return source
     if not skip_damaged:
-        raise PrismError(refusal(source, bad, deep=False))
+        raise refusal(source, bad, deep=False)
     total = f"{len(bad)} of {len(source.lengths)} episodes are damaged and left out"
     return whole(source, bad, (*described(source, bad, " is damaged and left out"), *[total] * (len(bad) > 1)))
 
@@ -115,15 +116,15 @@ def whole(source: EpisodeSource, bad: Mapping[int, str], remarks: tuple[str, ...
     """The source without the episodes that are damaged; `remarks` are added to its notes."""
     left = [episode for episode in range(len(source.lengths)) if episode not in bad]
     if not left:
-        raise PrismError(refusal(source, bad, deep=True))
+        raise refusal(source, bad, deep=True)
     return portion(source, left, source.lengths[left], remarks)
 
 
-def refusal(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
+def refusal(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> DamagedDataError:
     """How many are damaged, what is wrong with the first of them, and what helps."""
     some = f"{len(bad)} of {len(source.lengths)}" if len(bad) < len(source.lengths) else f"all {len(bad)}"
     first, helps = described(source, bad, "")[0], remedy(source, bad, deep)
-    return f"{source.path}: {some} episodes are damaged ({first}); {helps}"
+    return DamagedDataError(f"{source.path}: {some} episodes are damaged ({first})", helps)
 
 
 def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
@@ -137,3 +138,16 @@ def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
     blamed = (name for name, rest in others.items() if not damaged(with_sensors(first, rest), deep))
     ways += [f"that sensor with --without {name}" for name in itertools.islice(blamed, 1)]
     return f"leave out {', or '.join(ways)}" if ways else "mend the dataset, or record it again"
+
+
+@contextmanager
+def remedies_as_settings() -> Iterator[None]:
+    """For `prism compare`, which has --set and none of the options that leave data out."""
+    try:
+        yield
+    except DamagedDataError as error:
+        problem, helps = error.args
+        helps = helps.replace("--skip-damaged", "--set demonstrations.skip_damaged=true")
+        helps = re.sub(r"--episodes ([\d,-]*[\d-])", r"""--set 'demonstrations.only="\1"'""", helps)
+        helps = re.sub(r"--without (\S+)", r"""--set 'demonstrations.without=["\1"]'""", helps)
+        raise PrismError(f"{problem}; {helps}") from None

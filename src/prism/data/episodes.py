@@ -18,7 +18,14 @@ FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 Names = Collection[str] | None  # of sensors; None: all of them
-SKIP = "; --skip-damaged leaves that episode out"  # how errors of one episode end
+SKIP = "--skip-damaged leaves that episode out"  # the remedy where one episode cannot be read
+
+
+class DamagedDataError(PrismError):
+    """Its args: what cannot be read, and what leaves it out, in the options of `prism train`."""
+
+    def __str__(self) -> str:
+        return "; ".join(self.args)
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ def first_bad_row(rows: Array, present: BoolArray | None = None) -> int | None:
 def check_finite(where: str, rows: Array, present: BoolArray | None = None, start: int = 0) -> None:
     """PrismError at the first NaN or infinity of steps start, start + 1, ... of a stream."""
     if (bad := first_bad_row(rows, present)) is not None:
-        raise PrismError(f"{where}: NaN or infinity at step {start + bad}{SKIP}")
+        raise DamagedDataError(f"{where}: NaN or infinity at step {start + bad}", SKIP)
 
 
 def checked_ends(ends: object, where: str) -> IntArray:

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 import torch
 from rich.console import Console
 
+from prism.data.damage import remedies_as_settings
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive
@@ -223,7 +224,7 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
         try:
-            with exclusive(folder, ".cell.lock", _LOCK_SECONDS):
+            with exclusive(folder, ".cell.lock", _LOCK_SECONDS), remedies_as_settings():
                 run_cell(folder, Console(file=log, width=200))
         except PrismError as error:
             return _failed(folder, str(error))

@@ -17,6 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from prism.controller import check_controller
+from prism.data.damage import remedies_as_settings
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive, new_folder
@@ -251,10 +252,9 @@ class Comparison:
     def _by_seed(self, name: str, key: str) -> list[float | None]:
         values: list[float | None] = []
         for seed in self.config.seeds:
-            found = [self.cells.get(CellId(recipe, name, seed)) for recipe in self.config.recipes]
-            done = [cell for cell in found if cell is not None]
-            whole = len(done) == len(found)
-            values.append(metrics.mean([float(cell["evaluation"][key]) for cell in done]) if whole else None)
+            done = [cell for recipe in self.config.recipes if (cell := self.cells.get(CellId(recipe, name, seed)))]
+            mean = metrics.mean([float(cell["evaluation"][key]) for cell in done])
+            values.append(mean if len(done) == len(self.config.recipes) else None)
         return values
 
 
@@ -270,7 +270,7 @@ def compare(
     Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
     another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
     """
-    with new_folder(out) as undo, exclusive(out):
+    with new_folder(out) as undo, exclusive(out), remedies_as_settings():
         folders = [folder_of(out, id) for id in cell_ids(config)]
         undo += [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
         grid = Grid(out, console)

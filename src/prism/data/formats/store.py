@@ -27,6 +27,7 @@ from prism.data.episodes import (
     SKIP,
     Array,
     BoolArray,
+    DamagedDataError,
     Episode,
     FloatArray,
     IntArray,
@@ -343,7 +344,7 @@ class StoreSource:
             values = {name: self._streams[name].read(first, last) for name in names}
             masks = {name: self._present[name].read(first, last) for name in names if name in self._present}
         except PrismError as error:
-            raise PrismError(f"episode {self.number + episode}: {error}{SKIP}") from None
+            raise DamagedDataError(f"episode {self.number + episode}: {error.args[0]}", SKIP) from None
         present: dict[str, BoolArray] = {name: mask.astype(np.bool_) for name, mask in masks.items()}
         check_finite(f"{self._actions.file}: episode {self.number + episode}", actions, None, start)
         for name in (sensor.name for sensor in wanted if sensor.kind == "vector"):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from prism.data.episodes import SKIP, Array
+from prism.data.episodes import SKIP, Array, DamagedDataError
 from prism.data.formats.recent import Recent, nbytes
 from prism.data.formats.table import AGAIN
 from prism.errors import PrismError, need, reason
@@ -177,7 +177,7 @@ class VideoFrames:
                     if isinstance(error, FileNotFoundError):
                         raise PrismError(f"{where}: {file} is not found; {AGAIN}") from None
                     words = getattr(error, "strerror", None) or reason(error)  # FFmpeg's, without the file again
-                    raise PrismError(f"{where}: {file} cannot be read ({words}); {AGAIN}{SKIP}") from None
+                    raise DamagedDataError(f"{where}: {file} cannot be read ({words}); {AGAIN}", SKIP) from None
         return out
 
 
