@@ -20,8 +20,10 @@ from prism.rollout.episodes import IncompleteError
 from prism.rollout.results import EvaluationResult, load_result, recording_path
 from prism.runs.recipes import Experiment
 from prism.runs.run import Run
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Observation
+
+JOINTS = (SensorSpec("joints", "vector", (3,)),)
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
     moves = np.cumsum(np.random.default_rng(0).normal(0, 0.002, (2, 40, 3)), axis=1)
     poses = np.cumsum(moves, axis=1)
     for name, actions in (("changes", 30 * moves), ("poses", poses)):
-        with DatasetWriter(workplace / name, (SensorSpec("joints", "vector", (3,)),), 3, 10.0, "t") as writer:
+        with DatasetWriter(workplace / name, JOINTS, 3, 10.0, "t") as writer:
             for before, done in zip(poses - moves, actions, strict=True):
                 writer.add({"joints": before}, done)
     stated = ["--set", "controller.selection.action_kind=delta"]
@@ -74,6 +76,49 @@ def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
             assert Run(run).spec.action.kind == kind
         assert last_step(run) == 2
         assert Run(run).experiment.controller.selection.action_kind == (kind or "delta")
+
+
+def test_a_network_goes_on_with_actions_of_its_own_kind_alone(
+    workplace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """--init: poses and changes of a pose are other numbers, whether the data say what they are or show it."""
+    moves = np.cumsum(np.random.default_rng(0).normal(0, 0.002, (2, 40, 3)), axis=1)
+    poses, noise = np.cumsum(moves, axis=1), np.random.default_rng(1).normal(size=(2, 40, 3))
+    for name, kind, actions in (
+        ("poses", "", poses),
+        ("changes", "", 30 * moves),
+        ("hidden", "", noise),
+        ("absolute", "absolute", noise),
+        ("delta", "delta", noise),
+        ("velocity", "velocity", noise),
+    ):
+        with DatasetWriter(workplace / name, JOINTS, 3, 10.0, "t", action=ActionSpec(kind=kind)) as writer:
+            for before, done in zip(poses - moves, actions, strict=True):
+                writer.add({"joints": before}, done)
+        assert cli.main(["train", name, "--steps", "1", "--out", f"runs/{name}"]) == 0
+    stated = ["--set", "controller.selection.action_kind=delta"]
+    for data, init, kinds in (
+        (["changes"], "poses", "absolute, those of the data delta;"),
+        (["poses"], "changes", "delta, those of the data absolute;"),
+        (["delta"], "absolute", "absolute, those of the data delta;"),
+        (["absolute"], "delta", "delta, those of the data absolute;"),
+        (["velocity"], "delta", "delta, those of the data velocity;"),
+        (["poses", *stated], "poses", "absolute, those of the data delta or velocity;"),
+        (["hidden", "--action-kind", "delta"], "poses", "absolute, those of the data delta;"),
+    ):
+        capfd.readouterr()
+        assert cli.main(["train", *data, "--init", f"runs/{init}", "--steps", "1", "--out", "no"]) == cli.EXIT_USER
+        error = capfd.readouterr().err
+        assert f"--init runs/{init}: the run's actions are {kinds}" in error
+        assert "train without --init (where data do not say what their actions are, --action-kind does)" in error
+        assert not Path("no").exists()
+    for data, init in ((["hidden"], "changes"), (["changes", "--action-kind", "absolute"], "poses")):
+        out = f"runs/{init}-more"
+        assert cli.main(["train", *data, "--init", f"runs/{init}", "--steps", "1", "--out", out]) == 0
+        both = [Run(run).experiment.controller.selection.action_kind for run in (f"runs/{init}", out)]
+        assert both[0] == both[1], "what the data do not show is as in the run"
+    assert cli.main(["train", "metaworld-reach", "--init", "runs/poses", "--out", "no"]) == cli.EXIT_USER
+    assert "the run's actions are absolute, those of the data delta or velocity" in capfd.readouterr().err
 
 
 def test_train_resume_and_evaluate(

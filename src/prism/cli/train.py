@@ -71,7 +71,8 @@ class Train(DatasetOptions, CalvinOption):
     teacher: Annotated[Path | None, option("RUN")] = None
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     init: Annotated[Path | None, option("RUN")] = None
-    """Begin with the network of this run, to learn from more data: what people corrected (prism run --teleop)."""
+    """Begin with the network of this run, to learn from more data: what people corrected (prism run --teleop). Their
+    actions must be of the run's kind."""
     action_kind: Annotated[str | None, option("KIND")] = None
     """What the actions of a dataset are: absolute, delta or velocity. Default: as it says, or as can be seen in it."""
     preset: Annotated[Preset | None, option("NAME")] = None

@@ -1,7 +1,8 @@
 """`prism train A B --init RUN`: begin with the network of another run, to learn more from more data.
 
-Policy and controller are the run's, and so is the normaliser: its weights mean nothing without it. The optimiser and
-the learning rate begin anew. With what people corrected (`prism run --teleop`) this is human-gated DAgger.
+Policy and controller are the run's, and so is the normaliser: its weights mean nothing without it. The data must have
+actions of the run's kind: poses and changes of a pose are other numbers. The optimiser and the learning rate begin
+anew. With what people corrected (`prism run --teleop`) this is human-gated DAgger.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from prism.data.action_kind import KINDS
 from prism.errors import PrismError
 from prism.policy import Policy, PolicySpec
 from prism.runs.recipes import Experiment
@@ -17,7 +19,35 @@ from prism.runs.run import Run
 
 def with_init(experiment: Experiment, run: Path) -> Experiment:
     begun = Run(run).experiment
+    if experiment.tasks:  # a task says what its actions are
+        _refuse_other(str(run), _kinds("", experiment.controller.selection.action_kind))
     return replace(experiment, policy=begun.policy, controller=begun.controller, init=str(run))
+
+
+def check_kind(experiment: Experiment, data: str) -> None:
+    """PrismError where the actions of the data ("": nobody knows what they are) are of another kind than the run's, or
+    a person says so: the controller is the run's, unless --set changed it."""
+    for ours in (_kinds(data, ""), _kinds("", experiment.controller.selection.action_kind)):
+        _refuse_other(str(experiment.init), ours)
+
+
+def _refuse_other(init: str, ours: set[str]) -> None:
+    run = Run(init)
+    selection = run.experiment.controller.selection.action_kind
+    theirs = _kinds(run.spec.action.kind, selection if run.experiment.tasks or selection == "delta" else "")
+    if not ours & theirs:
+        there, here = (" or ".join(sorted(kinds)) for kinds in (theirs, ours))
+        raise PrismError(
+            f"--init {init}: the run's actions are {there}, those of the data {here}; train without --init "
+            "(where data do not say what their actions are, --action-kind does)"
+        )
+
+
+def _kinds(said: str, selection: str) -> set[str]:
+    """What actions may be: as data say it, or as a controller has it, for which a velocity is a change too; "": all."""
+    if said or not selection:
+        return {said} if said else set(KINDS)
+    return {"absolute"} if selection == "absolute" else {"delta", "velocity"}
 
 
 def begin_with(policy: Policy, init: str) -> None:

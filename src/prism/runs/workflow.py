@@ -39,7 +39,7 @@ from prism.runs.mixture import mixed
 from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
 from prism.runs.robust import health_limits
 from prism.runs.run import EvalOptions, Run, is_run
-from prism.runs.start_from import begin_with
+from prism.runs.start_from import begin_with, check_kind
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from prism.training import loop
 from prism.training.checkpoint import check_resume, list_checkpoints
@@ -239,7 +239,7 @@ def train_experiment(
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
-        action, how = _known_action(source, experiment)
+        action, how = _known_action(source, experiment, begun)
         experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action)
         config = experiment.train
 
@@ -310,12 +310,14 @@ def _sensors(
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
-def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[ActionSpec, str]:
+def _known_action(source: EpisodeSource, experiment: Experiment, begun: bool) -> tuple[ActionSpec, str]:
     """What the actions of a dataset are, and how that is known."""
     action = action_spec_of(source)
+    kind = "" if experiment.tasks else action.kind or guess_kind(source)
+    if experiment.init and not experiment.tasks and not begun:
+        check_kind(experiment, kind)
     if experiment.tasks or action.kind:
         return action, ""
-    kind = guess_kind(source)
     # stated, or seen when the run that goes on or that this one begins with was started: then it is seen again
     if experiment.controller.selection.action_kind == "delta" and kind != "delta":
         return action, "as stated"
