@@ -79,9 +79,10 @@ class Collect(CalvinOption):
 
     def _download(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
         from prism.data.locate import download
+        from prism.io.progress import Bar
 
         for name in ("episodes", "seed", "noise", "beyond", "failures", "workers"):
             if getattr(self, name) != getattr(Collect, name):
@@ -90,7 +91,7 @@ class Collect(CalvinOption):
                 )
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        with Bar(*columns, console=console, transient=True) as bar:
             row = bar.add_task(self.task, total=None)
             tell = lambda done, total: bar.update(row, completed=done, total=total)  # noqa: E731
             print(download(self.task, self.out, self.overwrite, progress=tell))
@@ -223,12 +224,14 @@ class Convert(_OfDataset):
 
 @contextmanager
 def steps_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal; call it with the steps done and the steps in all."""
+    """How far it is; call it with the steps done and the steps in all."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from prism.io.progress import Bar
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
         row = bar.add_task("steps", total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
+from prism.io.progress import Bar
 from prism.policy import Policy, PolicySpec
 from prism.rollout import metrics
 from prism.rollout.pool import Inline, LostJobsError, Pool, WorkerPool

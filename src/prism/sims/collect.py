@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.io.processes import WORKERS, end_with_parent
+from prism.io.progress import Bar
 from prism.sensors import ActionSpec, SensorSpec
 from prism.sims.base import TEST_SEED, Array, Env, Expert
 from prism.sims.tasks import TASKS, make_env, make_expert
@@ -173,7 +174,7 @@ def collect(
 
     provenance = settings(task, episodes, seed, noise, failures, beyond)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), console=console, disable=console is None)
+    bar = Bar(*columns, TimeRemainingColumn(), console=console, disable=console is None)
     attempts = successes = steps = 0
     written = (path, sensors, probe.action_dim, probe.fps, task, overwrite or go_on, provenance, action)
     with DatasetWriter(*written) as writer, bar:
