@@ -142,7 +142,6 @@ def test_what_the_training_data_lack_can_be_lost(
     datasets: Sequence[Mapping[str, NDArray[np.bool_]]],
     needed: list[str],
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     paths = [_record(tmp_path / f"data{number}", present) for number, present in enumerate(datasets)]
     run = tmp_path / "run"
@@ -150,7 +149,6 @@ def test_what_the_training_data_lack_can_be_lost(
     assert cli.main([*command, "--steps", "2"]) == 0
     assert f"it cannot lose {', '.join(needed)}, which it was never trained without" in capsys.readouterr().out
     assert needed_sensors(Run(run).policy()) == needed
-    monkeypatch.setattr(PolicySpec, "seen", lambda spec, present: spec)  # what was found before is not found again
     assert cli.main([*command, "--steps", "3", "--resume"]) == 0
     assert Run(run).weights().name == "step-00000003"
     assert needed_sensors(Run(run).policy()) == needed
@@ -160,13 +158,9 @@ def test_what_was_absent_is_kept_with_the_policy() -> None:
     spec = small_policy(small_config()).spec
     assert "absent" not in spec.to_json()  # as earlier versions write it, and read it
     assert PolicySpec.from_json(spec.to_json()) == spec
-    there = random_batch(2).observation.present
-    assert spec.seen(there) is spec
-    once = torch.ones(64, 2, dtype=torch.bool).index_fill(0, torch.tensor([3, 5]), False)
-    assert spec.seen({**dict.fromkeys(there, torch.ones_like(once)), "proprio": once}) is spec, (
-        "two of 64 teach nothing"
-    )
-    gone = spec.seen({**there, "proprio": torch.tensor([[True, True], [False, False]])})
+    counts = dict.fromkeys([sensor.name for sensor in spec.sensors], 0)
+    assert spec.trained_on({**counts, "": 640, "proprio": 63}) == spec, "fewer than a tenth teach little"
+    gone = spec.trained_on({**counts, "": 640, "proprio": 64})
     assert gone.absent == ("proprio",)
-    assert gone.seen(there) is gone
+    assert gone.trained_on({**counts, "": 641, "proprio": 64}) == spec, "it is of the whole training"
     assert PolicySpec.from_json(gone.to_json()) == gone

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from prism.data.episodes import Episode
-from prism.data.windows import Windows
+from prism.data.episodes import Episode, IntArray
+from prism.data.windows import LazyStreams, Windows
 from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer, compute_statistics
@@ -43,9 +45,22 @@ class MemorySource:
         return Episode({"proprio": states[start:stop]}, actions[start:stop])
 
 
-def make_windows(seed: int = 0) -> tuple[Windows, Windows]:
+class GapWindows(Windows):
+    """Windows of which some have no reading of the sensor."""
+
+    gaps: Collection[int] = ()
+
+    def batch(self, indices: IntArray, lazy: LazyStreams | None = None) -> Batch:
+        batch = super().batch(indices, lazy)
+        present = batch.observation.present["proprio"] & ~torch.from_numpy(np.isin(indices, list(self.gaps)))[:, None]
+        return replace(batch, observation=Observation(batch.observation.streams, {"proprio": present}))
+
+
+def make_windows(seed: int = 0, gaps: Collection[int] = ()) -> tuple[Windows, Windows]:
     source = MemorySource(seed=seed)
-    return Windows(source, 2, 8, episodes=[0, 1, 2, 3]), Windows(source, 2, 8, episodes=[4, 5])
+    windows = GapWindows(source, 2, 8, episodes=[0, 1, 2, 3])
+    windows.gaps = gaps
+    return windows, Windows(source, 2, 8, episodes=[4, 5])
 
 
 def fake_spec(width: int = 32) -> PolicySpec:

@@ -32,12 +32,11 @@ class PolicySpec:
     action: ActionSpec = field(default_factory=ActionSpec)
     absent: tuple[str, ...] = ()  # sensors without which it was trained: absent from whole windows of the data
 
-    def seen(self, present: Mapping[str, Tensor]) -> PolicySpec:
-        """After training on a batch, present (B, To) of each sensor: with those that a tenth of its windows lack. Fewer
-        teach nothing, and a robot stops for a sensor that its policy needs."""
-        lacking = {s.name: 1 - float(present[s.name].any(1).float().mean()) for s in self.sensors}
-        gone = [name for name, share in lacking.items() if share >= 0.1 and name not in self.absent]
-        return dataclasses.replace(self, absent=(*self.absent, *gone)) if gone else self
+    def trained_on(self, windows: Mapping[str, int]) -> PolicySpec:
+        """With the sensors that a tenth of all windows of the training lacked: `windows` counts all under "", and those
+        without a sensor under its name. Fewer teach little, and a robot stops for a sensor that its policy needs."""
+        gone = (s.name for s in self.sensors if 10 * windows[s.name] >= windows[""])
+        return dataclasses.replace(self, absent=tuple(gone))
 
     def to_json(self) -> dict[str, Any]:
         data = {key: value for key, value in dataclasses.asdict(self).items() if value or key != "absent"}

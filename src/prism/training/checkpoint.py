@@ -59,6 +59,7 @@ class TrainingState:
     scaler: dict[str, float]  # float16 loss scale; empty otherwise
     weights: dict[str, Tensor]  # raw, not averaged
     optimizer: dict[str, Tensor]  # "exp_avg.<name>", "exp_avg_sq.<name>", "step.<name>"
+    windows: dict[str, int] = dataclasses.field(default_factory=dict)  # PolicySpec.trained_on; older: counted from here
 
 
 def save_checkpoint(
@@ -233,7 +234,7 @@ def load_training_state(folder: Path) -> TrainingState:
         group, _, key = name.partition(".")
         groups[group][key] = value
     expected = {field.name for field in dataclasses.fields(TrainingState)} - set(groups)
-    if set(values) != expected:
+    if {*values, "windows"} != expected:
         raise PrismError(f"{folder / 'training.json'} needs exactly the keys {sorted(expected)}, has {sorted(values)}")
     return TrainingState(**values, weights=groups["weights"], optimizer=groups["optimizer"])
 

@@ -12,6 +12,7 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -93,7 +94,7 @@ def train(
         while not keeper.over:
             step = keeper.step
             batch = dataclasses.replace(next(loader), share=order.share())
-            policy.spec = policy.spec.seen(batch.observation.present)
+            keeper.count_windows(batch)
             batch = batch.to(learner.device)
             faults = row_random(derive_seed(config.seed, _FAULTS, step), batch)
             batch = disturbed(batch, policy.spec.sensors, policy.normalizer, config.robust, faults)
@@ -124,6 +125,8 @@ class _Keeper:
         self.best_val_loss: float | None = None
         self.saved: Path | None = None
         self.stopped_by = ""
+        self._windows: Counter[str] = Counter()  # of the whole training: PolicySpec.trained_on
+        self._own_windows: Counter[str] = Counter()  # of this rank, since the last checkpoint
         self._suspect: tuple[int, Batch] | None = None  # the first of a row of batches without a finite gradient
         self._warned = False
 
@@ -142,6 +145,7 @@ class _Keeper:
             self.learner.restore(self.saved, model, state.weights, state.optimizer, state.scaler)
         self.step, self.seconds, self.best_val_loss = state.step, state.seconds, state.best_val_loss
         self.skipped, self.skipped_total = state.skipped, state.skipped_total
+        self._windows.update(state.windows)
         return notes
 
     def open_monitor(self, console: Console | None, title: str, notes: list[str]) -> Monitor | Silent:
@@ -174,6 +178,8 @@ class _Keeper:
         if self.windows_val is not None and (due or _every(config.val_every, self.step)):
             measured = self._validate(self.windows_val)
         save = due or bool(self.stopped_by)
+        if save:
+            self._gather_windows()
         with ranks.share_errors() if save else nullcontext():
             if self.over or measured is not None or self.step % config.log_every == 0:
                 self.monitor.write(self.step, self.seconds, rate, measured, self.skipped_total)
@@ -204,6 +210,19 @@ class _Keeper:
             skipped_steps=self.skipped_total,
             stopped_by=self.stopped_by,
         )
+
+    def count_windows(self, batch: Batch) -> None:
+        """All of them, and those that have no reading of a sensor; as the data are, before faults are made."""
+        lacking = {name: int((~present.any(1)).sum()) for name, present in batch.observation.present.items()}
+        self._own_windows.update({"": len(batch.actions), **lacking})
+
+    def _gather_windows(self) -> None:
+        policy = self.learner.policy
+        names = ["", *(sensor.name for sensor in policy.spec.sensors)]
+        counts = ranks.sum_over_ranks(torch.tensor([self._own_windows[name] for name in names]))
+        self._windows.update(dict(zip(names, counts.tolist(), strict=True)))
+        self._own_windows.clear()
+        policy.spec = policy.spec.trained_on(self._windows)
 
     def _count(self, output: StepOutput, batch: Batch) -> None:
         if output.finite:
@@ -249,6 +268,7 @@ class _Keeper:
             scaler=learner.scaler.state_dict(),
             weights=dict(learner.named),
             optimizer=learner.optimizer_tensors(),
+            windows=dict(self._windows),
         )
         spec, model = learner.policy.spec, learner.model_tensors()
         checkpoint.save_checkpoint(self.run_dir, spec, model, state, self.config.keep_last)

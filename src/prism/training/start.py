@@ -174,7 +174,7 @@ def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
 
 
 def _plain(spec: PolicySpec) -> str:
-    """Tuples and lists are the same there. What was absent is found in training, by each rank in its own windows."""
+    """Tuples and lists are the same there. What was absent is found in training."""
     return json.dumps({**spec.to_json(), "absent": ()}, sort_keys=True)
 
 
