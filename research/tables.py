@@ -199,12 +199,11 @@ def run(config: Config, console: Console) -> Study:
     done = {}
     for task in config.rows:
         grid = config.grid(work, task)
-        if config.status:
-            done[task] = summarise(work / task, grid)
-            continue
-        record(config, work, task, console)
-        trained = config.trained and config.trained / task
-        done[task] = compare(work / task, grid, config.jobs, console, trained=trained)
+        done[task] = summarise(work / task, grid)
+        if done[task].missing and not config.status:  # demonstrations are for what has to be trained
+            record(config, work, task, console)
+            trained = config.trained and config.trained / task
+            done[task] = compare(work / task, grid, config.jobs, console, trained=trained)
     return summary(config, done)
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
+from prism.runs.comparison import CellId
 from research import one_policy, tables
 from research.__main__ import main
-from research.cells import contestant
+from research.cells import contestant, kept
 from research.report import Study
+from tests.comparison_fakes import QUIET, fake_result
 
 
 def test_metaworld_has_its_fifty_tasks() -> None:
@@ -156,6 +158,25 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
     first.unlink()
     assert main([*more[:-4], "--work", str(there), "--status"]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+def test_nothing_is_recorded_for_a_task_whose_cells_are_all_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[str] = []
+    monkeypatch.setattr(tables, "record", lambda config, work, task, console: recorded.append(task))
+    monkeypatch.setattr(tables, "compare", lambda out, grid, *_, **__: tables.summarise(out, grid))
+    asked = {"table": "metaworld", "tasks": ("metaworld-reach", "metaworld-push"), "seeds": (0,), "episodes": 3}
+    config = tables.Config(**asked, work=tmp_path / "work", add=(tmp_path / "old.json",))
+    id = CellId("metaworld-reach", "prism", 0)
+    cell = {**fake_result(id, [1.0, 0.5, 1.0]), "trained_by": {"commit": "abc", "date": "today"}}
+    stored = {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
+    settings = {**config.protocol_settings(), "methods": ["prism"]}
+    config.add[0].write_text(json.dumps({"settings": settings, "cells": [stored]}))
+    study = tables.run(config, QUIET)
+    assert recorded == ["metaworld-push"], "what has to be trained"
+    assert study.figures["success"]["prism"] == {"reach": pytest.approx(2 / 3)}
+    assert not (config.folder / "data").exists()
 
 
 def with_cell(file: dict[str, Any], **changes: Any) -> dict[str, Any]:
