@@ -8,19 +8,22 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prism import cli
+from prism.cli.run import Run as RunCommand
 from prism.cli.run import announce
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.robots.base import Robot, make_robot
 from prism.robots.drivers import lerobot
-from prism.robots.loop import check_fit
+from prism.robots.loop import Keys, check_fit
 from prism.robots.safety import Guard
 from prism.runs.run import Run
 from prism.sensors import ActionSpec, SensorSpec
@@ -263,6 +266,19 @@ def test_wheels_are_velocities() -> None:
     assert still.tolist() == [5.0, 0.0]
     with pytest.raises(PrismError, match=r"observation 'map' has shape .* ignore = \['map'\]"):
         lerobot.LeRobotRobot(Kiwi(), 30.0, {"*": "deg"}, limits)
+
+
+def test_a_hold_of_prism_run_stops_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
+    robot = lerobot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
+    info = {"sensors": [], "action_dim": 2, "action_kind": "absolute", "action": {"kind": "absolute"}}
+    planner: Any = SimpleNamespace(info=info, trouble=lambda: "", submit=lambda step: None)
+    monkeypatch.setattr(RunCommand, "_planner", lambda command, robot: nullcontext(planner))
+    with ExitStack() as stack:
+        run = RunCommand(Path("run"), robot="so101.toml")
+        commander, _ = run._commander(robot, robot.limits, Keys(), stack)
+    commander.executor._commanded = np.array([5.0, 0.2], np.float32)
+    assert commander.executor._held().tolist() == [5.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -469,7 +469,7 @@ def test_reset_starts_a_new_episode() -> None:
         ({"blend": -1}, "blend = -1"),
         ({"max_step": 0.0}, "max_step"),
         ({"slow_factor": 0.0}, "slow_factor"),
-        ({"keep": (9,)}, "keep names dimension 9"),
+        ({"keep": (9,)}, "keep or base names dimension 9"),
         ({"exec_horizon": 9}, "exec_horizon = 9"),
         ({"exec_horizon": 0}, "exec_horizon = 0"),
         ({"action_kind": "jump"}, "action_kind = 'jump'"),

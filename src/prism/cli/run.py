@@ -190,6 +190,7 @@ class Run:
             patience=(0.4 if robot.parts == 1 else 0.2) / robot.rate,  # a plan that comes within its step serves it
             lost="stop",
             action_kind=self.action_kind if planner.info.get("action_kind") is None else None,
+            base=robot.actions.base,
             margin=limits.margin,
             look=not self.trust_sensors,
             clock=robot.now,

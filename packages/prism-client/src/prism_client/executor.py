@@ -14,9 +14,9 @@ range  Of the actions in the demonstrations (info["action_range"]), and `margin`
 look   The first observation of an episode is compared with what the policy was trained on, and the rate of the loop
        with that of its data (first_look.py); PlanError says what does not fit.
 hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
-       or a velocity becomes zero, except in the dimensions `keep` (a gripper). Held steps are no actions, so a plan
+       or a velocity (`base`) becomes zero, except in `keep` (a gripper). Held steps are no actions, so a plan
        that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
-slow   The same path at `slow_factor` of the speed: part of the way to a position, or part of a change.
+slow   The same path at `slow_factor` of the speed: part of the way to a position, part of a change or a velocity.
 stop   Hold until a plan may be executed: a hook said so, a sensor that the policy needs is absent, or the planner is
        lost and `lost` says stop.
 
@@ -81,6 +81,7 @@ class Executor:
                    and an error where it does not
     keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
                    planner says
+    base           dimensions that are velocities whatever the others are: a mobile base; default: none
     blend          steps over which two plans are joined; default: 3 for positions, 0 (jump) for changes and velocities,
                    and without `asynchronous`
     margin         share of the demonstrated range of an action that a plan may go beyond it; default: 0.05, or any
@@ -108,6 +109,7 @@ class Executor:
         exec_horizon: int | None = None,
         action_kind: str | None = None,
         keep: Sequence[int] | None = None,
+        base: Sequence[int] = (),
         blend: int | None = None,
         margin: float | None = None,
         look: bool = True,
@@ -125,7 +127,7 @@ class Executor:
     ) -> None:
         self.planner = planner
         self._given = (exec_horizon, action_kind, keep, budget_ms)
-        self._asked_blend, self._look = blend, look
+        self._asked_blend, self._look, self._base = blend, look, [int(d) for d in base]
         self._margin = (MARGIN if asynchronous else math.inf) if margin is None else margin
         self._max_step = max_step
         self._hook = hook
@@ -173,9 +175,9 @@ class Executor:
         self._quaternions = [int(first) for first in (info.get("action") or {}).get("quaternions", ())]
         if self.action_kind != "absolute":  # a rotation is one whatever the others are, and zeros are none
             self.keep += [d for first in self._quaternions for d in range(first, first + 4) if d not in self.keep]
-        named = (*self.keep, *(d for first in self._quaternions for d in (first, first + 3)))
+        named = (*self.keep, *self._base, *(d for first in self._quaternions for d in (first, first + 3)))
         if bad := [d for d in named if d < 0 or (self.action_dim and d >= self.action_dim)]:
-            raise ValueError(f"keep names dimension {bad[0]}, but actions have {self.action_dim}")
+            raise ValueError(f"keep or base names dimension {bad[0]}, but actions have {self.action_dim}")
         self.fps = float(info.get("fps") or 0.0)
         self.budget_ms = (1e3 * self.exec_horizon / self.fps if self.fps else math.inf) if budget is None else budget
         self._needs = frozenset(info.get("needs") or ())
@@ -419,6 +421,7 @@ class Executor:
             return actions
         next_row = self._row()
         reference = self._held() if next_row is None else next_row
+        reference[self._base] = actions[row, self._base]
         most = None if self._max_step is None else self._max_step * self._scale
         return joined(actions, row, reference, self._blend, most, self._quaternions)
 
@@ -464,6 +467,7 @@ class Executor:
             before = same_side(before[None], 0, target, self._quaternions)[0]
             action = before + end * (target - before) if absolute else (end - start) * target
             action[self.keep] = target[self.keep]
+            action[self._base] = (end - start) * target[self._base]
             action = unit(action, self._quaternions).astype(target.dtype)
         self._phase = end
         if end >= 1.0 - 1e-9:
@@ -474,10 +478,9 @@ class Executor:
     def _held(self) -> Array:
         """Standing still, as the kind of the actions asks."""
         assert self._commanded is not None
-        if self.action_kind == "absolute":
-            return np.array(self._commanded)
-        held = np.zeros_like(self._commanded)
+        held = np.array(self._commanded) if self.action_kind == "absolute" else np.zeros_like(self._commanded)
         held[self.keep] = self._commanded[self.keep]
+        held[self._base] = 0.0
         return held
 
     def _count_hold(self) -> None:
