@@ -279,6 +279,22 @@ def test_a_sensor_that_comes_back_in_time_goes_on() -> None:
     assert guard.state == "go"
 
 
+def test_an_arm_of_positions_begins_where_it_is_seen_first() -> None:
+    """Its pose is late when the episode begins: the first command is limited from where it then is."""
+    robot = Points(GUARDED)
+    robot.actions = space("absolute", 1.0)
+    robot.values = {"pose": None}
+    guard = Guard(robot, GUARDED)
+    guard.begin()
+    assert guard.command([0.4, 0.2, 0.9]).action is None
+    robot.wait(robot.time + 1 / RATE)
+    robot.values = {}
+    guard.observe()
+    sent = guard.command([0.4, 0.2, 0.9]).action
+    assert sent is not None
+    assert (np.abs(sent - [0.0, 0.0, 0.5]) <= np.array(GUARDED.speed) / RATE).all()
+
+
 def test_a_sensor_that_nobody_needs_may_fail() -> None:
     robot, guard = guarded()
     robot.values = {"eye": None}

@@ -91,7 +91,8 @@ class Envelope:
         """What may be sent instead of `action` (None: stand still), and why it is another. Nothing may where the robot
         is to stay and nobody knows where it is."""
         if pose is not None:
-            told = np.flatnonzero(~self._absolute[: len(pose)] & np.isfinite(pose))
+            known = self._absolute & np.isfinite(self._x)  # where it was sent, or seen when it began
+            told = np.flatnonzero(~known[: len(pose)] & np.isfinite(pose))
             self._x[told] = pose[told]
         wanted, why = self._understood(action)
         if wanted is not None:
