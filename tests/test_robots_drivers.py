@@ -29,7 +29,7 @@ from prism.robots.drivers.composed import DrivenRobot
 from prism.robots.drivers.parts import Axis, Part
 from prism.robots.drivers.rotation import from_reference, to_reference
 from prism.robots.drivers.talker import Talker
-from prism.robots.drivers.waypoints import Interpolator
+from prism.robots.drivers.waypoints import Follower, Interpolator
 from prism.robots.limits import Limits
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
@@ -246,6 +246,24 @@ def test_no_waypoint_makes_it_faster_than_its_limit() -> None:
     steps = np.diff([path.step(i * dt, dt) for i in range(400)], axis=0)
     assert np.abs(steps[:, 0]).max() <= 0.5 * dt + 1e-12
     assert np.allclose(steps[:, 1], steps[:, 0] / 2), "slower, on the same line"
+
+
+def test_a_hold_that_does_not_get_through_is_sent_again() -> None:
+    held: list[float] = []
+    failures = iter(range(3))
+
+    def hold(at: np.ndarray) -> None:
+        if next(failures, None) is not None:
+            raise OSError("the cable")
+        held.append(float(at[0]))
+
+    follower = Follower(100.0, lambda at: at, hold)
+    follower.begin(np.array([0.5]), np.array([1.0]))
+    follower.start("arm")
+    follower.stop()
+    assert until(follower.standing.is_set)
+    assert held == [0.5]
+    follower.close()
 
 
 def test_rotations_about_a_reference_have_no_jump() -> None:

@@ -201,6 +201,23 @@ def test_stop_does_not_send_it_back_to_where_it_was_seen_long_ago(robot: Robot, 
     assert arm._goal.tolist() == [15, -20, 50]
 
 
+@pytest.mark.parametrize("closing", [False, True])
+def test_a_stop_that_does_not_get_through_is_sent_again(robot: Robot, arm: Arm, closing: bool) -> None:
+    robot.prepare(0)
+    robot.send(np.array([90.0, -20.0, 50.0], np.float32))
+    until(lambda: arm._goal[0] == 90)
+    send, failures = arm.send_action, iter(range(3))
+
+    def busy(action: dict[str, float]) -> dict[str, float]:
+        if next(failures, None) is not None:
+            raise ConnectionError("There is no status packet!")
+        return send(action)
+
+    arm.send_action = busy  # type: ignore[method-assign]
+    robot.close() if closing else robot.stop()
+    until(lambda: bool(arm._goal[0] < 90))
+
+
 def test_a_bus_that_fails_is_unhealthy_until_it_answers_again(robot: Robot, arm: Arm) -> None:
     robot.prepare(0)
     assert robot.health().ok

@@ -232,8 +232,8 @@ def pixels(task: str) -> Experiment:
 
 
 def pixels_long(task: str) -> Experiment:
-    """`pixels` for longer tasks: more demonstrations, disturbed as those of `state-long`, and short plans, made anew
-    after two actions. A light generator: two thirds of a step's computing, and the pictures are what is hard.
+    """`pixels` for longer tasks: more demonstrations, disturbed as those of `state-long`, and short plans, made anew at
+    every step. A light generator: two thirds of a step's computing, and the pictures are what is hard.
 
     Command: prism train robosuite-lift-pixels && prism eval runs/robosuite-lift-pixels --episodes 20
     Cost:    4 minutes of one core to record Lift, 15 for Can, 25 to train.
@@ -244,7 +244,7 @@ def pixels_long(task: str) -> Experiment:
         demonstrations=Demonstrations("expert", episodes=200, noise=0.1),
         policy=replace(pixel_policy(), pred_horizon=8, generator=replace(small, actions_per_query=8)),
         train=replace(one.train, threads=1),
-        controller=replace(one.controller, exec_horizon=2),
+        controller=replace(one.controller, exec_horizon=1),
     )
 
 
