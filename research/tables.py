@@ -11,8 +11,9 @@ Try:
     python -m research tables metaworld --add OLD.json --methods prism act --json F     goes on with a results file
 
 State inputs (in robomimic-cameras two cameras, force and proprioception), the last weights, on each task equal CPU time
-for every method, episodes on seeds on which nothing was chosen. The recipes make a plan at every step;
-diffusion, flow matching and IMLE Policy execute 8 actions of 16, as published, where no variation says otherwise. It can be stopped and called again; more methods or seeds add to what is there.
+for every method, episodes on seeds on which nothing was chosen. The recipes make a plan at every step; diffusion, flow
+matching and IMLE Policy execute 8 actions of 16, as published, where no variation says otherwise. It can be stopped and
+called again; more methods or seeds add to what is there.
     mean.SPLIT                 PRISM's mean over the tasks of a split (easy, medium, hard, very_hard; or all) that are
                                complete; `tasks_done` says how many of how many
     tasks.TASK                 PRISM's success; tasks_ci.TASK its interval over seeds and episodes

@@ -184,14 +184,17 @@ class LeRobotRobot(Robot):
             try:
                 if command is not None:
                     self._command(command)
+                stopping = False
                 if alive and self.now() >= due:
                     due = self.now() + 0.5 / self.rate
                     self._observe()
                     self._problem = ""
             except Exception as error:  # a bus that answers again is healthy again; until then nothing moves
                 self._problem = reason(error)
+                with self._changed:  # a stop that did not get through is sent again
+                    self._stopping |= stopping and not self._ready
                 time.sleep(0.01)
-            if not alive:
+            if not alive and not (self._stopping and self.now() < due + 1.0):
                 return
 
     def _command(self, command: NDArray[np.float32]) -> None:

@@ -55,8 +55,8 @@ class Follower(Talker):
     def _follow(self) -> None:
         path = self._path
         if self.stopping and path is not None:
-            self._path = None
-            self._hold(path.at)
+            self._hold(path.at)  # one that fails is told again, in the next cycle
+            self._path = None if self._path is path else self._path
         if self.stopping:
             self.standing.set()
         elif path is not None:
