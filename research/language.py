@@ -33,7 +33,8 @@ from prism.errors import PrismError
 from prism.rollout.episodes import TEST_SEED
 from prism.rollout.metrics import FloatArray, interval, success_interval
 from prism.runs.mixture import mixed
-from prism.runs.recipes import Experiment, customized
+from prism.runs.options import customized
+from prism.runs.recipes import Experiment
 from prism.runs.run import EvalOptions, Run
 from prism.sims.view import sentence_of
 from research.report import Cells, Claim, Result, Study, Written, confirmed, show_rows, train_run

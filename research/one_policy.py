@@ -30,7 +30,8 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.rollout.metrics import mean, paired, success_interval
 from prism.runs.mixture import mixed
-from prism.runs.recipes import Experiment, customized
+from prism.runs.options import customized
+from prism.runs.recipes import Experiment
 from prism.runs.run import EvalOptions, Run
 from research import tables
 from research.report import Cells, Claim, Result, Study, Written, confirmed, show_rows, train_run

@@ -14,7 +14,8 @@ from prism.data.views import LaterActions
 from prism.data.windows import Windows
 from prism.io.jsonconfig import with_settings
 from prism.methods.prism import PrismConfig
-from prism.runs.recipes import Experiment, customized, recipe
+from prism.runs.options import customized
+from prism.runs.recipes import Experiment, recipe
 from prism.runs.workflow import train_experiment
 from prism.sensors import SensorSpec
 

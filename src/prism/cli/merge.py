@@ -54,7 +54,7 @@ class Merge(_OfDataset):
 
         from prism.data.convert import convert
         from prism.runs.mixture import mixed, open_mixture
-        from prism.runs.recipes import customized
+        from prism.runs.options import customized
 
         assert self.out is not None
         if same := [path for path in self.datasets if path.resolve() == self.out.resolve()]:

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from rich import progress
+from rich.console import Console
 
 LINE_SECONDS = 10.0
 
@@ -29,3 +30,9 @@ class Bar(progress.Progress):
             *(f"{key} {value}" for key, value in task.fields.items()),
         ]
         self.console.print(", ".join(words), highlight=False, markup=False)
+
+
+def short_bar(console: Console, words: str = "{task.fields[text]}") -> progress.Progress:
+    """A title, a short bar and words. Nothing in a file: its owner knows better which lines are worth writing there."""
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(bar_width=20), progress.TextColumn(words))
+    return progress.Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal)

@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
 from prism.data import EpisodeSource
 from prism.errors import PrismError
 from prism.io import files
+from prism.io.progress import short_bar
 from prism.rollout.pool import LOSSES
 from prism.rollout.ray_pool import LOST_NODE, Processors, connect, is_node_loss, last_line
 from prism.runs.recipes import Experiment
@@ -294,14 +295,7 @@ class _Board:
 
     def __init__(self, grid: Grid, total: int) -> None:
         self._grid, self._total = grid, total
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[text]}"),
-            console=grid.console,
-            refresh_per_second=2,
-            disable=not grid.console.is_terminal,
-        )
+        self.bar = short_bar(grid.console)
         self._all = self.bar.add_task("all", total=total, text="")
         self._rows: dict[str, TaskID] = {}
         self._looked = time.monotonic()

@@ -7,10 +7,9 @@ research/RESULTS.md. A recipe is data: change a field with dataclasses.replace, 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from prism.controller import ControllerConfig
 from prism.data.history import with_history
@@ -21,7 +20,6 @@ from prism.methods import METHODS, table
 from prism.methods.context import ContextConfig
 from prism.methods.prism import PrismConfig
 from prism.runs.demonstrations import Demonstrations
-from prism.runs.robust import ROBUST
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
 from prism.sims.tasks import TASKS
@@ -431,82 +429,9 @@ def with_budget(
     experiment: Experiment, minutes: float | None = None, steps: int | None = None, seed: int | None = None
 ) -> Experiment:
     """The same experiment with another training budget (one replaces the other) or seed."""
-    train = experiment.train
     if minutes is not None and steps is not None:
         raise PrismError("give minutes or steps, not both: each is the whole training budget")
-    if minutes is not None:
-        train = replace(train, minutes=minutes, steps=0)
-    if steps is not None:
-        train = replace(train, minutes=0.0, steps=steps)
-    if seed is not None:
-        train = replace(train, seed=seed)
-    return replace(experiment, train=train)
-
-
-class TrainOptions(TypedDict, total=False):
-    """What a call may change in a recipe. Left out, or None: as the recipe says. `prism train --help` explains each."""
-
-    data: Path | str | None
-    map: Sequence[str]
-    sensor: Sequence[str]
-    fps: float | None
-    tolerance: float | None
-    fraction: float | None
-    demonstrations: int | None
-    minutes: float | None
-    steps: int | None
-    method: str | None
-    teacher: Path | str | None
-    init: Path | str | None
-    action_kind: str | None
-    preset: str | None
-    episodes: int | str | None
-    without: Sequence[str]
-    sensors: Sequence[str]
-    weights: Sequence[float] | None
-    text: Sequence[str]
-    skip_damaged: bool
-    robust: bool
-    seed: int | None
-    set: Sequence[str]
-
-
-def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Experiment:
-    """The same experiment with what a call of `prism train` or prism.train changes."""
-    given: dict[str, Any] = {
-        name: value for name, value in options.items() if value is not None and value != () and value is not False
-    }
-    if options.get("weights") is not None:
-        given["weights"] = options["weights"]  # also an empty one: it is refused
-    method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
-    experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
-    if preset is not None:
-        experiment = with_preset(experiment, preset)
-    if method is not None and method != experiment.method:
-        experiment = with_method(experiment, method, preset)
-    if teacher is not None and str(teacher) != experiment.teacher:
-        experiment = with_teacher(experiment, Path(teacher))
-    if "init" in given and str(given["init"]) != experiment.init:
-        from prism.runs.start_from import with_init
-
-        experiment = with_init(experiment, Path(given["init"]))
-    if "action_kind" in given:
-        given["sensor"] = (*given.get("sensor", ()), f"action.kind={given['action_kind']}")
-    source = experiment.demonstrations
-    if source.parts or "weights" in given or "text" in given:
-        from prism.runs.mixture import with_parts
-
-        source = with_parts(source, given.get("weights"), given.get("text"), given.pop("episodes", None), given)
-    named = {"map": "map", "sensor": "sensors", "without": "without", "sensors": "keep"}
-    changes: dict[str, Any] = {field: tuple(given[option]) for option, field in named.items() if option in given}
-    changes |= {name: given[name] for name in ("fps", "tolerance", "skip_damaged") if name in given}
-    if "data" in given:
-        changes |= {"kind": source.kind if source.kind == "human" else "path", "path": str(given["data"])}
-    if "episodes" in given:  # of a dataset: which; of an expert: how many
-        episodes, kind = str(given["episodes"]), changes.get("kind", source.kind)
-        changes |= {"episodes": int(episodes)} if kind == "expert" and episodes.isdigit() else {"only": episodes}
-    if "fraction" in given or "demonstrations" in given:
-        changes |= {"fraction": given.get("fraction"), "count": given.get("demonstrations")}
-    source = replace(source, **changes)
-    settings = (*(ROBUST if "robust" in given else ()), *given.get("set", ()))
-    return with_settings(replace(experiment, demonstrations=source), settings)
+    changes: dict[str, Any] = {} if seed is None else {"seed": seed}
+    if minutes is not None or steps is not None:
+        changes |= {"minutes": minutes or 0.0, "steps": steps or 0}
+    return replace(experiment, train=replace(experiment.train, **changes))

@@ -36,7 +36,8 @@ from prism.runs.action_kind import as_the_data_say
 from prism.runs.colours import with_colours
 from prism.runs.demonstrations import open_demonstrations, split_demonstrations
 from prism.runs.mixture import mixed
-from prism.runs.recipes import FILE, Experiment, TrainOptions, customized, recipe
+from prism.runs.options import TrainOptions, customized
+from prism.runs.recipes import FILE, Experiment, recipe
 from prism.runs.robust import health_limits
 from prism.runs.run import EvalOptions, Run, is_run
 from prism.runs.start_from import begin_with, check_kind

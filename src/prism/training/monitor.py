@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from prism.errors import PrismError, need, reason
 from prism.io import files
+from prism.io.progress import short_bar
 from prism.training.config import TrainConfig
 from prism.training.step import StepOutput
 
@@ -125,14 +125,7 @@ class Monitor:
         self._text = ""
         self._val_loss: float | None = None
         self._curves = Curves(run_dir, config, step)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:3.0f}% {task.fields[text]}"),
-            console=self.console,
-            refresh_per_second=2,
-            disable=not self.console.is_terminal,
-        )
+        self._bar = short_bar(self.console, "{task.percentage:3.0f}% {task.fields[text]}")
         self._task = self._bar.add_task(title, total=1.0, text="")
 
     def __enter__(self) -> Monitor:
