@@ -102,6 +102,18 @@ def test_who_takes_over_in_the_step_in_which_the_plan_fails_is_in_command() -> N
     assert commander.who == "policy", "it was given back"
 
 
+def test_a_server_that_comes_back_with_another_policy_does_not_drive_the_next_episode() -> None:
+    executor: Any = Unsure()
+    executor.planner = SimpleNamespace(info={"sensors": [], "fps": 10.0}, trouble=lambda: "")
+    commander = PolicyCommander(executor)
+    commander.start(0)
+    executor.planner.info = {"sensors": [], "fps": 10.0}
+    commander.start(1)
+    executor.planner.info = {"sensors": [], "fps": 20.0}
+    with pytest.raises(PrismError, match=r"another policy than was compared with the robot \(fps\): run again"):
+        commander.start(2)
+
+
 INFO: dict[str, Any] = {
     "sensors": [
         {"name": "proprio", "kind": "vector", "shape": [4]},

@@ -371,12 +371,20 @@ def test_a_new_connection_is_sent_what_is_recent() -> None:
         assert sent == [(3, True, False), (3, True, False), (2, False, True), (3, True, False)]
 
 
-def test_a_server_that_comes_back_with_another_policy_is_not_obeyed() -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("action_kind", "delta", "action_kind delta, not absolute"),
+        ("fps", 7.0, "fps 7.0, not 50.0"),
+        ("action", {"kind": "velocity"}, "action {'kind': 'velocity'}, not None"),
+    ],
+)
+def test_a_server_that_comes_back_with_another_policy_is_not_obeyed(key: str, value: Any, said: str) -> None:
     with running() as server, driving(server) as executor:
         executor.act({"t": 0})
 
         def change(connection: ServerConnection, message: dict[str, Any]) -> bool:
-            server.metadata["action_kind"] = "delta"
+            server.metadata[key] = value
             server.before = None
             connection.close()
             return True
@@ -386,10 +394,10 @@ def test_a_server_that_comes_back_with_another_policy_is_not_obeyed() -> None:
             assert float(executor.act({"t": t})[0]) == min(t, 7)
             sent(executor, t)
         executor.act({"t": 9})
-        assert "the server came back with another policy (action_kind delta, not absolute)" in executor.stats.error
+        assert f"the server came back with another policy ({said})" in executor.stats.error
         executor.reset()
         assert float(executor.act({"t": 1})[0]) == 100.0
-        assert executor.action_kind == "delta"  # and so a hold is zero now
+        assert executor.action_kind == server.metadata["action_kind"]  # delta: a hold is zero now
 
 
 def test_a_driver_that_fills_its_buffer_again_does_not_rewrite_what_is_still_to_be_sent() -> None:

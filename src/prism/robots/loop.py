@@ -91,10 +91,14 @@ class PolicyCommander:
     def __init__(self, executor: Executor, sizes: Mapping[str, SensorSpec] | None = None) -> None:
         self.executor, self._sizes = executor, dict(sizes or {})
         self.plan: Reply | None = None
-        self._names = {str(sensor["name"]) for sensor in executor.planner.info["sensors"]}
+        self._info = dict(executor.planner.info)
+        self._names = {str(sensor["name"]) for sensor in self._info["sensors"]}
 
     def start(self, seed: int) -> None:
         self.executor.reset(seed)
+        now = self.executor.planner.info  # of a server that was restarted meanwhile
+        if other := [key for key in now if now[key] != self._info.get(key)]:
+            raise PrismError(f"the server has another policy than was compared with the robot ({other[0]}): run again")
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
         observation = {name: value for name, value in seen.observation.items() if name in self._names}

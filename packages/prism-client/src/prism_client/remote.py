@@ -13,7 +13,8 @@ from typing import Any
 from prism_client.client import Client, ServerError
 from prism_client.planner import Reply, Step
 
-_IDENTITY = ("action_kind", "action_dim", "keep", "needs")  # a server that says something else has another policy
+# A server that says something else has another policy; `action` has the kind of the data, which may be a velocity.
+_IDENTITY = ("action_kind", "action_dim", "keep", "needs", "action", "fps", "policy")
 
 
 class RemotePlanner:
