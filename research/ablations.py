@@ -62,13 +62,17 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
         "soft-rejected-too": (f"{_OBJECTIVE}.soft_weight=0.02", f"{_OBJECTIVE}.soft_respects_rejection=false"),
     },
     "heads": {f"heads-{n}": (f"{_ATTENTION}.heads={n}",) for n in (1, 4, 8, 16)},
-    "features": {f"favor-{m}": (f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.features={m}") for m in (16, 64, 256, 512)},
+    "features": {
+        **{f"favor-{m}": (f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.features={m}") for m in (16, 64, 256, 512)},
+        # one head as wide as the paper's (512 / 8 = 64), where 256 features are far from exact attention
+        "favor-256-at-64": (f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.features=256", f"{_ATTENTION}.heads=1"),
+    },
     "depth": {f"depth-{n}": (f"policy.generator.blocks={n}",) for n in (1, 4, 6)},
     "obs_horizon": {f"To-{n}": (f"policy.obs_horizon={n}",) for n in (1, 4, 8)},
 }
 
 # What is compared with each other, beside everything with the recipe.
-PAIRS = (("favor-512", "favor-16"), ("heads-16", "heads-8"), ("K-32", "K-16"))
+PAIRS = (("favor-512", "favor-16"), ("favor-256-at-64", "heads-1"), ("heads-16", "heads-8"), ("K-32", "K-16"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +233,10 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
     grows = pairs.get(("favor-512", "favor-16"))
     held = None if grows is None or grows.low <= 0 <= grows.high else grows.low > 0
     add("App. B.2, Fig. 7b", "more random features help up to m = 512", ("favor-16", "favor-512"), held)
+    same = pairs.get(("favor-256-at-64", "heads-1"))
+    held = None if same is None or same.low <= 0 <= same.high else same.low > 0
+    note = "exact attention with one head of 64 beside it; no difference beyond chance" if held is None else ""
+    add("Sec. 4.2", "FAVOR+ with m = 256 does at heads of 64", ("favor-256-at-64", "heads-1"), held, note)
     add("App. B.2, Fig. 7c", "deeper is better", ("depth-1", "depth-6"), decided(("depth-6",), ("depth-1",)))
     horizon = "the observation horizon matters (the figure's text gives no direction)"
     add("Fig. 6c", horizon, ("To-1", "To-8"), None, "the paper gives no number to compare with")
