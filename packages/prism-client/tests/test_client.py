@@ -418,3 +418,20 @@ def test_a_driver_that_fills_its_buffer_again_does_not_rewrite_what_is_still_to_
 def test_what_cannot_be_packed_is_said() -> None:
     with running() as server, client_of(server) as client, pytest.raises(wire.WireError, match="complex"):
         client.infer({"t": np.array([1j])})
+
+
+def test_a_network_that_takes_no_data_is_trouble_while_an_observation_is_sent() -> None:
+    """A ping waits behind the frame: nobody could say that the server is silent."""
+    with running() as server, client_of(server) as client:
+        ping, sent = client.ping, threading.Event()
+
+        def behind_the_frame() -> threading.Event:
+            sent.wait(30.0)
+            return ping()
+
+        client.ping = behind_the_frame  # type: ignore[method-assign]
+        planner = RemotePlanner(client, silence=0.02)
+        wait_until(lambda: planner.trouble().endswith("the network takes no data"))
+        sent.set()
+        wait_until(lambda: not planner.trouble())
+        planner.close()

@@ -485,3 +485,10 @@ def test_wrong_settings_are_named(change: dict[str, Any], message: str) -> None:
         limit_uncertainty(then="hope")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="max_modes 0"):
         limit_uncertainty(max_modes=0)
+
+
+def test_a_server_that_is_silent_just_when_the_first_plan_comes_is_no_crash() -> None:
+    planner = Script([0.0])
+    planner.trouble = lambda: "no sign of life"  # type: ignore[method-assign]
+    control = executor(planner, lost="stop")
+    assert [command.source for command in commands(control, 3)] == ["plan", "hold", "hold"]

@@ -412,7 +412,7 @@ class Executor:
 
     def _decide(self) -> None:
         missing: Decision = self._absent if self._missing else "continue"
-        lost: Decision = self._lost if self.planner.trouble() else "continue"
+        lost: Decision = self._lost if self._commanded is not None and self.planner.trouble() else "continue"
         self.stats.decision = max(self._verdict, missing, lost, key=DECISIONS.index)
 
     def _join(self, actions: Array, row: int) -> Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -24,12 +26,14 @@ class RemotePlanner:
     that was lost starts anew on the server, so the latest observations are sent again, in order.
 
     `silence`: seconds without a sign of life of the server after which `trouble` says so, asked for four times as often
-    (WebSocket pings); default: only a connection that is closed, or a reply that does not come, is noticed.
+    (WebSocket pings); default: only a connection that is closed, or a reply that does not come, is noticed. Ten times
+    as long while an observation is being sent: a ping waits behind it, and a large one takes its time.
     """
 
     def __init__(self, client: Client | str, *, silence: float | None = None, **options: Any) -> None:
         self.client = Client(client, **options) if isinstance(client, str) else client
         self._quiet, self._over = "", threading.Event()
+        self._pinging, self._stuck = math.inf, math.inf if silence is None else 10 * silence  # since when; seconds
         self._beating = threading.Thread(target=self._beat, args=(silence,), name="prism-client-beat", daemon=True)
         if silence is not None:
             self._beating.start()
@@ -74,6 +78,8 @@ class RemotePlanner:
 
     def trouble(self) -> str:
         gone = f"{self.client.uri}: the connection is lost" if self.client.is_closed else ""
+        if time.monotonic() - self._pinging > self._stuck:
+            gone = f"{self.client.uri}: the network takes no data"
         return self.client.trouble or self._quiet or gone
 
     def reset(self, seed: int | None = None) -> None:
@@ -97,11 +103,14 @@ class RemotePlanner:
     def _beat(self, silence: float) -> None:
         """A thread of its own: is the server there?"""
         while not self._over.wait(silence / 4):
+            self._pinging = time.monotonic()
             try:
                 heard = self.client.ping()
             except OSError as error:
                 self._quiet = str(error)
                 continue
+            finally:
+                self._pinging = math.inf
             if not heard.wait(silence):
                 self._quiet = f"{self.client.uri}: no sign of life for {silence:g} s"
                 while not (self._over.wait(silence / 4) or heard.is_set() or self.client.is_closed):
