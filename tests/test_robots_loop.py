@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,10 +18,12 @@ pytest.importorskip("prism_client")
 
 from prism_client import Executor, PlanError, Reply, Step
 
+from prism.cli.run import Run
 from prism.data import open_dataset
 from prism.errors import PrismError
+from prism.robots import loop
 from prism.robots.base import Robot, make_robot
-from prism.robots.loop import Keys, PolicyCommander, Takeover, check_fit, drive
+from prism.robots.loop import Keys, Outcome, PolicyCommander, Takeover, check_fit, drive
 from prism.robots.recording import Recording, Trace
 from prism.robots.safety import Guard, Seen
 from prism.robots.teleop import Keyboard
@@ -61,6 +65,49 @@ def test_a_crash_of_the_policy_stops_the_robot(tmp_path: Path) -> None:
     recording = Recording(tmp_path / "x", robot, "t")
     recording.add(trace.episode()[0], {"seed": 0})
     assert open_dataset(tmp_path / "x").lengths.tolist() == [5], "what was recorded before is there"
+
+
+def test_arrows_and_function_keys_are_no_letters() -> None:
+    """As letters, an arrow to the left would discard an episode, and F2 stop the robot."""
+    ours, theirs = pty.openpty()
+    with open(theirs) as terminal, Keys(terminal) as keys:
+        for typed, found in {b"\x1b[D": "", b"\x1bOQ": "", b"\x1b[15~s": "s", b"\x1b q": "\x1b q", b"Id": "id"}.items():
+            os.write(ours, typed)
+            assert keys.pressed(10.0) == found
+    os.close(ours)
+
+
+class Typed(Keys):
+    def __init__(self, *keys: str) -> None:
+        self.is_terminal, self._keys = False, iter(keys)
+
+    def pressed(self, wait: float = 0.0) -> str:
+        return next(self._keys, "")
+
+
+def test_a_verdict_from_before_an_episode_is_not_of_it() -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.connect()
+    for early, steps in {"s": 5, "f": 5, "d": 5, "q": 0}.items():  # a stop is one at any time
+        trace = Trace(robot)
+        end = drive(Guard(robot, robot.limits), Crashes(), 0, 0.5, Typed(early), trace, ends="dr")
+        assert (len(trace), end.by_operator) == (steps, early == "q")
+    assert len(trace) == 0
+    drive(Guard(robot, robot.limits), Crashes(), 0, 0.5, Typed("", "", "s"), trace)
+    assert len(trace) == 1, "pressed within it, it ends it"
+
+
+def test_an_episode_is_kept_when_nobody_wants_to_judge_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C where it is asked whether it succeeded: all of it is there by then."""
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(loop, "drive", lambda *_: Outcome(None, "", False, ""))
+    monkeypatch.setattr(loop, "ask_success", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Run, "_keep", lambda run, recording, log, trace, row: kept.append(row))
+    guard: Any = SimpleNamespace(robot=SimpleNamespace(episode_seconds=1.0), stop=lambda reason: None)
+    run, nothing = Run(Path("run"), robot="my.toml"), Typed()
+    with pytest.raises(KeyboardInterrupt):
+        run._episode(guard, None, 3, nothing, Trace(guard.robot), None, None)
+    assert kept == [{"stopped": "", "seed": 3, "success": None}]
 
 
 SEEN = Seen(1.0, {}, {}, {}, {})

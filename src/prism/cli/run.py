@@ -312,16 +312,17 @@ class Run:
         """One, recorded; and what is said of it."""
         from prism.robots.loop import ask_success, drive
 
+        stopped = "by the operator"
         try:
             seconds = self.seconds or guard.robot.episode_seconds / self.slow
             end = drive(guard, commander, seed, seconds, keys, trace)
+            success, stopped = end.success, end.stopped
+            if success is None and not stopped and not self.dry_run:
+                success = ask_success(keys)
         except KeyboardInterrupt:
             guard.stop("by the operator")
-            self._keep(recording, log, trace, {"stopped": "by the operator", "seed": seed, "success": None})
+            self._keep(recording, log, trace, {"stopped": stopped, "seed": seed, "success": None})
             raise
-        success = end.success
-        if success is None and not end.stopped and not self.dry_run:
-            success = ask_success(keys)
         row = {
             "seed": seed,
             "success": success,

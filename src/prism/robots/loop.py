@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 import time
@@ -25,6 +26,7 @@ from prism.sensors import KINDS, SensorSpec
 
 STOP, SUCCESS, FAILURE = " q", "s", "f"
 KEYS = "space or q: stop now; s: it succeeded; f: it failed"
+_NO_LETTERS = re.compile(r"\x1b(\[[0-9;]*[A-Za-z~]|O[A-Z])")  # what arrows and function keys send
 
 
 class Keys:
@@ -59,7 +61,7 @@ class Keys:
             if not new:
                 break
             found += new
-        return found.lower()
+        return _NO_LETTERS.sub("", found).lower()
 
 
 class Commander(Protocol):
@@ -237,7 +239,8 @@ def drive(
         if any(key in STOP for key in pressed):
             guard.stop("by the operator")
             return Outcome(None, "by the operator", True, pressed)
-        if robot.success() or any(key in SUCCESS + FAILURE + ends for key in pressed):
+        judged = tick and any(key in SUCCESS + FAILURE + ends for key in pressed)  # before: of the last episode
+        if robot.success() or judged:
             break
         if tick and part == 0:
             before, action, asked = action, _ask(guard, commander, seen, asked), ""
