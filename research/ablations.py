@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Pairs = dict[tuple[str, str], Difference]  # (one, other): one - other
 _OBJECTIVE, _ATTENTION = "policy.objective", "policy.generator.attention"
 REFERENCE = "prism"
+SEEDS = 3  # of training, before anything is said of a variant: two trainings of one recipe differ, too
 
 # factor -> variant -> settings; the recipe itself (preset tiny: 2 heads, 2 blocks, K = 8, To = 2, own, no soft term)
 # stands beside them as "prism".
@@ -194,6 +195,11 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         there = [rows[name] for name in (REFERENCE, *names) if name in rows]
         if len(there) < 1 + len(names):
             return
+        if held is not None and (fewest := min(len(row.seeds) for row in there)) < SEEDS:
+            held, note = (
+                None,
+                f"{fewest} training seed(s): {'so' if held else 'against it'} beyond chance over the episodes alone",
+            )
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
             note = note or "not all of it is beyond chance at this budget"

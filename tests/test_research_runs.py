@@ -272,6 +272,8 @@ def test_ablations_are_decided_by_intervals() -> None:
     assert verdicts == {"Sec. 5, Fig. 6b": "confirmed", "Sec. 4.4": "cannot be tested here"}
     rows["rule-none"] = _row("rule-none", 0.9, 0.05, 0.15)
     assert ablations.claims(rows, {})[0].verdict == "not confirmed"
+    once = {name: replace(row, seeds=(0,)) for name, row in rows.items()}
+    assert {claim.verdict for claim in ablations.claims(once, {})} == {"cannot be tested here"}, "one training of each"
     study = ablations.summarise(ablations.Config(factors=("rule", "scope")), rows, {}, [])
     ablations.show(study, QUIET)
     ablations.draw(study)
