@@ -196,10 +196,8 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         if len(there) < 1 + len(names):
             return
         if held is not None and (fewest := min(len(row.seeds) for row in there)) < SEEDS:
-            held, note = (
-                None,
-                f"{fewest} training seed(s): {'so' if held else 'against it'} beyond chance over the episodes alone",
-            )
+            way = "so" if held else "against it"
+            held, note = None, f"{fewest} training seed(s): {way}, beyond chance over the episodes alone"
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
             note = note or "not all of it is beyond chance at this budget"
