@@ -279,6 +279,7 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
         ("run", str(trained), *TWIN, "--seconds", "nan"): "--seconds nan is out of range",
         ("run", str(trained), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range: use 0 or more",
+        ("run", "--replay", "x", *TWIN, "--slow", "0.25"): "--slow would only cut the speeds of a --replay",
         ("run", "--server", "http://localhost:1", *TWIN): "is no address of a server",
         ("record", str(tmp_path / "x"), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range",
         ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",

@@ -68,7 +68,7 @@ class Run:
     teleop: Annotated[str | None, option("NAME")] = None
     """Who may take over from the policy: keyboard (t), gamepad, spacemouse, leader=ROBOT, or scripted (a twin)."""
     slow: Annotated[float, arg(metavar="FACTOR")] = 1.0
-    """Move at this share of the speed: 0.25 for the first time."""
+    """Move at this share of the speed: 0.25 for the first time. A replay has the speed of its recording."""
     dry_run: bool = False
     """Read the sensors, plan and limit, and send nothing."""
     text: Annotated[str | None, option("SENTENCE")] = None
@@ -102,6 +102,8 @@ class Run:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
         if [self.run_folder, self.server, self.replay].count(None) != 2:
             raise PrismError("give a run folder or --server URL, one of them; or an episode to --replay")
+        if self.replay is not None and self.slow != 1:
+            raise PrismError("--slow would only cut the speeds of a --replay, which is then another path: drop --slow")
         if not 0.01 <= self.silence <= 10:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.server is not None and (self.set or self.device != "auto"):
