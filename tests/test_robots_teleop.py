@@ -151,11 +151,12 @@ def test_a_spacemouse_by_hid(monkeypatch: pytest.MonkeyPatch) -> None:
 
     keyboard = {"vendor_id": 0x046D, "product_string": "Keyboard", "path": b"/dev/hidraw0"}
     mouse = {"vendor_id": 0x256F, "product_string": "SpaceMouse Compact", "path": b"/dev/hidraw3"}
-    fake = types.SimpleNamespace(enumerate=lambda: [keyboard], Device=Mouse)
+    nameless = {"vendor_id": 0x046D, "product_string": None, "path": b"/dev/hidraw1"}
+    fake = types.SimpleNamespace(enumerate=lambda: [keyboard, nameless], Device=Mouse)
     monkeypatch.setitem(sys.modules, "hid", fake)
     with pytest.raises(PrismError, match="none is connected"):
         SpaceMouse()
-    fake.enumerate = lambda: [keyboard, mouse]
+    fake.enumerate = lambda: [keyboard, nameless, mouse]
     device = SpaceMouse()
     reports += [struct.pack("<B3h", 1, 0, -350, 175), struct.pack("<BB", 3, 1)]
     motion = device.read()

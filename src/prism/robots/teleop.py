@@ -273,9 +273,8 @@ class SpaceMouse:
             import hid
         except ImportError:
             raise PrismError("--teleop spacemouse needs hid: pip install hid") from None
-        found = [
-            d for d in hid.enumerate() if d["vendor_id"] in self._VENDORS and "space" in d["product_string"].lower()
-        ]
+        devices = [d for d in hid.enumerate() if d["vendor_id"] in self._VENDORS]
+        found = [d for d in devices if "space" in (d["product_string"] or "").lower()]  # None: it may not be read
         if not found:
             raise PrismError("--teleop spacemouse: none is connected, or it is not readable (udev); plug one in")
         self._mouse = hid.Device(path=found[0]["path"])
