@@ -136,6 +136,7 @@ def test_a_robot_that_cannot_be_reached_does_not_keep_its_leader(
         assert made["leads"].health().ok
         raise PrismError("nobody answers")
 
+    made["leads"].actions = replace(made["leads"].actions, pose_dims=4)  # it tells its gripper too
     made["led"].connect = unreachable  # type: ignore[method-assign]
     assert main(["record", str(tmp_path / "x"), "--robot", "led", "--teleop", "leader=leads"]) == 2
     assert made["leads"].health().reason == "not connected"

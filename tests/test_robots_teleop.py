@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import struct
@@ -184,6 +185,9 @@ def test_a_leader_is_followed(robot: Robot) -> None:
     with pytest.raises(PrismError, match="does not tell"):
         Leader(robot, leader)
     leader.actions = kept
+    with pytest.raises(PrismError, match="does not tell the 4 numbers"):
+        Leader(robot, leader)  # its gripper is not measured as it is commanded
+    leader.actions = dataclasses.replace(kept, pose_dims=4)
     teleop = Leader(robot, leader)
     teleop.start(0)
     first = teleop.act(SEEN, "")
@@ -198,6 +202,13 @@ def test_a_leader_is_followed(robot: Robot) -> None:
         make_teleop("leader", robot, True)
     with pytest.raises(PrismError, match="unknown teleoperation 'joystick'"):
         make_teleop("joystick", robot, True)
+
+
+def test_a_leader_with_a_base_is_refused() -> None:
+    """What follows its pose are velocities: their differences would be sent as such."""
+    dogs = [make_robot("go2-twin", ["realtime=false"]) for _ in range(2)]
+    with pytest.raises(PrismError, match="does not tell the 14 numbers"):
+        Leader(*dogs)
 
 
 def test_a_script_takes_over_where_the_policy_is_wrong_for_two_steps(robot: Robot) -> None:

@@ -305,7 +305,7 @@ class Leader(Toggled):
 
     def __init__(self, robot: Robot, leader: Robot) -> None:
         space, led = robot.actions, leader.actions
-        if led.pose is None or led.pose_dims < space.pose_dims or led.units[: space.dim] != space.units:
+        if led.pose is None or led.pose_dims < space.dim or led.units[: space.dim] != space.units:
             raise PrismError(
                 f"--teleop leader={leader.name}: it does not tell the {space.dim} numbers of robot '{robot.name}' "
                 f"({', '.join(space.units)})"
