@@ -50,13 +50,14 @@ def test_keys() -> None:
         assert status == 200
         assert 'prism_connections_total{result="unauthorized"} 3' in text
         with connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
-            assert json.loads(viewer.recv(timeout=10))["locked"]
+            assert json.loads(viewer.recv(timeout=10)) == {"locked": True}, "nothing of the policy before the key"
             viewer.send(json.dumps({"key": "wrong"}))
             with pytest.raises(ConnectionClosed):
                 viewer.recv(timeout=10)
         with connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
             viewer.recv(timeout=10)
             viewer.send(json.dumps({"key": "open-sesame"}))
+            assert json.loads(viewer.recv(timeout=10))["hello"]["action_dim"] == ACTION_DIM
             assert "clients" in json.loads(viewer.recv(timeout=10))
     assert "sesame" not in repr(server.config)
 

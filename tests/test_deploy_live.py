@@ -84,7 +84,6 @@ def test_snapshots_show_the_robot() -> None:
     with serving(small_policy(sensors=KINDS)) as server, connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
         hello = json.loads(viewer.recv(timeout=10))
         assert hello["hello"]["action_dim"] == 3
-        assert not hello["locked"]
         first = json.loads(viewer.recv(timeout=10))
         assert first["clients"] == []
         assert "view" not in first

@@ -362,12 +362,12 @@
       row.append(...[s.name, s.kind, s.shape.join(" × "), s.dtype].map((text) => make("td", text)));
       return row;
     }));
-    if (message.locked) { $("lock").hidden = false; $("key").focus(); state("", "locked"); }
   }
   function connect() {
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
     socket.onmessage = (event) => {
       const message = JSON.parse(event.data);
+      if (message.locked) { $("lock").hidden = false; $("key").focus(); return state("", "locked"); }
       if (message.hello) return greet(message);
       if (!latest && wanted !== null) socket.send(JSON.stringify({ client: wanted }));
       latest = message;

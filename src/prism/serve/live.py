@@ -79,9 +79,9 @@ class Live:
         metrics.viewers += 1
         viewer = Viewer(connection)
         try:
-            await self._send(connection, json.dumps({"hello": self._server.metadata(), "locked": self._locked}))
             if self._locked and not await self._unlock(connection):
                 return
+            await self._send(connection, json.dumps({"hello": self._server.metadata()}))
             self._viewers.add(viewer)
             if self._task is None:
                 self._task = asyncio.create_task(self._beat())
@@ -100,6 +100,7 @@ class Live:
         return self._server.config.api_key is not None
 
     async def _unlock(self, connection: ServerConnection) -> bool:
+        await self._send(connection, '{"locked": true}')
         try:
             async with asyncio.timeout(120.0):  # somebody types it
                 message = await connection.recv()
