@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prism_client import Executor
+from prism_client import Executor, Step
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
@@ -287,6 +287,30 @@ def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:
         result = planner.poll(30.0)
         assert result is not None
         assert result.ticket == ticket
+
+
+def test_a_plan_under_way_draws_nothing_of_the_next_episode() -> None:
+    policy = _policy()
+    backend, began, go = EagerBackend(policy), threading.Event(), threading.Event()
+    planner = LocalPlanner(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), backend)
+    plans = backend.plan
+
+    def late(*args: Any) -> Any:
+        began.set()
+        assert go.wait(30)
+        return plans(*args)
+
+    backend.plan = late  # type: ignore[method-assign]
+    try:
+        planner.submit(Step(0, 0, _stream(1)[0], None, wants_plan=True, at=0.0))
+        assert began.wait(30)
+        planner.reset(7)
+        go.set()
+        planner.lanes.close()  # waits for it
+        assert torch.equal(planner.controller.rng.randn((4,)), _rng(7).randn((4,)))
+    finally:
+        go.set()
+        planner.close()
 
 
 def test_the_whole_loop_with_sensors_that_come_and_go() -> None:

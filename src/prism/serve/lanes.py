@@ -384,6 +384,7 @@ class LocalPlanner:
         return ""
 
     def reset(self, seed: int | None = None) -> None:
+        self.controller.rng = Random()  # a plan under way goes on drawing from the old one
         self.controller.reset(0 if seed is None else seed)
         self.lanes.reset()
         self._clear()
