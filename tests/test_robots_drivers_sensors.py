@@ -220,7 +220,7 @@ def dog() -> Iterator[Go2WithD1]:
     made = go2_with_d1()
     made.calls.clear()
     yield made
-    made.silent, made.refuses = False, 0
+    made.silent, made.refuses, made.apart = False, 0, 0.0
 
 
 @pytest.fixture
@@ -316,6 +316,17 @@ def test_a_stop_holds_the_d1_where_it_is(dog: Go2WithD1, go2: Robot) -> None:
     time.sleep(0.3)
     assert np.allclose(dog.angles, held)
     assert not any(what == "angles" for _, what, _ in dog.calls[count:])
+
+
+def test_a_stop_of_the_d1_keeps_hold(dog: Go2WithD1, go2: Robot) -> None:
+    dog.apart = 20.0
+    moved(go2, 10, gripper=1.0)
+    assert until(lambda: math.isclose(float(go2.read()["proprio"].value[6]), 0.2, abs_tol=1e-6)), "it squeezes"
+    asked = time.monotonic()
+    go2.stop()
+    time.sleep(0.3)
+    told = [numbers for at, what, numbers in dog.calls if what == "angles" and at > asked]
+    assert told[-1][6] == 0.0, "where its fingers are, it would let go"
 
 
 def test_a_stop_does_not_send_a_silent_d1_back(dog: Go2WithD1, go2: Robot) -> None:

@@ -188,6 +188,21 @@ def test_stop_stands_still_where_it_is(robot: Robot) -> None:
     robot.send(there)
 
 
+def test_a_stop_keeps_hold(robot: Robot, arm: Arm) -> None:
+    """The gripper's goal is beyond where its fingers are stopped by what they squeeze."""
+    robot.prepare(0)
+    robot.stop()
+    until(lambda: not robot._stopping)  # type: ignore[attr-defined]
+    time.sleep(0.1)
+    assert arm._goal[2] == pytest.approx(50), "nothing was sent: where it is"
+    robot.prepare(1)
+    robot.send(np.array([100.0, -20.0, 0.0], np.float32))
+    until(lambda: state(robot)[0] > 12)
+    robot.stop()
+    until(lambda: arm._goal[0] < 90)
+    assert arm._goal[2] == 0
+
+
 def test_stop_does_not_send_it_back_to_where_it_was_seen_long_ago(robot: Robot, arm: Arm) -> None:
     robot.prepare(0)
     arm.fail = ConnectionError("Incorrect status packet!")  # it hears, and does not answer

@@ -34,6 +34,7 @@ class Go2WithD1:
         self.angles, self._target = np.array([0.0, -30.0, 30.0, 0.0, 0.0, 0.0, 25.0]), np.zeros(7)
         self._target[:] = self.angles
         self.silent = False  # nothing is heard of it
+        self.apart = 0.0  # degrees that the fingers are held apart by what they squeeze
         self.refuses = 0  # the code that it answers
         robot = self
 
@@ -80,6 +81,7 @@ class Go2WithD1:
             if time.monotonic() - self._moved > 1.0:
                 self.velocity[:] = 0.0
             self.angles = self.angles + np.clip(self._target - self.angles, -SERVO_SPEED * period, SERVO_SPEED * period)
+            self.angles[6] = max(self.angles[6], self.apart)
             if self.silent:
                 continue
             state = self._state_type()

@@ -2,7 +2,7 @@
 
 `control = "pose"`: x, y, z (m) and rx, ry, rz (rad) of the gripper in the arm's base (x forward, z up), by inverse
 kinematics of our own; "joints": q0 to q5 (rad). Then the gripper, -1 open to 1 closed. A pose that cannot be reached is
-not approached: the arm stands. A stop makes it hold where it is; its motors stay on.
+not approached: the arm stands. A stop makes it hold where it is, and what it has gripped; its motors stay on.
 """
 
 from __future__ import annotations
@@ -167,8 +167,10 @@ class D1(Part):
         return np.array([*self._joints, self.gripper_open * (1.0 - at[6]) / 2.0])
 
     def _hold(self, at: Vector) -> None:
-        seen = self._measured
-        self._publish(self._servos(at) if seen is None or time.monotonic() - seen[1] > state_age(self.hz) else seen[0])
+        told, seen = self._servos(at), self._measured
+        if seen is not None and time.monotonic() - seen[1] <= state_age(self.hz):
+            told[:6] = seen[0][:6]  # the gripper stays as it was told: where it is, it would let go of what it holds
+        self._publish(told)
 
     def _publish(self, numbers: Vector) -> None:
         self._seq += 1

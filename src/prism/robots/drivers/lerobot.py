@@ -20,7 +20,7 @@
 | (H, W, 3), (H, W, 1), (N,)            | a camera; depth, millimetres to metres; a vector                          |
 
 LeRobot's calls wait for the bus and are not for several threads: one thread makes all of them, twice a command. To stop
-is to command the measured positions, and no velocity.
+is to command the measured positions, and no velocity; a gripper (by its name) stays as it was told, and keeps hold.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class LeRobotRobot(Robot):
         if state is not None and self.now() - state.stamp <= state_age(self.rate):
             measured = dict(zip(self._numbers, state.value, strict=True))
             for i, key in enumerate(self._actions):
-                if key in measured:
+                if key in measured and not (self._last is not None and "gripper" in key):
                     here[i], known[i] = measured[key], True
         here[self._velocity] = 0.0
         return here if known.all() else None
