@@ -263,14 +263,32 @@ def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: 
     assert said["stopped"] == "by the operator"
 
 
+@pytest.mark.parametrize("stop", ["key", "Ctrl-C"])
+def test_what_was_finished_before_a_stop_is_summarised(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: str
+) -> None:
+    from prism.robots import loop
+
+    real, ends, file = loop.drive, list[Any](), tmp_path / "j"
+
+    def drive(*args: Any, **more: Any) -> Any:
+        ends.append(real(*args, **more))
+        if len(ends) == 1:
+            return ends[0]
+        if stop == "Ctrl-C":
+            raise KeyboardInterrupt
+        return loop.Outcome(None, "by the operator", True, " ")
+
+    monkeypatch.setattr(loop, "drive", drive)
+    words = ["run", str(trained), *TWIN, "--seconds", "0.5", "--episodes", "3", "--json", str(file)]
+    assert main([*words, "--out", str(tmp_path / "o")]) == 130
+    assert len(json.loads(file.read_text())["episodes"]) == (2 if stop == "key" else 1)
+    assert "0 of 1 succeeded" in capsys.readouterr().out
+
+
 def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = {
-        (
-            "run",
-            str(trained),
-            "--robot",
-            "ur6",
-        ): "unknown robot 'ur6': there are go2-twin, ur5e-twin (a real robot is a file",
+        ("run", str(trained), "--robot", "ur6"): "'ur6': there are go2-twin, ur5e-twin (a real robot is a file",
         ("run", str(trained), "--robot", "ur6.toml"): "ur6.toml: not found",
         ("run", str(trained)): "--robot NAME is missing",
         ("run", "--robot", "ur5e-twin"): "give a run folder or --server URL",

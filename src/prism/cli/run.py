@@ -132,10 +132,11 @@ class Run:
             if recording is not None:
                 stack.enter_context(recording.alone())
             announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
-            guard = Guard(robot, limits, needs, self.dry_run)
+            guard, rows = Guard(robot, limits, needs, self.dry_run), list[dict[str, Any]]()
+            stack.callback(self._summarise, rows, robot, recording)  # after a stop too, when the robot is let go
             robot.connect()
             stack.callback(guard.close)
-            self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)))
+            self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)), rows)
 
     def _robot(self) -> Robot:
         """A twin of several scenes shows that of the run, or of the episode to replay, where no option says which."""
@@ -282,11 +283,12 @@ class Run:
         return RerunLog(self.rerun, robot.name, keep=True)
 
     def _episodes(
-        self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None, log: RerunLog | None
-    ) -> None:
+        self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None, log: RerunLog | None,
+        rows: list[dict[str, Any]],
+    ) -> None:  # fmt: skip
         from prism.robots.recording import Trace, choose_films
 
-        robot, rows = guard.robot, list[dict[str, Any]]()
+        robot = guard.robot
         cameras = [] if recording is None else choose_films(robot, self.no_video)
         for number in range(self.episodes):
             seed = self._seed(number)
@@ -305,7 +307,6 @@ class Run:
                 raise KeyboardInterrupt
             if end.stopped and not robot.is_twin:
                 raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
-        self._summarise(rows, robot, recording)
 
     def _episode(
         self, guard: Guard, commander: Any, seed: int, keys: Keys, trace: Trace, recording: Recording | None,
@@ -377,6 +378,8 @@ class Run:
     def _summarise(self, rows: list[dict[str, Any]], robot: Robot, recording: Recording | None) -> None:
         from prism.rollout.results import write_json
 
+        if not rows:
+            return
         judged = [row["success"] for row in rows if row["success"] is not None]
         commands = sum(row["commands"] for row in rows)
         late = sum(row["late"] for row in rows) / max(commands, 1)
