@@ -226,6 +226,21 @@ def test_the_candidate_view_does_not_zoom_in_on_noise() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_locked_page_opens_with_the_key() -> None:
+    with (
+        serving(small_policy(sensors=KINDS), api_key="sesame") as server,
+        Browser(f"http://127.0.0.1:{server.port}/") as page,
+    ):
+        page.wait_for("!document.getElementById('lock').hidden")
+        assert page.ask("document.getElementById('expects').rows.length") <= 1, "nothing of the policy yet"
+        page.ask("document.getElementById('key').value = 'sesame'")
+        page.ask("document.getElementById('lock').requestSubmit()")
+        page.wait_for(f"document.getElementById('expects').rows.length == {1 + len(KINDS)}")
+        page.wait_for("document.getElementById('lock').hidden")
+        assert page.complaints == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_no_link_of_a_reports_header_is_cut(width: int, tmp_path: Path) -> None:
     tasks = [f"metaworld-button-press-topdown-{i}-v3" for i in range(4)]
