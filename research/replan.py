@@ -165,11 +165,12 @@ def draw(study: Study) -> Figure:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6.5), layout="constrained")
-    panels = (
+    sweeps = (
         ("horizons", "method", "exec_horizon", "steps executed of a plan"),
         ("delays", "way", "delay_ms", "delay, ms"),
     )
+    panels = [sweep for sweep in sweeps if study.figures[sweep[0]]]
+    figure, axes = plt.subplots(2, len(panels), figsize=(4.5 * len(panels), 6.5), layout="constrained", squeeze=False)
     for column, (name, by, across, label) in enumerate(panels):
         rows = study.figures[name]
         for line in dict.fromkeys(row[by] for row in rows):
@@ -180,6 +181,5 @@ def draw(study: Study) -> Figure:
             axis.set(xlabel=label, ylabel=key, ylim=(0, 1.02) if key == "success" else (0, None))
             axis.grid(alpha=0.3)
         axes[0, column].set_title("how often it looks" if name == "horizons" else "a plan that comes late")
-        if rows:
-            axes[0, column].legend()
+        axes[0, column].legend()
     return figure

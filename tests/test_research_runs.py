@@ -158,7 +158,8 @@ def test_a_late_plan_is_measured_in_real_time(run: Path, tmp_path: Path) -> None
     ]
     assert replan.run(config, QUIET).figures == study.figures
     replan.show(study, QUIET)
-    replan.draw(study)
+    assert len(replan.draw(study).axes) == 4
+    assert len(replan.draw(replace(study, figures={**study.figures, "delays": []})).axes) == 2, "no empty panel"
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
