@@ -169,7 +169,7 @@ def draw(study: Study) -> Figure:
         ("horizons", "method", "exec_horizon", "steps executed of a plan"),
         ("delays", "way", "delay_ms", "delay, ms"),
     )
-    panels = [sweep for sweep in sweeps if study.figures[sweep[0]]]
+    panels = [sweep for sweep in sweeps if study.figures[sweep[0]]] or sweeps[:1]  # all missing: an empty one
     figure, axes = plt.subplots(2, len(panels), figsize=(4.5 * len(panels), 6.5), layout="constrained", squeeze=False)
     for column, (name, by, across, label) in enumerate(panels):
         rows = study.figures[name]
@@ -181,5 +181,6 @@ def draw(study: Study) -> Figure:
             axis.set(xlabel=label, ylabel=key, ylim=(0, 1.02) if key == "success" else (0, None))
             axis.grid(alpha=0.3)
         axes[0, column].set_title("how often it looks" if name == "horizons" else "a plan that comes late")
-        axes[0, column].legend()
+        if rows:
+            axes[0, column].legend()
     return figure

@@ -160,6 +160,9 @@ def test_a_late_plan_is_measured_in_real_time(run: Path, tmp_path: Path) -> None
     replan.show(study, QUIET)
     assert len(replan.draw(study).axes) == 4
     assert len(replan.draw(replace(study, figures={**study.figures, "delays": []})).axes) == 2, "no empty panel"
+    assert replan.draw(replace(study, figures={**study.figures, "horizons": [], "delays": []})).axes, (
+        "nothing was played"
+    )
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
