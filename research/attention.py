@@ -31,9 +31,9 @@ from prism.attention import (
     Kind,
     choose,
     favor_attend,
-    favor_key_sums,
+    favor_keys,
     favor_paper_attend,
-    favor_paper_key_sums,
+    favor_paper_keys,
     gaussian_features,
     orthogonal_features,
     softmax_attention,
@@ -91,12 +91,12 @@ class Config(Drawn):
 
 def favor_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """FAVOR+ estimate of `softmax_attention`; w from `orthogonal_features`."""
-    return favor_attend(q, favor_key_sums(k, v, w), w)
+    return favor_attend(q, favor_keys(k, v, w), w)
 
 
 def favor_paper_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Eq. 3 / Alg. 3 to the letter; w from `gaussian_features`."""
-    return favor_paper_attend(q, favor_paper_key_sums(k, v, w), w)
+    return favor_paper_attend(q, favor_paper_keys(k, v, w), w)
 
 
 def attend(kind: Kind, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ from prism.attention import (
     Kind,
     choose,
     favor_attend,
-    favor_key_sums,
+    favor_keys,
     favor_paper_attend,
-    favor_paper_key_sums,
+    favor_paper_keys,
     gaussian_features,
     orthogonal_features,
     softmax_attention,
@@ -28,6 +28,7 @@ from prism.errors import PrismError
 from tests.reference import attention as reference
 
 KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto")
+both_orders = pytest.mark.parametrize("m", [12, 64], ids=["many keys", "few keys"])  # of 7 keys in heads of 8
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -48,15 +49,16 @@ def attention_of(kind: str, features: Tensor) -> Call:
     if kind == "softmax":
         return softmax_attention
     if kind == "favor":
-        return lambda q, k, v, mask=None: favor_attend(q, favor_key_sums(k, v, features, mask), features)
-    return lambda q, k, v, mask=None: favor_paper_attend(q, favor_paper_key_sums(k, v, features, mask), features)
+        return lambda q, k, v, mask=None: favor_attend(q, favor_keys(k, v, features, mask), features)
+    return lambda q, k, v, mask=None: favor_paper_attend(q, favor_paper_keys(k, v, features, mask), features)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
-def test_matches_reference(kind: str, scale: float) -> None:
+@both_orders
+def test_matches_reference(m: int, kind: str, scale: float) -> None:
     q, k, v = qkv(1, scale=scale)
-    w = orthogonal_features(20, 8, generator(2))
+    w = orthogonal_features(m, 8, generator(2))
     out = attention_of(kind, w)(q, k, v).double().numpy()
     w64 = w.double().numpy()
     for b in range(2):
@@ -68,6 +70,15 @@ def test_matches_reference(kind: str, scale: float) -> None:
                 "favor_paper": lambda inputs=inputs: reference.favor_paper(*inputs, w64),
             }[kind]()
             np.testing.assert_allclose(out[b, h], expected, rtol=2e-4, atol=2e-5 * scale)
+
+
+@both_orders
+def test_linear_attention_takes_the_cheaper_order(m: int) -> None:
+    _, k, v = qkv(1)
+    for keys in (favor_keys, favor_paper_keys):
+        linear = keys(k, v, orthogonal_features(m, 8, generator(2)))
+        assert linear.sums.shape == ((2, 3, 12, 9) if m == 12 else (2, 3, 64, 7))
+        assert (linear.values is None) == (m == 12)
 
 
 def test_favor_weights_estimate_those_of_softmax() -> None:
@@ -122,20 +133,22 @@ def test_favor_error_falls_with_features_and_the_literal_one_does_not() -> None:
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
-def test_order_of_keys_does_not_matter(kind: str, seed: int) -> None:
+@both_orders
+def test_order_of_keys_does_not_matter(m: int, kind: str, seed: int) -> None:
     q, k, v = qkv(seed)
     order = torch.randperm(k.shape[2], generator=generator(seed))
-    call = attention_of(kind, orthogonal_features(12, 8, generator(seed)))
+    call = attention_of(kind, orthogonal_features(m, 8, generator(seed)))
     torch.testing.assert_close(call(q, k[:, :, order], v[:, :, order]), call(q, k, v), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @given(seed=st.integers(0, 10_000), kept=st.integers(1, 7))
 @settings(max_examples=15, deadline=None)
-def test_masking_keys_equals_removing_them(kind: str, seed: int, kept: int) -> None:
+@both_orders
+def test_masking_keys_equals_removing_them(m: int, kind: str, seed: int, kept: int) -> None:
     """Even when the masked keys hold huge numbers: they may not enter the stabiliser."""
     q, k, v = qkv(seed)
-    call = attention_of(kind, orthogonal_features(12, 8, generator(seed)))
+    call = attention_of(kind, orthogonal_features(m, 8, generator(seed)))
     keep = torch.randperm(7, generator=generator(seed))[:kept].sort().values
     mask = torch.zeros(2, 7, dtype=torch.bool)
     mask[:, keep] = True
@@ -147,11 +160,12 @@ def test_masking_keys_equals_removing_them(kind: str, seed: int, kept: int) -> N
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
-def test_no_key_left_gives_zeros_and_finite_gradients(kind: str) -> None:
+@both_orders
+def test_no_key_left_gives_zeros_and_finite_gradients(m: int, kind: str) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(6))
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1] = False
-    out = attention_of(kind, orthogonal_features(12, 8, generator()))(q, k, v, mask)
+    out = attention_of(kind, orthogonal_features(m, 8, generator()))(q, k, v, mask)
     assert torch.equal(out[1], torch.zeros_like(out[1]))
     assert out[0].abs().max() > 0
     out.sum().backward()
@@ -161,9 +175,10 @@ def test_no_key_left_gives_zeros_and_finite_gradients(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
-def test_each_batch_row_is_on_its_own(kind: str) -> None:
+@both_orders
+def test_each_batch_row_is_on_its_own(m: int, kind: str) -> None:
     q, k, v = qkv(7, batch=4)
-    call = attention_of(kind, orthogonal_features(12, 8, generator()))
+    call = attention_of(kind, orthogonal_features(m, 8, generator()))
     whole = call(q, k, v)
     for b in range(4):
         row = slice(b, b + 1)
@@ -183,10 +198,11 @@ def test_extreme_inputs_stay_finite(kind: str, size: float) -> None:
         assert x.grad.isfinite().all()
 
 
-def test_gradient_of_favor_is_that_of_its_estimate() -> None:
+@pytest.mark.parametrize("m", [10, 40], ids=["many keys", "few keys"])
+def test_gradient_of_favor_is_that_of_its_estimate(m: int) -> None:
     """The stabilisers carry no gradient: they cancel. Checked against finite differences in float64."""
     q, k, v = (x.double().requires_grad_() for x in qkv(9, batch=1, heads=1, t=3, s=4, d=4))
-    w = orthogonal_features(10, 4, generator()).double()
+    w = orthogonal_features(m, 4, generator()).double()
     assert torch.autograd.gradcheck(attention_of("favor", w), (q, k, v), eps=1e-6, atol=1e-4, rtol=1e-3)
 
 

@@ -3,6 +3,8 @@
 Legend of the shape suffixes: B batch, H heads, T queries, S keys, D head width, M random features,
 E = D + 1 (values with a column of ones appended, so that one product gives numerator and normaliser).
 
+X = E, or S where the keys are few (see `LinearKeys`).
+
 Everything is bidirectional (no causal mask), so the queries of K candidates of one context can be
 laid end to end as K * T queries against the same keys: keys and values are computed once a context.
 
@@ -134,39 +136,59 @@ def _values_and_ones(v_BHSD: Tensor, mask_BS: Tensor | None) -> Float[Tensor, "B
     return v_BHSE if mask_BS is None else v_BHSE.masked_fill(~mask_BS[:, None, :, None], 0.0)
 
 
-def favor_key_sums(
-    k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
-) -> Float[Tensor, "B H M E"]:
-    """[phi(K)^T V, phi(K)^T 1] with phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps]: all that a query needs to know
-    about the keys (S and n of Alg. 3).
+@dataclass(frozen=True)
+class LinearKeys:
+    """All that a query needs to know about the keys: attention is phi(Q) phi(K)^T [V, 1], then a division.
 
-    The eps of phi is added here, after the sum over keys, not to each of the S * M features.
+    That product can be taken in either order. Many keys: phi(K)^T [V, 1] first (S and n of Alg. 3), M E numbers a head
+    whatever the number of keys. Few keys, S (M + E) <= M E: phi(Q) phi(K)^T first, the same numbers to rounding; with
+    16 keys, 256 features and heads of 64 a sixth of the work, and 16 columns a head to keep instead of 65.
     """
+
+    sums: Float[Tensor, "B H M X"]  # phi(K)^T [V, 1], or phi(K)^T where the keys are few
+    values: Float[Tensor, "B H S E"] | None  # [V, 1] where they are
+
+
+def _linear_keys(exponentials_BHSM: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None, eps: float) -> LinearKeys:
+    """Of phi(K) = exponentials + eps, which is added once here, to whichever product is the smaller."""
     v_BHSE = _values_and_ones(v_BHSD, mask_BS)
-    sums_BHME = _key_exponentials(k_BHSD, w_MD, mask_BS).transpose(-1, -2) @ v_BHSE
-    return sums_BHME + _feature_eps(w_MD) * v_BHSE.sum(dim=-2, keepdim=True)
+    keys, features, columns = exponentials_BHSM.shape[-2], exponentials_BHSM.shape[-1], v_BHSE.shape[-1]
+    if keys * (features + columns) <= features * columns:
+        return LinearKeys((exponentials_BHSM + eps if eps else exponentials_BHSM).transpose(-1, -2), v_BHSE)
+    sums_BHME = exponentials_BHSM.transpose(-1, -2) @ v_BHSE
+    return LinearKeys(sums_BHME + eps * v_BHSE.sum(dim=-2, keepdim=True) if eps else sums_BHME, None)
 
 
-def favor_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
-    """The query side of FAVOR+: phi(Q) S / phi(Q) n, the eps of phi again added after the product."""
-    out_BHTE = _row_exponentials(q_BHTD, w_MD) @ sums_BHME
-    out_BHTE = out_BHTE + _feature_eps(w_MD) * sums_BHME.sum(dim=-2, keepdim=True)
+def _linear_attend(exponentials_BHTM: Tensor, keys: LinearKeys, eps: float) -> Float[Tensor, "B H T E"]:
+    """phi(Q) phi(K)^T [V, 1], the eps of phi(Q) = exponentials + eps again added after the product."""
+    out_BHTX = exponentials_BHTM @ keys.sums
+    if eps:
+        out_BHTX = out_BHTX + eps * keys.sums.sum(dim=-2, keepdim=True)
+    return out_BHTX if keys.values is None else out_BHTX @ keys.values
+
+
+def favor_keys(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> LinearKeys:
+    """The key side of FAVOR+, phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps]."""
+    return _linear_keys(_key_exponentials(k_BHSD, w_MD, mask_BS), v_BHSD, mask_BS, _feature_eps(w_MD))
+
+
+def favor_attend(q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
+    """The query side of FAVOR+: phi(Q) S / phi(Q) n."""
+    out_BHTE = _linear_attend(_row_exponentials(q_BHTD, w_MD), keys, _feature_eps(w_MD))
     return out_BHTE[..., :-1] / out_BHTE[..., -1:].clamp_min(_TINY)
 
 
-def favor_paper_key_sums(
-    k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
-) -> Float[Tensor, "B H M E"]:
-    return _row_exponentials(k_BHSD, w_MD).transpose(-1, -2) @ _values_and_ones(v_BHSD, mask_BS)
+def favor_paper_keys(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> LinearKeys:
+    return _linear_keys(_row_exponentials(k_BHSD, w_MD), v_BHSD, mask_BS, 0.0)
 
 
-def favor_paper_attend(q_BHTD: Tensor, sums_BHME: Tensor, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
+def favor_paper_attend(q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
     """Eq. 3 / Alg. 3 as printed: phi(Q) S / (phi(Q) n + eps_a), with a maximum of its own for every query and key.
 
     Without -|k|^2/2 each key gets a random logit bias, so this does not converge to softmax as M grows
     (docs/explanation/attention.md). Kept for comparison.
     """
-    out_BHTE = _row_exponentials(q_BHTD, w_MD) @ sums_BHME
+    out_BHTE = _linear_attend(_row_exponentials(q_BHTD, w_MD), keys, 0.0)
     return out_BHTE[..., :-1] / (out_BHTE[..., -1:] + _DENOMINATOR_EPS)
 
 
@@ -201,8 +223,7 @@ class Folded:
 class KeyValues:
     """The context side of attention, made once a context and shared by all of its candidates.
 
-    Exact: keys and values, or their folded form. Linear: only their sums. Either way a candidate pays for its
-    queries alone.
+    Exact: keys and values, or their folded form. Either way a candidate pays for its queries alone.
     """
 
     kind: Resolved
@@ -210,7 +231,7 @@ class KeyValues:
     keys: Float[Tensor, "B H S D"] | None = None
     values: Float[Tensor, "B H S D"] | None = None
     mask: Bool[Tensor, "B S"] | None = None
-    sums: Float[Tensor, "B H M E"] | None = None
+    linear: LinearKeys | None = None
     folded: Folded | None = None
 
 
@@ -330,19 +351,19 @@ class Attention(nn.Module):
     def _key_values(self, kind: Resolved, k_BHSD: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None) -> KeyValues:
         if kind == "softmax":
             return KeyValues(kind, k_BHSD.shape[0], keys=k_BHSD, values=v_BHSD, mask=mask_BS)
-        make_sums = favor_key_sums if kind == "favor" else favor_paper_key_sums
+        linear_keys = favor_keys if kind == "favor" else favor_paper_keys
         with torch.autocast(k_BHSD.device.type, enabled=False):  # exponentials of sums: half precision overflows
-            sums = make_sums(k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
-        return KeyValues(kind, k_BHSD.shape[0], sums=sums)
+            linear = linear_keys(k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
+        return KeyValues(kind, k_BHSD.shape[0], linear=linear)
 
     def _attend(self, q_BHTD: Tensor, kv: KeyValues) -> Tensor:
-        if kv.sums is None:
+        if kv.linear is None:
             assert kv.keys is not None
             assert kv.values is not None
             return softmax_attention(q_BHTD, kv.keys, kv.values, kv.mask)
         attend = favor_attend if kv.kind == "favor" else favor_paper_attend
         with torch.autocast(q_BHTD.device.type, enabled=False):
-            return attend(q_BHTD.float(), kv.sums, self._features()).to(q_BHTD.dtype)
+            return attend(q_BHTD.float(), kv.linear, self._features()).to(q_BHTD.dtype)
 
     def _features(self) -> Tensor:
         assert self.random_features is not None

@@ -113,8 +113,8 @@ class Choice:
 
 @lru_cache(maxsize=1)
 def _places(pairs: int) -> Int[Tensor, " N"]:
-    """SAMPLED_PAIRS of `pairs` pairs, each drawn independently of the others."""
-    return torch.randint(0, pairs, (SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0))
+    """SAMPLED_PAIRS of `pairs` pairs, drawn independently of each other, sorted: those of a row stand together."""
+    return torch.randint(0, pairs, (SAMPLED_PAIRS,), generator=torch.Generator().manual_seed(0)).sort().values
 
 
 def choose_hard(
@@ -216,10 +216,10 @@ class RSIMLE(nn.Module):
         """
         rows, count = candidates.shape[:2]
         total = len(targets.actions)
-        flat = _places(total * count * total)
-        row = flat // (count * total) - targets.start
-        here = flat[(row >= 0) & (row < rows)].to(candidates.device)
-        row, k, j = here // (count * total) - targets.start, here // total % count, here % total
+        flat, of_a_row = _places(total * count * total), count * total
+        first, end = torch.searchsorted(flat, of_a_row * torch.tensor([targets.start, targets.start + rows])).tolist()
+        here = flat[first:end].to(candidates.device)
+        row, k, j = here // of_a_row - targets.start, here // total % count, here % total
         parts = []
         for at in range(0, len(here), _PAIR_CHUNK):
             piece = slice(at, at + _PAIR_CHUNK)
