@@ -55,6 +55,8 @@ class Run:
     """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
     server: Annotated[str | None, option("URL")] = None
     """Get plans from `prism serve` at this address, instead of computing them here."""
+    api_key_file: Annotated[Path | None, option("FILE")] = None
+    """Send that server the key in this file; PRISM_API_KEY does the same."""
     silence: Annotated[float, option("S")] = 0.03
     """Stand still where the server gives no sign of life for so long; more for a network that pauses now and then."""
     replay: Annotated[Path | None, option("EPISODE")] = None
@@ -108,6 +110,8 @@ class Run:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.server is not None and (self.set or self.device != "auto"):
             raise PrismError("--set and --device are of a policy that is computed here: give them to prism serve")
+        if self.server is None and self.api_key_file is not None:
+            raise PrismError("--api-key-file is for a --server, and there is none")
         ranges = {"[1, inf)": "episodes", "[0, inf)": "first_seed", "(0, inf)": "seconds", "(0, 1]": "slow"}
         check_numbers(self, "--", ranges)
 
@@ -219,8 +223,11 @@ class Run:
         if self.server is not None:
             from prism_client import PlanError, RemotePlanner
 
+            from prism.cli.serve import read_key
+
+            key, silence = read_key(self.api_key_file), self.silence if robot.realtime else None
             try:
-                remote = RemotePlanner(self.server, silence=self.silence if robot.realtime else None)
+                remote = RemotePlanner(self.server, api_key=key, silence=silence)
             except PlanError as error:
                 raise PrismError(f"--server {error}") from None
             try:

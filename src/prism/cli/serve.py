@@ -92,7 +92,7 @@ class Serve:
         config = ServerConfig(
             host=self.host,
             port=self.port,
-            api_key=self._key(),
+            api_key=read_key(self.api_key_file),
             max_clients=self.max_clients,
             max_message=None if self.max_message_mb is None else int(self.max_message_mb * 2**20),
             rate=self.rate,
@@ -109,20 +109,22 @@ class Serve:
         policy = run.policy(device, backend=self.backend, threads=config.threads or 1)
         return PolicyServer(policy, settings, config, run.name)
 
-    def _key(self) -> str | None:
-        if self.api_key_file is None:
-            source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
-            if key is None:
-                return None
-        else:
-            source = f"--api-key-file {self.api_key_file}"
-            try:
-                key = self.api_key_file.read_text(encoding="utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise PrismError(f"{source} cannot be read ({error})") from None
-        if not key or not key.isascii() or any(letter.isspace() for letter in key):
-            raise PrismError(f"{source}: a key is one word of ASCII letters; this is none")
-        return key
+
+def read_key(file: Path | None) -> str | None:
+    """The key in a file, or in PRISM_API_KEY; None where there is neither."""
+    if file is None:
+        source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+        if key is None:
+            return None
+    else:
+        source = f"--api-key-file {file}"
+        try:
+            key = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PrismError(f"{source} cannot be read ({error})") from None
+    if not key or not key.isascii() or any(letter.isspace() for letter in key):
+        raise PrismError(f"{source}: a key is one word of ASCII letters; this is none")
+    return key
 
 
 async def _serve(server: PolicyServer) -> None:

@@ -158,7 +158,7 @@ class Client:
             except (ConnectionClosed, InvalidHandshake, OSError) as error:  # TimeoutError is an OSError
                 status = error.response.status_code if isinstance(error, InvalidStatus) else 503
                 if 400 <= status < 500:
-                    key = ": give the server's key, api_key='...'" if status == 401 else ""
+                    key = ": give the server's key, api_key='...' or --api-key-file FILE" if status == 401 else ""
                     raise ServerError(f"{self.uri}: {_words(error)}{key}") from error
                 wait = pause * random.uniform(0.5, 1.5)
                 if time.monotonic() + wait > end:
