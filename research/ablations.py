@@ -25,7 +25,7 @@ from prism.errors import PrismError
 from prism.rollout.metrics import Difference, paired
 from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
 from research.cells import cells_of, put_back
-from research.report import Claim, Drawn, Study, Verdict, show_rows
+from research.report import SEEDS, Claim, Drawn, Study, Verdict, few_seeds, show_rows
 from research.selection import TUNING_SEED
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 Pairs = dict[tuple[str, str], Difference]  # (one, other): one - other
 _OBJECTIVE, _ATTENTION = "policy.objective", "policy.generator.attention"
 REFERENCE = "prism"
-SEEDS = 3  # of training, before anything is said of a variant: two trainings of one recipe differ, too
 
 # factor -> variant -> settings; the recipe itself (preset tiny: 2 heads, 2 blocks, K = 8, To = 2, own, no soft term)
 # stands beside them as "prism".
@@ -196,8 +195,7 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         if len(there) < 1 + len(names):
             return
         if held is not None and (fewest := min(len(row.seeds) for row in there)) < SEEDS:
-            way = "so" if held else "against it"
-            held, note = None, f"{fewest} training seed(s): {way}, beyond chance over the episodes alone"
+            held, note = None, few_seeds(fewest, held)
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
             note = note or "not all of it is beyond chance at this budget"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
+SEEDS = 3  # of training, before anything is said of a method: two trainings of one recipe differ, too
 
 
 _ABSOLUTE = re.compile(r"""(?<![^\s=,"'\[(])/[^\s,"'\])]+""")  # a path from the root, in the words of a command
@@ -258,15 +259,24 @@ def confirmed(condition: bool) -> Verdict:
     return "confirmed" if condition else "not confirmed"
 
 
-def decided(difference: Mapping[str, Any], bar: float = 0.0) -> tuple[Verdict, str]:
+def decided(difference: Mapping[str, Any], bar: float = 0.0, trained: bool = True) -> tuple[Verdict, str]:
     """The verdict on "better", or better by more than `bar`, from a paired difference (rollout.metrics.Difference as
-    JSON): its 95 % interval has to exclude the bar, and p must not contradict an interval that excludes 0; what to add
-    to the note where that is not so."""
+    JSON): its 95 % interval has to exclude the bar, p must not contradict an interval that excludes 0, and a verdict on
+    trainings takes SEEDS of them; what to add to the note where that is not so. `trained` False: a verdict on how given
+    policies are executed. It holds of those alone, and the note has to say how many they are."""
     low, high, p = (difference[key] for key in ("low", "high", "p"))
     if low <= bar <= high or (p >= 0.05 and not low <= 0 <= high):
         told = f"cannot be told from {low:+.0%} to {high:+.0%}, p = {p:.2g}"
         return "cannot be tested here", f"; {told if bar else 'no difference beyond chance at this budget'}"
+    if trained and difference["seeds"] < SEEDS:
+        return "cannot be tested here", f"; {few_seeds(difference['seeds'], low > bar)}"
     return confirmed(low > bar), ""
+
+
+def few_seeds(seeds: int, held: bool) -> str:
+    """What to say of a claim that held, or did not, in fewer trainings than it takes."""
+    way = "so" if held else "against it"
+    return f"{seeds} of the {SEEDS} training seeds that a claim takes: {way}, beyond chance on these alone"
 
 
 def train_run(experiment: Experiment, run: Path, console: Console) -> list[dict[str, Any]]:

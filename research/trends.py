@@ -13,6 +13,7 @@ Three trends, each decided by the paired interval over training seeds and episod
                   same weights
     few_step      what was made for few evaluations is better than what it was made from, asked once: rectified flow,
                   consistency-FM and AdaFlow than flow matching, the consistency policy than diffusion
+A verdict on `data` and `few_step` takes three training seeds; one on `evaluations` holds of the policies it counts.
 
     score.METHOD.SHARE.EVALUATIONS    mean score of rollouts; "own": as many evaluations as the method takes
     score_ci, success                 likewise
@@ -291,8 +292,10 @@ def claims(figures: dict[str, Any], config: Config) -> list[Claim]:
             else:
                 ours = f"{MADE_FROM[method]} with 1: {d['before']:.3f}; {method}: {d['after']:.3f}"
             ours = f"{method}: {ours} ({d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}])"
-            verdict, chance = decided(d)
-            note = f"{config.recipe}, {config.budget}, {d['episodes']} episodes, n = {d['seeds']}" + chance
+            given = name == "evaluations"  # the same weights: nothing is said of their training
+            verdict, chance = decided(d, trained=not given)
+            of = f"given policies: {d['seeds']}" if given else f"n = {d['seeds']}"
+            note = f"{config.recipe}, {config.budget}, {d['episodes']} episodes, {of}{chance}"
             found.append(Claim("the baselines' papers", paper, ours, verdict, note))
     return found
 

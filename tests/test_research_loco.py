@@ -71,6 +71,14 @@ def test_the_figures_are_their_definitions() -> None:
     }
 
 
+def test_one_training_is_no_verdict() -> None:
+    beyond = {"mean": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "episodes": 50}
+    for seeds, verdict in ((1, "cannot be tested here"), (3, "confirmed")):
+        one = {**beyond, "seeds": seeds}
+        found = loco.claims({"ahead": {"imle": one}, "gain": {"prism": {"go2-pick": one}}}, Config())
+        assert [claim.verdict for claim in found] == [verdict] * 2
+
+
 def test_versions_of_the_cells_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

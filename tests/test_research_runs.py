@@ -177,7 +177,7 @@ def test_rules_are_judged_over_policies_that_have_both() -> None:
     assert first["by_policy"]["mode_switches"] == [5.0, 7.0, 6.0]
     assert (figures["fewer_switches"]["8"]["proxy_score"]["mean"], proxy["mode_switches"]) == (3.0, 2.5)
     (claim,) = selection.claims(figures)
-    assert (claim.verdict, claim.note) == ("confirmed", "Ta = 8, n = 2")
+    assert (claim.verdict, claim.note) == ("confirmed", "Ta = 8, given policies: 2")
     assert "2.5 switches" in claim.ours
     assert "5.5, 50%" in claim.ours, "of the two policies that both have, not of all three"
 
@@ -327,13 +327,15 @@ def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> Non
     figures: dict[str, Any] = {
         "success": {"prism": {"2": 0.2, "5": 0.6}},
         "success_ci": {"prism": {"2": [0, 0.4], "5": [0.4, 0.8]}},
-        "seeds_done": {"prism": {"2": 2, "5": 3}},
     }
-    for few, many, verdict in ((4, 12, "confirmed"), (12, 4, "not confirmed"), (4, 5, "cannot be tested here")):
-        gain = demonstrations.gain(config, cells(few, 2), cells(many, 3))
-        (claim,) = demonstrations.claims({**figures, "gain": gain}, config)
-        assert (claim.verdict, gain["prism"]["seeds"]) == (verdict, 2)
-        assert "2: 20% [0%, 40%] (2 of 3 seeds)" in claim.ours
+    untold = "cannot be tested here"
+    asked = ((4, 12, 3, "confirmed"), (12, 4, 3, "not confirmed"), (4, 5, 3, untold), (4, 12, 2, untold))
+    for few, many, seeds, verdict in asked:
+        gain = demonstrations.gain(config, cells(few, seeds), cells(many, 3))
+        done = {"seeds_done": {"prism": {"2": seeds, "5": 3}}}
+        (claim,) = demonstrations.claims({**figures, **done, "gain": gain}, config)
+        assert (claim.verdict, gain["prism"]["seeds"]) == (verdict, seeds)
+        assert ("2: 20% [0%, 40%] (2 of 3 seeds)" in claim.ours) == (seeds == 2)
     assert demonstrations.gain(config, {}, cells(4, 3)) == {}
 
 

@@ -48,8 +48,8 @@ def test_a_missing_sensor_is_judged_by_its_own_episodes() -> None:
     assert "change" not in found["nothing"]
 
 
-def measured(low: float, high: float, p: float = 0.001, episodes: int = 50) -> dict[str, Any]:
-    return {"mean": (low + high) / 2, "low": low, "high": high, "p": p, "seeds": 3, "episodes": episodes}
+def measured(low: float, high: float, p: float = 0.001, episodes: int = 50, seeds: int = 3) -> dict[str, Any]:
+    return {"mean": (low + high) / 2, "low": low, "high": high, "p": p, "seeds": seeds, "episodes": episodes}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,18 @@ def test_a_gain_is_told_by_its_interval(gain: dict[str, Any], verdict: str) -> N
     (claim,) = senses.claims(study)
     assert claim.verdict == verdict
     assert ("cannot be told" in claim.note) == (verdict == "cannot be tested here")
+
+
+def test_one_training_confirms_no_sense() -> None:
+    gain, one = measured(0.3, 0.6, seeds=1), {"success": 0.5, "ci": [0.4, 0.6]}
+    figures = {
+        "tasks": {"touch": {"task": "t", "sensor": "tactile", "all": one, "without": one, "gain": gain}},
+        "means": {"prism": one, "imle": {**one, "ahead": gain}},
+        "dropout": {"touch": {"trained": {"proprio": {"change": measured(-0.03, 0.03, p=1.0, seeds=1)}}}},
+    }
+    claims = senses.claims(Study("senses", figures, (), {}))
+    assert [claim.verdict for claim in claims] == ["cannot be tested here"] * 3
+    assert all("1 of the 3 training seeds that a claim takes" in claim.note for claim in claims)
 
 
 @pytest.mark.parametrize(

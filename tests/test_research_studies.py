@@ -76,6 +76,18 @@ def test_a_picture_of_an_unknown_kind_is_refused_before_the_work() -> None:
         Output(plot=Path("a.bmp"))
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+@pytest.mark.parametrize(("low", "high", "verdict"), [(0.1, 0.3, "confirmed"), (-0.3, -0.1, "not confirmed")])
+def test_three_trainings_before_a_verdict_on_them(low: float, high: float, verdict: str, seeds: int) -> None:
+    difference = {"low": low, "high": high, "p": 0.001, "seeds": seeds}
+    told, note = report.decided(difference)
+    assert told == (verdict if seeds == 3 else "cannot be tested here")
+    way = "so" if low > 0 else "against it"
+    few = f"; {seeds} of the 3 training seeds that a claim takes: {way}, beyond chance on these alone"
+    assert note == ("" if seeds == 3 else few)
+    assert report.decided(difference, trained=False) == (verdict, ""), "how given policies are executed"
+
+
 def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
     calls: list[int] = []
 

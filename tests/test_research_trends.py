@@ -54,8 +54,9 @@ def test_trends_are_decided_by_paired_intervals() -> None:
         ("evaluations", "flow_matching"): "confirmed",
         ("than", "rectified_flow"): "not confirmed",
     }
-    assert decided({"low": -0.1, "high": 0.1, "p": 0.5})[0] == "cannot be tested here"
-    assert decided({"low": 0.7, "high": 0.7, "p": 1.0})[0] == "cannot be tested here", "one episode proves nothing"
+    three = {"seeds": 3}
+    assert decided({"low": -0.1, "high": 0.1, "p": 0.5} | three)[0] == "cannot be tested here"
+    assert decided({"low": 0.7, "high": 0.7, "p": 1.0} | three)[0] == "cannot be tested here", "one episode"
 
 
 def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
@@ -65,7 +66,9 @@ def test_a_missing_seed_is_stated_and_left_out_of_both_sides() -> None:
     figures = trends.summarise(found, config)
     assert [value is None for value in figures["scores"]["mse"]["0.05"]["own"]] == [False, True, False]
     assert figures["trends"]["data"]["mse"]["seeds"] == 2
-    assert "n = 2" in trends.claims(figures, config)[0].note
+    (claim,) = trends.claims(figures, config)
+    assert claim.verdict == "cannot be tested here", "two trainings"
+    assert "n = 2; 2 of the 3 training seeds" in claim.note
     both = [found["mse", 0.95, seed]["own"]["score"] for seed in (0, 2)]
     assert figures["trends"]["data"]["mse"]["after"] == pytest.approx(np.mean(both)), "of the seeds that both have"
     del found["mse", 0.05, 0], found["mse", 0.05, 2]
@@ -153,6 +156,6 @@ def test_runs_that_are_there_are_asked_more_and_less(tmp_path: Path, monkeypatch
     study = trends.run(trends.Config(work=tmp_path / "work", runs=runs), QUIET)
     (claim,) = study.claims
     assert (study.seeds, claim.verdict) == ((4, 7), "confirmed")
-    assert "runs trained before, 8 episodes, n = 2" in claim.note
+    assert "runs trained before, 8 episodes, given policies: 2" in claim.note
     assert str(tmp_path) not in str({**study.to_json(), "command": ""})
     assert trends.Config(runs=runs).trained == ()
