@@ -72,7 +72,14 @@ FACTORS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 # What is compared with each other, beside everything with the recipe.
-PAIRS = (("favor-512", "favor-16"), ("favor-256-at-64", "heads-1"), ("heads-16", "heads-8"), ("K-32", "K-16"))
+PAIRS = (
+    ("favor-512", "favor-16"),
+    ("favor-256-at-64", "heads-1"),
+    ("heads-8", "heads-1"),
+    ("heads-16", "heads-8"),
+    ("K-16", "K-4"),
+    ("K-32", "K-16"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,17 +201,16 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         there = [rows[name] for name in (REFERENCE, *names) if name in rows]
         if len(there) < 1 + len(names):
             return
-        if held is not None and (fewest := min(len(row.seeds) for row in there)) < SEEDS:
+        between = {pair: d for pair, d in pairs.items() if set(pair) <= set(names)}
+        differences = [*between.values(), *(row.difference for row in there if row.difference is not None)]
+        fewest = min(*(len(row.seeds) for row in there), *(d.seeds for d in differences))
+        if held is not None and fewest < SEEDS:
             held, note = None, few_seeds(fewest, held)
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
             note = note or "not all of it is beyond chance at this budget"
         words = [_said(row) for row in there]
-        words += [
-            f"{one} - {other} {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
-            for (one, other), d in pairs.items()
-            if one in names and other in names
-        ]
+        words += [f"{one} - {other} {d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]" for (one, other), d in between.items()]
         found.append(Claim(where, paper, "; ".join(words), verdict, note))
 
     def decided(better: tuple[str, ...], worse: tuple[str, ...]) -> bool | None:
@@ -215,22 +221,25 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         behind = [_worse(rows, name) for name in better] + [_better(rows, name) for name in worse]
         return False if any(behind) else True if all(ahead) else None
 
-    def and_no_better(held: bool | None, pair: tuple[str, str]) -> bool | None:
-        """A rise that ends: the larger of the pair must not be better than the smaller, beyond chance."""
-        if held is None or pair not in pairs:
+    def and_ends(held: bool | None, after: tuple[str, str], before: tuple[str, str]) -> bool | None:
+        """A rise that ends: False where it goes on `after`, True where the interval leaves no room for as large a rise
+        as the one `before`."""
+        if held is False or (after in pairs and pairs[after].low > 0):
+            return False
+        if not held or after not in pairs or before not in pairs:
             return None
-        return held and pairs[pair].low <= 0
+        return pairs[after].high < pairs[before].mean or None
 
     rule = "EMA-calibrated rejection improves success (against none, and as printed)"
     add("Sec. 5, Fig. 6b", rule, ("rule-none", "rule-paper"), decided((), ("rule-none", "rule-paper")))
     scope = "batch-global rejection is better than comparing with the own target alone"
     add("Sec. 4.4", scope, ("scope-batch",), decided(("scope-batch",), ()))
     many = "more candidates help up to K = 16, then hardly"
-    held = and_no_better(decided(("K-16",), ("K-2", "K-4")), ("K-32", "K-16"))
+    held = and_ends(decided(("K-16",), ("K-2", "K-4")), ("K-32", "K-16"), ("K-16", "K-4"))
     add("App. B.2, Fig. 7d", many, ("K-2", "K-4", "K-16", "K-32"), held)
     soft = "a small soft term (lambda = 0.02) adds a boost"
     add("Sec. 5, Fig. 6a", soft, ("soft-0.02", "soft-literal"), decided(("soft-0.02", "soft-literal"), ()))
-    held = and_no_better(decided(("heads-8",), ("heads-1",)), ("heads-16", "heads-8"))
+    held = and_ends(decided(("heads-8",), ("heads-1",)), ("heads-16", "heads-8"), ("heads-8", "heads-1"))
     add("App. B.2, Fig. 7a", "saturates at 8 heads", ("heads-1", "heads-8", "heads-16"), held)
     grows = pairs.get(("favor-512", "favor-16"))
     held = None if grows is None or grows.low <= 0 <= grows.high else grows.low > 0

@@ -279,6 +279,11 @@ def test_ablations_are_decided_by_intervals() -> None:
     assert ablations.claims(rows, {})[0].verdict == "not confirmed"
     once = {name: replace(row, seeds=(0,)) for name, row in rows.items()}
     assert {claim.verdict for claim in ablations.claims(once, {})} == {"cannot be tested here"}, "one training of each"
+    apart = _row("scope-batch", 0.7, -0.15, -0.05)  # three seeds each, and one that both have
+    assert apart.difference is not None
+    for common, verdict in ((3, "not confirmed"), (1, "cannot be tested here")):
+        row = replace(apart, difference=replace(apart.difference, seeds=common))
+        assert ablations.claims({**rows, "scope-batch": row}, {})[1].verdict == verdict
     study = ablations.summarise(ablations.Config(factors=("rule", "scope")), rows, {}, [])
     ablations.show(study, QUIET)
     ablations.draw(study)
@@ -290,15 +295,28 @@ def test_a_rise_that_ends_is_seen_between_variants() -> None:
     rows |= {name: _row(name, 0.7, *worse) for name in ("favor-16", "favor-512", "heads-1")}
     rows |= {name: _row(name, 0.9, *better) for name in ("heads-8", "heads-16")}
 
-    def verdict(where: str, pair: tuple[str, str], low: float, high: float) -> str:
-        pairs = {pair: Difference((low + high) / 2, low, high, 0.5, 3, 50)}
+    def between(low: float, high: float, seeds: int = 3) -> Difference:
+        return Difference((low + high) / 2, low, high, 0.5, seeds, 50)
+
+    def verdict(where: str, pairs: ablations.Pairs) -> str:
         return next(claim.verdict for claim in ablations.claims(rows, pairs) if claim.where.endswith(where))
 
-    features, heads = ("favor-512", "favor-16"), ("heads-16", "heads-8")
-    assert verdict("7b", features, -0.1, 0.1) == "cannot be tested here", "both are worse than exact attention, alike"
-    assert verdict("7b", features, 0.01, 0.1) == "confirmed"
-    assert verdict("7a", heads, -0.1, 0.1) == "confirmed"
-    assert verdict("7a", heads, 0.01, 0.1) == "not confirmed", "it goes on rising"
+    features, untold = ("favor-512", "favor-16"), "cannot be tested here"
+    assert verdict("7b", {features: between(-0.1, 0.1)}) == untold, "both are worse than exact attention, alike"
+    assert verdict("7b", {features: between(0.01, 0.1)}) == "confirmed"
+    assert verdict("7b", {features: between(0.01, 0.1, seeds=1)}) == untold, "one training that both have"
+    rows |= {name: _row(name, 0.7, *worse) for name in ("K-2", "K-4")}
+    rows |= {name: _row(name, 0.9, *better) for name in ("K-16", "K-32")}
+    for where, one, middle, most in (("7a", "heads-1", "heads-8", "heads-16"), ("7d", "K-4", "K-16", "K-32")):
+        before, after = (middle, one), (most, middle)
+        assert verdict(where, {before: between(0.1, 0.3), after: between(-0.1, 0.1)}) == "confirmed"
+        assert verdict(where, {before: between(0.0, 0.1), after: between(-0.1, 0.1)}) == untold, "as large a rise fits"
+        assert verdict(where, {after: between(-0.1, 0.1)}) == untold
+        assert verdict(where, {before: between(0.1, 0.3), after: between(0.01, 0.1)}) == "not confirmed", "it rises on"
+        assert {before, after} <= set(ablations.PAIRS)
+    rows["heads-8"] = _row("heads-8", 0.8, -0.05, 0.05)
+    rises = {("heads-8", "heads-1"): between(0.0, 0.2), ("heads-16", "heads-8"): between(0.01, 0.1)}
+    assert verdict("7a", rises) == "not confirmed", "however it came to 8"
 
 
 def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
