@@ -4,7 +4,8 @@ Try:
     python -m research replan runs/prism runs/flow runs/diffusion --json replan.json --plot replan.svg
     python -m research replan compare/cells/*/*/seed-0 --exec-horizons 8 4 2 1 --delays
 
-Trained policies of one task. Two sweeps on the same episodes (seeds from 200,000: those of the tests choose nothing):
+Trained policies of one task, of each method the same training with other seeds: a row is their mean. Two sweeps on the
+same episodes (seeds from 200,000: those of the tests choose nothing):
     horizons   every policy at every T_a, in real time: a plan is used as many steps late as it takes to draw on this
                machine, so a method whose plan costs a second looks as rarely as it must
     delays     PRISM's policies at their own T_a, a plan up to 400 ms late, executed in four ways: `switch` to the first
@@ -12,6 +13,7 @@ Trained policies of one task. Two sweeps on the same episodes (seeds from 200,00
                rule of the run: one candidate that goes on from what is executed)
     horizons = [{method, exec_horizon, delay, latency_ms, policies, success, success_ci, score, jerk, mode_switches}]
     delays = [{way, delay_ms, delay, policies, success, success_ci, score, jerk, mode_switches}]
+`delay`: in steps, growing; several where the policies of a row differ (in results of 2026-11-18: the largest).
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from prism.errors import PrismError
 from prism.io.jsonconfig import to_json
 from prism.rollout.episodes import evaluate
 from prism.rollout.metrics import success_interval
+from prism.runs.cell import definition
+from prism.runs.grid import refuse_other
+from prism.runs.recipes import Experiment
 from prism.runs.run import Run
 from research.report import Cells, Drawn, Result, Study, show_rows
 from research.selection import TUNING_SEED, Subject, subjects
@@ -51,7 +56,7 @@ WAYS: dict[str, Callable[[ControllerConfig], ControllerConfig]] = {
 @dataclass(frozen=True, kw_only=True)
 class Config(Drawn):
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
-    """Run folders of one task, of one or several methods."""
+    """Run folders of one task, of one or several methods; several of a method differ in their seed alone."""
     exec_horizons: Annotated[tuple[int, ...], option("N ...")] = (8, 4, 2, 1)
     """Steps executed of each plan."""
     delays: Annotated[tuple[int, ...], option("MS ...")] = (0, 100, 200, 300, 400)
@@ -73,7 +78,7 @@ def run(config: Config, console: Console) -> Study:
     cells = Cells(config.work, console)
     play = functools.partial(_play, config, cells, task)
     horizons, delays = [], []
-    for method, policies in _by_method(found).items():
+    for method, policies in by_method(found).items():
         pace = {one.sha256: _pace(config, cells, task, one) for one in policies}
         for count in config.exec_horizons:
             late = {one.sha256: round(pace[one.sha256][0] / pace[one.sha256][1]) for one in policies}
@@ -81,7 +86,7 @@ def run(config: Config, console: Console) -> Study:
                 play(one, replace(Run(one.path).settings, exec_horizon=count, delay=late[one.sha256]))
                 for one in policies
             ]
-            more = {"latency_ms": float(np.median([ms for ms, _ in pace.values()])), "delay": max(late.values())}
+            more = {"latency_ms": float(np.median([ms for ms, _ in pace.values()])), "delay": _distinct(late)}
             horizons += _row(results, {"method": method, "exec_horizon": count, **more})
         for way, change in WAYS.items() if method == "prism" else ():
             for ms in config.delays:
@@ -89,17 +94,44 @@ def run(config: Config, console: Console) -> Study:
                 results = [
                     play(one, replace(change(Run(one.path).settings), delay=late[one.sha256])) for one in policies
                 ]
-                delays += _row(results, {"way": way, "delay_ms": ms, "delay": max(late.values())})
+                delays += _row(results, {"way": way, "delay_ms": ms, "delay": _distinct(late)})
     settings = config.settings("runs") | {"policies": [one.name for one in found], "task": task}
     figures = {"task": task, "horizons": horizons, "delays": delays}
-    return Study("replan", figures, (), settings, (config.first_seed,), tuple(cells.missing), cells.commits)
+    seeds = tuple(sorted({one.experiment.train.seed for one in found}))
+    return Study("replan", figures, (), settings, seeds, tuple(cells.missing), cells.commits)
 
 
-def _by_method(found: Iterable[Subject]) -> dict[str, list[Subject]]:
+def by_method(found: Iterable[Subject]) -> dict[str, list[Subject]]:
+    """PrismError for variations of a method, and for two of one seed: their mean would be of neither."""
     methods: dict[str, list[Subject]] = {}
     for one in found:
-        methods.setdefault(one.experiment.method, []).append(one)
+        mine = methods.setdefault(one.experiment.method, [])
+        for other in mine:
+            _refuse_other(one, other)
+        mine.append(one)
     return methods
+
+
+def _refuse_other(one: Subject, other: Subject) -> None:
+    method, seed = one.experiment.method, one.experiment.train.seed
+    try:
+        refuse_other(one.path, _but_seed(one.experiment), _but_seed(other.experiment))
+    except PrismError as error:
+        said = f"replan takes of a method the same training with other seeds; beside {other.path} (now)"
+        raise PrismError(f"{said}, {error}") from None
+    if seed == other.experiment.train.seed:
+        raise PrismError(f"{one.path} is a {method} of seed {seed}, as {other.path} is: give one of each seed")
+
+
+def _but_seed(experiment: Experiment) -> dict[str, Any]:
+    """What is trained, whatever the seed, which may be in the name of the run that it learns from or begins with."""
+    seed = experiment.train.seed
+    plain = definition(replace(experiment, train=replace(experiment.train, seed=0)))
+    return {**plain, **{key: str(plain[key]).replace(f"seed-{seed}", "seed") for key in ("teacher", "init")}}
+
+
+def _distinct(late: dict[str, int]) -> list[int]:
+    return sorted(set(late.values()))
 
 
 def _pace(config: Config, cells: Cells, task: str, one: Subject) -> tuple[float, float]:
@@ -145,10 +177,11 @@ def _row(results: list[Result | None], what: dict[str, Any]) -> list[dict[str, A
 
 
 def show(study: Study, console: Console) -> None:
-    for name, keys in (("horizons", ("method", "exec_horizon", "delay")), ("delays", ("way", "delay_ms", "delay"))):
+    for name, keys in (("horizons", ("method", "exec_horizon")), ("delays", ("way", "delay_ms"))):
         rows = [
             [
-                *(str(row[key]) for key in keys),
+                *(str(row[key]) for key in (*keys, "policies")),
+                ", ".join(str(steps) for steps in row["delay"]),
                 f"{row['success']:.0%}",
                 f"{row['jerk']:.4f}",
                 f"{row['mode_switches']:.1f}",
@@ -156,7 +189,8 @@ def show(study: Study, console: Console) -> None:
             for row in study.figures[name]
         ]
         if rows:
-            show_rows(f"{study.figures['task']}: {name}", (*keys, "success", "jerk", "mode switches"), rows, console)
+            heads = (*keys, "policies", "delay", "success", "jerk", "mode switches")
+            show_rows(f"{study.figures['task']}: {name}", heads, rows, console)
 
 
 def draw(study: Study) -> Figure:
@@ -175,8 +209,9 @@ def draw(study: Study) -> Figure:
         rows = study.figures[name]
         for line in dict.fromkeys(row[by] for row in rows):
             mine = sorted((row for row in rows if row[by] == line), key=lambda row: float(row[across]))
+            label_n = f"{line} (n = {mine[0]['policies']})"
             for axis, key in zip(axes[:, column], ("success", "jerk"), strict=True):
-                axis.plot([row[across] for row in mine], [row[key] for row in mine], marker="o", label=line)
+                axis.plot([row[across] for row in mine], [row[key] for row in mine], marker="o", label=label_n)
         for axis, key in zip(axes[:, column], ("success", "jerk"), strict=True):
             axis.set(xlabel=label, ylabel=key, ylim=(0, 1.02) if key == "success" else (0, None))
             axis.grid(alpha=0.3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from research import (
     selection,
     threshold,
 )
+from tests.baseline_fakes import small_method
 
 QUIET = Console(quiet=True)
 
@@ -154,7 +157,7 @@ def test_a_late_plan_is_measured_in_real_time(run: Path, tmp_path: Path) -> None
     assert len(study.missing) == 1
     assert "ta-16" in study.missing[0]
     assert [(row["way"], row["delay"]) for row in study.figures["delays"]] == [
-        (way, steps) for way in replan.WAYS for steps in (0, 2)
+        (way, [steps]) for way in replan.WAYS for steps in (0, 2)
     ]
     assert replan.run(config, QUIET).figures == study.figures
     replan.show(study, QUIET)
@@ -163,6 +166,51 @@ def test_a_late_plan_is_measured_in_real_time(run: Path, tmp_path: Path) -> None
     assert replan.draw(replace(study, figures={**study.figures, "horizons": [], "delays": []})).axes, (
         "nothing was played"
     )
+
+
+def subject(run: Path, name: str, seed: int, *settings: str, **changes: Any) -> selection.Subject:
+    experiment = with_settings(Run(run).experiment, [f"train.seed={seed}", *settings])
+    return selection.Subject(Path(name), replace(experiment, **changes), name, name)
+
+
+def test_policies_of_one_row_differ_in_their_seed_alone(run: Path) -> None:
+    first, second = subject(run, "runs/a", 0), subject(run, "runs/b", 1)
+    flow = replace(subject(run, "runs/flow", 0).experiment, policy=small_method("flow_matching"))
+    other = replace(first, path=Path("runs/flow"), experiment=flow)
+    assert replan.by_method([first, other, second]) == {"prism": [first, second], "flow_matching": [other]}
+    taught = [
+        subject(run, f"runs/{n}", n, teacher=f"old/cells/pusht/flow/seed-{n}", init=f"a-seed-{n}") for n in (3, 4)
+    ]
+    assert replan.by_method(taught) == {"prism": taught}
+    for wrong, said in (
+        (subject(run, "runs/wide", 1, "policy.generator.width=128"), r"policy\.generator\.width = 128 there"),
+        (subject(run, "runs/long", 0, "train.steps=9"), r"train\.steps = 9 there, 6 now"),
+        (subject(run, "runs/again", 0), "seed 0, as runs/a"),
+        (subject(run, "runs/taught", 1, teacher="old/cells/pusht/wide/seed-1"), "teacher = pusht/wide/seed there"),
+    ):
+        with pytest.raises(PrismError, match=said) as refused:
+            replan.by_method([first, wrong])
+        assert wrong.name in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+def test_how_late_each_policy_is_and_how_many_there_are(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [replace(subject(run, str(seed), seed), path=run) for seed in (4, 1)]
+    played = {key: [1.0, 0.0] for key in ("success", "score", "jerk", "mode_switches")}
+    monkeypatch.setattr(replan, "subjects", lambda runs: (found, "pusht"))
+    monkeypatch.setattr(replan, "_pace", lambda config, cells, task, one: (100.0 * int(one.sha256), 100.0))
+    monkeypatch.setattr(replan, "_play", lambda *_: played)
+    study = replan.run(replan.Config(runs=(run,), work=tmp_path, exec_horizons=(8,), delays=(200,)), QUIET)
+    (row,) = study.figures["horizons"]
+    assert (row["policies"], row["delay"]) == (2, [1, 4])
+    assert study.figures["delays"][0]["delay"] == [2]
+    assert study.seeds == (1, 4), "of the trainings, not of the episodes"
+    said = Console(width=200, record=True, quiet=False, file=io.StringIO())
+    replan.show(study, said)
+    assert re.search(r"prism +│ +8 +│ +2 +│ +1, 4 ", said.export_text())
+    assert [text.get_text() for text in replan.draw(study).axes[0].get_legend().get_texts()] == ["prism (n = 2)"]
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
