@@ -29,12 +29,11 @@ from torch import Tensor
 
 from prism.attention import (
     Kind,
+    Linear,
     choose,
-    favor_attend,
-    favor_keys,
-    favor_paper_attend,
-    favor_paper_keys,
     gaussian_features,
+    linear_attend,
+    linear_keys,
     orthogonal_features,
     softmax_attention,
 )
@@ -89,14 +88,10 @@ class Config(Drawn):
             raise PrismError("seconds must be at least 0 and error-scale above 0")
 
 
-def favor_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """FAVOR+ estimate of `softmax_attention`; w from `orthogonal_features`."""
-    return favor_attend(q, favor_keys(k, v, w), w)
-
-
-def favor_paper_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Eq. 3 / Alg. 3 to the letter; w from `gaussian_features`."""
-    return favor_paper_attend(q, favor_paper_keys(k, v, w), w)
+def linear_attention(kind: Linear, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """FAVOR+'s estimate of `softmax_attention` (w from `orthogonal_features`), or Eq. 3 to the letter
+    (`gaussian_features`)."""
+    return linear_attend(kind, q, linear_keys(kind, k, v, w), w)
 
 
 def attend(kind: Kind, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -104,7 +99,7 @@ def attend(kind: Kind, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     resolved = choose(kind, q.shape[2], k.shape[2], *w.shape)
     if resolved == "softmax":
         return softmax_attention(q, k, v)
-    return (favor_attention if resolved == "favor" else favor_paper_attention)(q, k, v, w)
+    return linear_attention(resolved, q, k, v, w)
 
 
 def measure_errors(config: Config, scale: float, advance: Callable[[], None]) -> dict[str, dict[str, float]]:
@@ -119,8 +114,8 @@ def measure_errors(config: Config, scale: float, advance: Callable[[], None]) ->
             v = torch.randn(1, 2, 64, head_dim, generator=rng)
             exact = softmax_attention(q, k, v)
             estimates = {
-                "favor": favor_attention(q, k, v, orthogonal_features(m, head_dim, rng)),
-                "favor_paper": favor_paper_attention(q, k, v, gaussian_features(m, head_dim, rng)),
+                "favor": linear_attention("favor", q, k, v, orthogonal_features(m, head_dim, rng)),
+                "favor_paper": linear_attention("favor_paper", q, k, v, gaussian_features(m, head_dim, rng)),
             }
             for name, estimate in estimates.items():
                 samples[name].append(float((estimate - exact).norm() / exact.norm()))

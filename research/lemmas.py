@@ -118,7 +118,7 @@ def favor_error(config: Config, advance: Callable[[], None] = lambda: None) -> d
         estimates, kernels = [], []
         for _ in range(config.bias_draws):
             w = orthogonal_features(m, 16, rng)
-            estimates.append(attention.favor_attention(q, k, v, w))
+            estimates.append(attention.linear_attention("favor", q, k, v, w))
             kernels.append(_positive(q, w) @ _positive(k, w).transpose(-1, -2))
         advance()
         bias[str(m)] = {"kernel": _relative_bias(kernels, kernel), "attention": _relative_bias(estimates, exact)}

@@ -15,12 +15,12 @@ from prism.attention import (
     Attention,
     AttentionConfig,
     Kind,
+    Linear,
+    Resolved,
     choose,
-    favor_attend,
-    favor_keys,
-    favor_paper_attend,
-    favor_paper_keys,
     gaussian_features,
+    linear_attend,
+    linear_keys,
     orthogonal_features,
     softmax_attention,
 )
@@ -45,18 +45,16 @@ def qkv(
 Call = Callable[..., Tensor]
 
 
-def attention_of(kind: str, features: Tensor) -> Call:
+def attention_of(kind: Resolved, w: Tensor) -> Call:
     if kind == "softmax":
         return softmax_attention
-    if kind == "favor":
-        return lambda q, k, v, mask=None: favor_attend(q, favor_keys(k, v, features, mask), features)
-    return lambda q, k, v, mask=None: favor_paper_attend(q, favor_paper_keys(k, v, features, mask), features)
+    return lambda q, k, v, mask=None: linear_attend(kind, q, linear_keys(kind, k, v, w, mask), w)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
 @both_orders
-def test_matches_reference(m: int, kind: str, scale: float) -> None:
+def test_matches_reference(m: int, kind: Resolved, scale: float) -> None:
     q, k, v = qkv(1, scale=scale)
     w = orthogonal_features(m, 8, generator(2))
     out = attention_of(kind, w)(q, k, v).double().numpy()
@@ -75,8 +73,9 @@ def test_matches_reference(m: int, kind: str, scale: float) -> None:
 @both_orders
 def test_linear_attention_takes_the_cheaper_order(m: int) -> None:
     _, k, v = qkv(1)
-    for keys in (favor_keys, favor_paper_keys):
-        linear = keys(k, v, orthogonal_features(m, 8, generator(2)))
+    kinds: tuple[Linear, ...] = ("favor", "favor_paper")
+    for kind in kinds:
+        linear = linear_keys(kind, k, v, orthogonal_features(m, 8, generator(2)))
         assert linear.sums.shape == ((2, 3, 12, 9) if m == 12 else (2, 3, 64, 7))
         assert (linear.values is None) == (m == 12)
 
@@ -111,7 +110,7 @@ def test_orthogonal_features_are_standard_normal_one_by_one() -> None:
 
 
 def test_favor_error_falls_with_features_and_the_literal_one_does_not() -> None:
-    def error(kind: str, m: int) -> float:
+    def error(kind: Resolved, m: int) -> float:
         errors = []
         for seed in range(12):
             q, k, v = qkv(100 + seed, t=16, s=16, d=16, scale=0.5)
@@ -134,7 +133,7 @@ def test_favor_error_falls_with_features_and_the_literal_one_does_not() -> None:
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
 @both_orders
-def test_order_of_keys_does_not_matter(m: int, kind: str, seed: int) -> None:
+def test_order_of_keys_does_not_matter(m: int, kind: Resolved, seed: int) -> None:
     q, k, v = qkv(seed)
     order = torch.randperm(k.shape[2], generator=generator(seed))
     call = attention_of(kind, orthogonal_features(m, 8, generator(seed)))
@@ -145,7 +144,7 @@ def test_order_of_keys_does_not_matter(m: int, kind: str, seed: int) -> None:
 @given(seed=st.integers(0, 10_000), kept=st.integers(1, 7))
 @settings(max_examples=15, deadline=None)
 @both_orders
-def test_masking_keys_equals_removing_them(m: int, kind: str, seed: int, kept: int) -> None:
+def test_masking_keys_equals_removing_them(m: int, kind: Resolved, seed: int, kept: int) -> None:
     """Even when the masked keys hold huge numbers: they may not enter the stabiliser."""
     q, k, v = qkv(seed)
     call = attention_of(kind, orthogonal_features(m, 8, generator(seed)))
@@ -161,7 +160,7 @@ def test_masking_keys_equals_removing_them(m: int, kind: str, seed: int, kept: i
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @both_orders
-def test_no_key_left_gives_zeros_and_finite_gradients(m: int, kind: str) -> None:
+def test_no_key_left_gives_zeros_and_finite_gradients(m: int, kind: Resolved) -> None:
     q, k, v = (x.requires_grad_() for x in qkv(6))
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1] = False
@@ -176,7 +175,7 @@ def test_no_key_left_gives_zeros_and_finite_gradients(m: int, kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @both_orders
-def test_each_batch_row_is_on_its_own(m: int, kind: str) -> None:
+def test_each_batch_row_is_on_its_own(m: int, kind: Resolved) -> None:
     q, k, v = qkv(7, batch=4)
     call = attention_of(kind, orthogonal_features(m, 8, generator()))
     whole = call(q, k, v)
@@ -187,7 +186,7 @@ def test_each_batch_row_is_on_its_own(m: int, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper"])
 @pytest.mark.parametrize("size", [50.0, 1e-30, 0.0])
-def test_extreme_inputs_stay_finite(kind: str, size: float) -> None:
+def test_extreme_inputs_stay_finite(kind: Resolved, size: float) -> None:
     q, k, v = (x.sign().mul_(size).requires_grad_() for x in qkv(8, d=16))
     out = attention_of(kind, orthogonal_features(64, 16, generator()))(q, k, v)
     assert out.isfinite().all()

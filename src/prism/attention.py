@@ -3,8 +3,6 @@
 Legend of the shape suffixes: B batch, H heads, T queries, S keys, D head width, M random features,
 E = D + 1 (values with a column of ones appended, so that one product gives numerator and normaliser).
 
-X = E, or S where the keys are few (see `LinearKeys`).
-
 Everything is bidirectional (no causal mask), so the queries of K candidates of one context can be
 laid end to end as K * T queries against the same keys: keys and values are computed once a context.
 
@@ -30,7 +28,8 @@ from torch import Tensor, nn
 from prism.errors import PrismError, check_choices, check_numbers
 
 Kind = Literal["softmax", "favor", "favor_paper", "auto"]
-Resolved = Literal["softmax", "favor", "favor_paper"]
+Linear = Literal["favor", "favor_paper"]
+Resolved = Literal["softmax", Linear]
 
 _FEATURE_EPS = 1e-6  # keeps every feature positive: a query whose features all miss the keys' still gets an average
 _DENOMINATOR_EPS = 1e-6  # eps_a of Eq. 3; the paper gives no value
@@ -123,8 +122,8 @@ def _half_log(w_MD: Tensor) -> float:
     return 0.5 * math.log(w_MD.shape[0])  # exp(-this) = m^(-1/2)
 
 
-def _feature_eps(w_MD: Tensor) -> float:
-    return _FEATURE_EPS * float(w_MD.shape[0] ** -0.5)
+def _feature_eps(kind: Linear, w_MD: Tensor) -> float:
+    return _FEATURE_EPS * float(w_MD.shape[0] ** -0.5) if kind == "favor" else 0.0  # Eq. 3 has none
 
 
 # --------------------------------------------------------------------------- linear: attention
@@ -138,58 +137,41 @@ def _values_and_ones(v_BHSD: Tensor, mask_BS: Tensor | None) -> Float[Tensor, "B
 
 @dataclass(frozen=True)
 class LinearKeys:
-    """All that a query needs to know about the keys: attention is phi(Q) phi(K)^T [V, 1], then a division.
+    """All that a query needs to know about the keys: attention is phi(Q) phi(K)^T [V, 1], then a division, where
+    phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps].
 
     That product can be taken in either order. Many keys: phi(K)^T [V, 1] first (S and n of Alg. 3), M E numbers a head
-    whatever the number of keys. Few keys, S (M + E) <= M E: phi(Q) phi(K)^T first, the same numbers to rounding; with
-    16 keys, 256 features and heads of 64 a sixth of the work, and 16 columns a head to keep instead of 65.
+    whatever the number of keys. Few keys, S (M + E) <= M E: phi(Q) phi(K)^T first, the same numbers to rounding.
     """
 
-    sums: Float[Tensor, "B H M X"]  # phi(K)^T [V, 1], or phi(K)^T where the keys are few
+    sums: Float[Tensor, "B H M X"]  # phi(K)^T [V, 1] (X = E), or phi(K)^T where the keys are few (X = S)
     values: Float[Tensor, "B H S E"] | None  # [V, 1] where they are
 
 
-def _linear_keys(exponentials_BHSM: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None, eps: float) -> LinearKeys:
-    """Of phi(K) = exponentials + eps, which is added once here, to whichever product is the smaller."""
+def linear_keys(
+    kind: Linear, k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None
+) -> LinearKeys:
+    """The key side. The eps of phi is added once, to whichever product is the smaller."""
+    eps = _feature_eps(kind, w_MD)
+    u_BHSM = _key_exponentials(k_BHSD, w_MD, mask_BS) if kind == "favor" else _row_exponentials(k_BHSD, w_MD)
     v_BHSE = _values_and_ones(v_BHSD, mask_BS)
-    keys, features, columns = exponentials_BHSM.shape[-2], exponentials_BHSM.shape[-1], v_BHSE.shape[-1]
+    keys, features, columns = u_BHSM.shape[-2], u_BHSM.shape[-1], v_BHSE.shape[-1]
     if keys * (features + columns) <= features * columns:
-        return LinearKeys((exponentials_BHSM + eps if eps else exponentials_BHSM).transpose(-1, -2), v_BHSE)
-    sums_BHME = exponentials_BHSM.transpose(-1, -2) @ v_BHSE
-    return LinearKeys(sums_BHME + eps * v_BHSE.sum(dim=-2, keepdim=True) if eps else sums_BHME, None)
+        return LinearKeys((u_BHSM + eps).transpose(-1, -2), v_BHSE)
+    return LinearKeys(u_BHSM.transpose(-1, -2) @ v_BHSE + eps * v_BHSE.sum(dim=-2, keepdim=True), None)
 
 
-def _linear_attend(exponentials_BHTM: Tensor, keys: LinearKeys, eps: float) -> Float[Tensor, "B H T E"]:
-    """phi(Q) phi(K)^T [V, 1], the eps of phi(Q) = exponentials + eps again added after the product."""
-    out_BHTX = exponentials_BHTM @ keys.sums
-    if eps:
-        out_BHTX = out_BHTX + eps * keys.sums.sum(dim=-2, keepdim=True)
-    return out_BHTX if keys.values is None else out_BHTX @ keys.values
+def linear_attend(kind: Linear, q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
+    """The query side: phi(Q) S / phi(Q) n, the eps of phi(Q) again added after the product.
 
-
-def favor_keys(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> LinearKeys:
-    """The key side of FAVOR+, phi(x) = m^(-1/2) [exp(W x~ - |x~|^2/2 - s) + eps]."""
-    return _linear_keys(_key_exponentials(k_BHSD, w_MD, mask_BS), v_BHSD, mask_BS, _feature_eps(w_MD))
-
-
-def favor_attend(q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
-    """The query side of FAVOR+: phi(Q) S / phi(Q) n."""
-    out_BHTE = _linear_attend(_row_exponentials(q_BHTD, w_MD), keys, _feature_eps(w_MD))
-    return out_BHTE[..., :-1] / out_BHTE[..., -1:].clamp_min(_TINY)
-
-
-def favor_paper_keys(k_BHSD: Tensor, v_BHSD: Tensor, w_MD: Tensor, mask_BS: Tensor | None = None) -> LinearKeys:
-    return _linear_keys(_row_exponentials(k_BHSD, w_MD), v_BHSD, mask_BS, 0.0)
-
-
-def favor_paper_attend(q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, "B H T D"]:
-    """Eq. 3 / Alg. 3 as printed: phi(Q) S / (phi(Q) n + eps_a), with a maximum of its own for every query and key.
-
-    Without -|k|^2/2 each key gets a random logit bias, so this does not converge to softmax as M grows
-    (docs/explanation/attention.md). Kept for comparison.
+    `favor_paper` is Eq. 3 / Alg. 3 as printed: eps_a in the denominator, a maximum of its own for every query and key.
+    Without -|k|^2/2 each key gets a random logit bias, so more features do not help (docs/explanation/attention.md).
     """
-    out_BHTE = _linear_attend(_row_exponentials(q_BHTD, w_MD), keys, 0.0)
-    return out_BHTE[..., :-1] / (out_BHTE[..., -1:] + _DENOMINATOR_EPS)
+    eps = _feature_eps(kind, w_MD)
+    out_BHTX = _row_exponentials(q_BHTD, w_MD) @ keys.sums + eps * keys.sums.sum(dim=-2, keepdim=True)
+    out_BHTE = out_BHTX if keys.values is None else out_BHTX @ keys.values
+    total_BHT1 = out_BHTE[..., -1:]
+    return out_BHTE[..., :-1] / (total_BHT1.clamp_min(_TINY) if kind == "favor" else total_BHT1 + _DENOMINATOR_EPS)
 
 
 def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) -> Resolved:
@@ -351,19 +333,17 @@ class Attention(nn.Module):
     def _key_values(self, kind: Resolved, k_BHSD: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None) -> KeyValues:
         if kind == "softmax":
             return KeyValues(kind, k_BHSD.shape[0], keys=k_BHSD, values=v_BHSD, mask=mask_BS)
-        linear_keys = favor_keys if kind == "favor" else favor_paper_keys
         with torch.autocast(k_BHSD.device.type, enabled=False):  # exponentials of sums: half precision overflows
-            linear = linear_keys(k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
+            linear = linear_keys(kind, k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
         return KeyValues(kind, k_BHSD.shape[0], linear=linear)
 
     def _attend(self, q_BHTD: Tensor, kv: KeyValues) -> Tensor:
-        if kv.linear is None:
+        if kv.linear is None or kv.kind == "softmax":
             assert kv.keys is not None
             assert kv.values is not None
             return softmax_attention(q_BHTD, kv.keys, kv.values, kv.mask)
-        attend = favor_attend if kv.kind == "favor" else favor_paper_attend
         with torch.autocast(q_BHTD.device.type, enabled=False):
-            return attend(q_BHTD.float(), kv.linear, self._features()).to(q_BHTD.dtype)
+            return linear_attend(kv.kind, q_BHTD.float(), kv.linear, self._features()).to(q_BHTD.dtype)
 
     def _features(self) -> Tensor:
         assert self.random_features is not None

@@ -149,24 +149,17 @@ class SensorSpec:
 
     def describe(self) -> str:
         """Preprocessing and health in words; empty where there is none."""
-        parts = []
-        if self.crop:
-            parts.append(f"cut to {self.crop[0]} x {self.crop[1]}")
-        if self.random_shift:
-            parts.append(f"moved by up to {self.random_shift} pixels in training")
-        if self.resize:
-            parts.append(f"resized to {self.resize[0]} x {self.resize[1]}")
-        if self.clip:
-            parts.append(f"clipped to {self.clip[0]:g} .. {self.clip[1]:g} m")
-        if self.limits:
-            parts.append(f"believed from {self.limits[0]:g} to {self.limits[1]:g}")
-        if self.max_repeats:
-            parts.append(f"frozen after {self.max_repeats} equal readings")
-        if self.max_age:
-            parts.append(f"late after {self.max_age:g} s")
-        if self.history > 1:
-            parts.append(f"{self.history} readings in a time step")
-        return ", ".join(parts)
+        parts = (
+            self.crop and f"cut to {self.crop[0]} x {self.crop[1]}",
+            self.random_shift and f"moved by up to {self.random_shift} pixels in training",
+            self.resize and f"resized to {self.resize[0]} x {self.resize[1]}",
+            self.clip and f"clipped to {self.clip[0]:g} .. {self.clip[1]:g} m",
+            self.limits and f"believed from {self.limits[0]:g} to {self.limits[1]:g}",
+            self.max_repeats and f"frozen after {self.max_repeats} equal readings",
+            self.max_age and f"late after {self.max_age:g} s",
+            self.history > 1 and f"{self.history} readings in a time step",
+        )
+        return ", ".join(str(part) for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
         new = ("names", "history", "colour")  # not in the files of earlier versions
