@@ -19,28 +19,51 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.io.jsonconfig import to_json
 from prism.rollout.metrics import FloatArray
-from prism.runs.comparison import CellId, CompareConfig, Comparison, Contestant, cell_ids, folder_of, table
+from prism.runs.cell import CellSpec
+from prism.runs.comparison import (
+    CellId,
+    CompareConfig,
+    Comparison,
+    Contestant,
+    cell_ids,
+    check_cells,
+    experiments_of,
+    folder_of,
+    table,
+)
 from prism.runs.grid import RESULT, Cell, refuse_other
+from prism.runs.recipes import Experiment
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
 _WHOLE = ("method", "seed", "steps", "train_seconds", "parameters", "trained_by")
-_PARTS = {  # of the other entries only these
-    "controller": ("candidates", "exec_horizon"),
-    "evaluation": ("score", "success", "latency_ms"),
-    "info": ("commit", "date"),
-}
+_EXECUTION = ("candidates", "exec_horizon")
+_PARTS = {"controller": _EXECUTION, "evaluation": ("score", "success", "latency_ms")}  # of these entries only that
 
 
 def kept(cell: Cell) -> dict[str, Any]:
     """What a results file keeps of a result.json."""
     return {
         **{key: cell[key] for key in _WHOLE},
-        **{key: {name: cell[key].get(name) for name in names} for key, names in _PARTS.items()},
+        **{key: {name: cell[key][name] for name in names} for key, names in _PARTS.items()},
+        "info": {"commit": cell["info"].get("commit"), "date": cell["info"].get("date"), "processor": _processor(cell)},
         "curve": cell["curve"][-1:],  # the end
         "per_episode": {  # a line each: 20 numbers a measure would be 80 lines of a file
             name: " ".join(f"{float(row[name]):.6g}" for row in cell["per_episode"]) for name in MEASURES
         },
     }
+
+
+def _processor(cell: Cell) -> str | None:
+    """Where it was made; None of cells that were kept before this was."""
+    info = cell["info"]
+    name: str | None = info.get("processor") or info.get("machine", {}).get("processor")
+    return name
+
+
+def several_processors(comparisons: Iterable[Comparison]) -> str:
+    """A line where cells with the same CPU time had several kinds of processors."""
+    found = {name for one in comparisons for cell in one.cells.values() if (name := _processor(cell))}
+    return f"the same CPU time, but of several processors: {', '.join(sorted(found))}" * (len(found) > 1)
 
 
 def restored(stored: Mapping[str, Any], episodes: int) -> dict[str, Any]:
@@ -51,6 +74,8 @@ def restored(stored: Mapping[str, Any], episodes: int) -> dict[str, Any]:
     rows = [dict(zip(MEASURES, values, strict=True)) for values in zip(*columns, strict=True)]
     if not all(0 <= row["score"] <= 1 and row["success"] in (0, 1) for row in rows):
         raise ValueError("a score or success is out of range")
+    if not all(math.isfinite(stored["evaluation"]["latency_ms"][name]) for name in ("p50", "p99")):
+        raise ValueError("a latency is not finite")
     cell = {**stored, "per_episode": rows}
     kept(cell)  # nothing is missing
     return cell
@@ -93,7 +118,8 @@ def put_back(
     """Finished cells of a results file in the folders of these comparisons, where they ask for them and have none yet.
 
     `asked`: what must be the same there (episodes, budget of each task ...). PrismError where it is not, where a name
-    stands for another variation, where a cell is damaged, and where a folder has another result of it.
+    stands for another variation, where today's recipe executes plans in another way, where a cell is damaged, and where
+    a folder has another result of it. Not known of a cell is its whole recipe: the commits say that it may be another.
     """
     if not file.is_file():
         raise PrismError(f"--add {file}: there is no such file")
@@ -106,19 +132,28 @@ def put_back(
             CellId(one["recipe"], one["contestant"], one["cell"]["seed"]): restored(one["cell"], asked["episodes"])
             for one in cells
         }
+        if nameless := sorted({id.contestant for id in found} - theirs.keys()):
+            raise ValueError(f"{nameless[0]} is not among its methods")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise PrismError(f"--add {file}: no results file with whole cells ({reason})") from None
+    new: list[tuple[Path, Experiment, CellSpec, dict[str, Any]]] = []
     for out, grid in grids.items():
-        ours = {one.name: one for one in grid.contestants}
+        check_cells(out, grid)
+        experiments, ours = experiments_of(out, grid, None), {one.name: one for one in grid.contestants}
         for id in (id for id in cell_ids(grid) if id in found):
+            result, cell, controller = folder_of(out, id) / RESULT, found[id], to_json(experiments[id].controller)
             refuse_other(file, to_json(theirs[id.contestant]), to_json(ours[id.contestant]))
-            result = folder_of(out, id) / RESULT
+            refuse_other(file, cell["controller"], {key: controller[key] for key in _EXECUTION})
             if not result.exists():
-                result.parent.mkdir(parents=True, exist_ok=True)
-                files.replace_file(result, files.encode_json(found[id]))
-            elif kept(files.read_json(result))["per_episode"] != kept(found[id])["per_episode"]:
+                new.append((result.parent, experiments[id], grid.spec(id), cell))
+            elif kept(files.read_json(result))["per_episode"] != kept(cell)["per_episode"]:
                 raise PrismError(f"--add {file}: {result} is another result of {id}; use another --work")
+    for folder, experiment, spec, cell in new:  # nothing was refused
+        folder.mkdir(parents=True, exist_ok=True)
+        experiment.save(folder)  # what it counts as: a later call with another budget is refused
+        spec.save(folder)
+        files.replace_file(folder / RESULT, files.encode_json(cell))
 
 
 def _compared(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

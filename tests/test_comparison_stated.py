@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prism.cli.compare import print_comparison
+from prism.errors import PrismError
 from prism.report.comparison import frontier, render
 from prism.runs import cell, grid
 from prism.runs.comparison import (
@@ -96,8 +97,8 @@ def test_cells_of_several_versions_are_said(tmp_path: Path) -> None:
     path = folder_of(tmp_path, CellId("pusht", "prism", 1)) / RESULT
     path.write_text(path.read_text().replace('"abc"', '"def"'))
     comparison = summarise(tmp_path, config(PRISM))
-    assert comparison.mixed.endswith("several versions of prism: abc, def")
-    assert "versions of prism: abc, def" in render(comparison)
+    assert comparison.mixed.endswith("several versions of prism: abc; def")
+    assert "versions of prism: abc; def" in render(comparison)
 
 
 def test_a_training_that_went_on_with_another_version_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +110,10 @@ def test_a_training_that_went_on_with_another_version_is_said(tmp_path: Path, mo
         (folder / "log.jsonl").write_text(json.dumps({"step": step, "seconds": 1.0}) + "\n")
     trained_by = json.loads((folder / cell.TRAINED_BY).read_text())
     assert trained_by["commit"] == "abc + def"
-    (folder / RESULT).write_text(json.dumps({**fake_result(id, [0.5] * 3), "trained_by": trained_by}))
-    assert summarise(tmp_path, config(PRISM, seeds=(0,))).mixed.endswith(
-        "trained by several versions of prism: abc + def"
-    )
+    result = {**fake_result(id, [0.5] * 3), "trained_by": trained_by, "info": {"commit": "def"}}
+    (folder / RESULT).write_text(json.dumps(result))
+    mixed = summarise(tmp_path, config(PRISM, seeds=(0,))).mixed
+    assert mixed == "the cells are of several versions of prism: abc + def"
 
 
 def test_trainings_of_one_version_played_by_two_are_said(tmp_path: Path) -> None:
@@ -122,8 +123,22 @@ def test_trainings_of_one_version_played_by_two_are_said(tmp_path: Path) -> None
         played = {**fake_result(id, [0.5] * 3), "info": {"commit": commit}, "trained_by": {"commit": "old"}}
         (folder_of(tmp_path, id) / RESULT).write_text(json.dumps(played))
     comparison = summarise(tmp_path, config(PRISM))
-    assert comparison.commits == ["old"]
-    assert comparison.mixed == "the cells were played by several versions of prism: abc, def"
+    assert comparison.commits == ["old, played by abc", "old, played by def"]
+    assert comparison.mixed.endswith("several versions of prism: old, played by abc; old, played by def")
+
+
+def test_scores_that_are_all_one_are_not_certain(tmp_path: Path) -> None:
+    finish(tmp_path, CellId("pusht", "prism", 0), [1.0] * 3)
+    (row,) = summarise(tmp_path, config(PRISM, seeds=(0,))).rows
+    assert row.score_ci == row.success_ci
+    assert row.score_ci[0] < 0.5
+
+
+def test_no_job_at_a_time_is_refused(tmp_path: Path) -> None:
+    for jobs in (0, -1):
+        with pytest.raises(PrismError, match=f"--jobs {jobs} is out of range"):
+            compare(tmp_path / "new", config(PRISM), jobs, QUIET)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_cell_that_plays_says_so(tmp_path: Path) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prism.errors import PrismError
+from prism.io.jsonconfig import to_json
 from prism.runs.comparison import CellId
+from prism.runs.recipes import recipe
 from research import one_policy, tables
 from research.__main__ import main
 from research.cells import contestant, kept
 from research.report import Study
-from tests.comparison_fakes import QUIET, fake_result
+from tests.comparison_fakes import QUIET, fake_result, finish
 
 
 def test_metaworld_has_its_fifty_tasks() -> None:
@@ -43,15 +46,41 @@ def test_some_tasks_of_each_split() -> None:
     assert set(tables.spread(every, 99)) == set(every), "not more than there are, none twice"
 
 
-def test_a_part_of_a_split_decides_nothing() -> None:
+def test_a_split_is_judged_whole_by_its_interval_and_by_three_trainings() -> None:
     plan = tables.protocol("metaworld")
-    figures = {
+    figures: dict[str, Any] = {
         "common": {"tasks": []},
-        "mean": {"hard": 1.0, "very_hard": 1.0},
-        "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5"},
+        "mean": {"hard": 1.0, "very_hard": 1.0, "easy": 0.97, "medium": 0.5},
+        "mean_ci": {"hard": [0.9, 1.0], "very_hard": [0.9, 1.0], "easy": [0.95, 0.98], "medium": [0.4, 0.6]},
+        "tasks_done": {"hard": "1 of 1", "very_hard": "5 of 5", "easy": "28 of 28", "medium": "11 of 11"},
     }
-    verdicts = {claim.where: claim.verdict for claim in tables.claims(figures, plan)}
-    assert verdicts == {"Table 1, hard": "cannot be tested here", "Table 1, very_hard": "confirmed"}
+
+    def verdicts(seeds: int, departures: str = "") -> dict[str, str]:
+        return {claim.where[9:]: claim.verdict for claim in tables.claims(figures, plan, seeds, departures)}
+
+    untold = "cannot be tested here"
+    assert verdicts(3) == {"hard": untold, "very_hard": "confirmed", "easy": untold, "medium": "not confirmed"}
+    assert set(verdicts(2).values()) == set(verdicts(3, "100 demonstrations, not 10").values()) == {untold}
+
+
+def test_what_departs_from_the_protocol_is_said() -> None:
+    assert tables.Config(table="metaworld", demonstrations=10).departures == ""
+    other = tables.Config(table="metaworld", demonstrations=20, set=("train.batch_size=8",))
+    assert other.departures == "20 demonstrations, not 10; train.batch_size=8"
+    twice = tables.Config(table="metaworld", tasks=("metaworld-push", "metaworld-push"))
+    assert twice.rows == ("metaworld-push",), "none counts twice"
+
+
+def test_the_figures_of_prism_are_of_prism(tmp_path: Path) -> None:
+    config = tables.Config(table="metaworld", tasks=("metaworld-reach",), methods=("prism", "act"), seeds=(0,))
+    id = CellId("metaworld-reach", "act", 0)
+    grid = config.grid(tmp_path, "metaworld-reach")
+    finish(tmp_path / "metaworld-reach", id, [1.0] * 20)
+    result = next((tmp_path / "metaworld-reach").rglob("result.json"))
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"trained_by": {"commit": "abc"}}))
+    study = tables.summary(config, {"metaworld-reach": tables.summarise(tmp_path / "metaworld-reach", grid)})
+    assert (study.figures["mean"], study.figures["tasks"], study.claims) == ({}, {}, ())
+    assert study.figures["mean_by_method"]["act"]["easy"] == 1.0
 
 
 def test_methods_are_compared_on_the_tasks_that_all_have() -> None:
@@ -147,6 +176,8 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
         (with_cell(old, per_episode={**cell["per_episode"], "jerk": "1 nan"}), "not 2 finite numbers"),
         (with_cell(old, per_episode={**cell["per_episode"], "success": "7 0"}), "out of range"),
         (with_cell(old, evaluation=None), "no results file with whole cells"),
+        (with_cell(old, evaluation={"score": 1.0, "success": 1.0}), "KeyError: 'latency_ms'"),
+        (old | {"settings": old["settings"] | {"methods": ["act"]}}, "prism is not among its methods"),
     ):
         first.write_text(json.dumps(wrong))
         assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
@@ -170,6 +201,7 @@ def test_nothing_is_recorded_for_a_task_whose_cells_are_all_there(
     config = tables.Config(**asked, work=tmp_path / "work", add=(tmp_path / "old.json",))
     id = CellId("metaworld-reach", "prism", 0)
     cell = {**fake_result(id, [1.0, 0.5, 1.0]), "trained_by": {"commit": "abc", "date": "today"}}
+    cell["controller"] = to_json(recipe("metaworld-reach").controller)
     stored = {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
     settings = {**config.protocol_settings(), "methods": ["prism"]}
     config.add[0].write_text(json.dumps({"settings": settings, "cells": [stored]}))
@@ -177,6 +209,14 @@ def test_nothing_is_recorded_for_a_task_whose_cells_are_all_there(
     assert recorded == ["metaworld-push"], "what has to be trained"
     assert study.figures["success"]["prism"] == {"reach": pytest.approx(2 / 3)}
     assert not (config.folder / "data").exists()
+    other = {"episodes": 50, "add": (), "minutes": 30.0}
+    with pytest.raises(PrismError, match="was made with other settings"):
+        tables.run(replace(config, **other), QUIET)  # the cell knows what it is
+    cell["controller"]["exec_horizon"] = 8
+    config.add[0].write_text(json.dumps({"settings": settings, "cells": [stored | {"cell": kept(cell)}]}))
+    with pytest.raises(PrismError, match="exec_horizon = 8 there, 1 now"):
+        tables.run(replace(config, work=tmp_path / "new"), QUIET)
+    assert not (tmp_path / "new").exists()
 
 
 def with_cell(file: dict[str, Any], **changes: Any) -> dict[str, Any]:

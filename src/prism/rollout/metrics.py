@@ -107,11 +107,12 @@ def interval(table: FloatArray) -> tuple[float, float]:
 
 
 def success_interval(table: FloatArray) -> tuple[float, float]:
-    """The same for successes; where all are equal, Wilson's over the episodes (the bootstrap would claim certainty)."""
+    """The same in [0, 1]; Wilson's over the episodes where all are 0 or all 1: the bootstrap would claim certainty."""
     wins = table.mean()
     if wins in (0.0, 1.0):
         return wilson_interval(round(wins * table.shape[1]), table.shape[1])
-    return interval(table)
+    low, high = interval(table)
+    return max(low, 0.0), min(high, 1.0)  # a mean may be 1 + 2e-16
 
 
 def paired(one: FloatArray, other: FloatArray) -> Difference:

@@ -26,7 +26,7 @@ from prism.methods import METHODS
 from prism.methods.table import student_config
 from prism.report.comparison import write_page
 from prism.rollout import metrics
-from prism.rollout.metrics import Difference, FloatArray, interval, paired, success_interval
+from prism.rollout.metrics import Difference, FloatArray, paired, success_interval
 from prism.rollout.results import run_info, write_json
 from prism.runs.cell import TRAINED_BY, CellSpec, definition
 from prism.runs.cell import CellId as CellId
@@ -186,8 +186,7 @@ class Comparison:
 
     @property
     def mixed(self) -> str:
-        played = sorted({str(cell["info"].get("commit", "unknown")) for cell in self.cells.values()})
-        return several_versions(self.commits) or several_versions(played, "played")
+        return several_versions(self.commits)
 
     @property
     def beside(self) -> str:
@@ -270,6 +269,8 @@ def compare(
     Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
     another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
     """
+    if jobs < (least := 0 if ray else 1):
+        raise PrismError(f"--jobs {jobs} is out of range: use {least} or more")
     with new_folder(out) as undo, exclusive(out), remedies_as_settings():
         folders = [folder_of(out, id) for id in cell_ids(config)]
         undo += [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
@@ -436,8 +437,7 @@ def _refuse_changed(folder: Path, experiment: Experiment, spec: CellSpec) -> Non
 
 
 def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:
-    """Read what is there; PrismError where that is not what is asked for now. `failed`: of a comparison that has
-    checked it, the reasons that could not be written down (a full disk)."""
+    """Read what is there; PrismError where that is not what is asked for now (`failed` given: it has been checked)."""
     if failed is None:
         check_cells(out, config)
     done, ids, reasons, rows = Grid(out).finished(), cell_ids(config), failed or {}, []
@@ -472,7 +472,7 @@ def _row(
         seeds=tuple(seeds),
         of=len(config.seeds),
         score=float(score.mean()),
-        score_ci=interval(score),
+        score_ci=success_interval(score),
         success=float(success.mean()),
         success_ci=success_interval(success),
         difference=difference,

@@ -66,14 +66,19 @@ def write_failed(folder: Path, reason: str) -> None:
 
 
 def commits_of(cells: Iterable[Cell]) -> list[str]:
-    """Of the code that trained them; "A + B" where a training went on with another version."""
-    return sorted({str((cell.get("trained_by") or cell["info"]).get("commit", "unknown")) for cell in cells})
+    """Of the code: "A + B" where a training went on with another version, "A, played by B" where that evaluated it."""
+    found = set()
+    for cell in cells:
+        origins = (cell.get("trained_by") or cell["info"], cell["info"])
+        trained, played = (str(one.get("commit", "unknown")) for one in origins)
+        found.add(trained if trained.split(" + ")[-1] == played else f"{trained}, played by {played}")
+    return sorted(found)
 
 
-def several_versions(commits: Sequence[str], how: str = "trained") -> str:
+def several_versions(commits: Sequence[str]) -> str:
     """A line where the cells are of several versions of prism."""
     several = len(commits) > 1 or any("+" in commit for commit in commits)
-    return f"the cells were {how} by several versions of prism: {', '.join(commits)}" * several
+    return f"the cells are of several versions of prism: {'; '.join(commits)}" * several
 
 
 def refuse_other(folder: Path, there: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
