@@ -1,4 +1,4 @@
-# make setup   a virtual environment in .venv with everything, for development
+# make setup   a virtual environment in .venv with all that the tests need, for development
 # make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about four minutes
 # make test    lint, type-check, import rules, tests: what CI runs
 # make lerobot LeRobot 0.6.1 with PRISM as its policy, in an environment of its own (Python 3.12): trains, evaluates
