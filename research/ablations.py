@@ -205,7 +205,8 @@ def claims(rows: dict[str, Row], pairs: Pairs) -> list[Claim]:
         differences = [*between.values(), *(row.difference for row in there if row.difference is not None)]
         fewest = min(*(len(row.seeds) for row in there), *(d.seeds for d in differences))
         if held is not None and fewest < SEEDS:
-            held, note = None, few_seeds(fewest, held)
+            note = few_seeds(fewest, held)
+            held = None
         verdict: Verdict = "cannot be tested here" if held is None else "confirmed" if held else "not confirmed"
         if held is None:
             note = note or "not all of it is beyond chance at this budget"

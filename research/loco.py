@@ -9,12 +9,12 @@ the order of what is asked first: PRISM with all demonstrations, the others with
 others. Killed at any moment, the same command goes on where it was.
 
     success.METHOD.TASK, ci.METHOD.TASK     with the most demonstrations; the 95 % interval
-    curve.METHOD.TASK.N                     with N; success, ci, seeds, commits (of the code that trained it)
+    curve.METHOD.TASK.N                     with N; success, ci, seeds, commits (of the code that made it)
     mean.METHOD                             of the tasks, with the most demonstrations; only where all are there
     ahead.METHOD                            {mean, low, high, p}: PRISM minus this method, all tasks' episodes, paired
     gain.METHOD.TASK                        {mean, low, high, p}: with the most demonstrations minus with the fewest
     missing                                 cells that are not there, each with the reason
-    commits                                 of the code that trained the cells, all of them
+    commits                                 of the code that made the cells, all of them
 State inputs and touch, in simulation; the paper's robot has cameras. Fewer demonstrations are a subset of more.
 """
 

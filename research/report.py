@@ -79,7 +79,7 @@ class Study:
     settings: dict[str, Any]
     seeds: tuple[int, ...] = (0,)
     missing: tuple[str, ...] = ()  # cells that failed, each with its reason: never averaged over silently
-    commits: Sequence[str] = ()  # of the code that trained the cells; several: the terminal says so
+    commits: Sequence[str] = ()  # of the code that made the cells; several: the terminal says so
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -66,8 +66,8 @@ def test_the_figures_are_their_definitions() -> None:
     assert found["gain"]["prism"]["a"]["mean"] == pytest.approx(0.5)
     assert "b" not in found["gain"]["prism"]
     assert found["curve"]["prism"]["a"] == {
-        "5": {"success": 0.25, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5"]},
-        "9": {"success": 0.75, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5"]},
+        "5": {"success": 0.25, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5, played by evaluated"]},
+        "9": {"success": 0.75, "ci": [0.0, 1.0], "seeds": 1, "commits": ["a5, played by evaluated"]},
     }
 
 
@@ -82,7 +82,7 @@ def test_one_training_is_no_verdict() -> None:
 def test_versions_of_the_cells_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commits of the code that trained them, and a line where there are several."""
+    """Commits of the code that trained and played them, and a line where there are several."""
 
     def there(folder: Path, config: Any) -> Any:
         found = comparison(folder.parent.name, {"prism": [1, 0]})
@@ -92,8 +92,9 @@ def test_versions_of_the_cells_are_listed(
     for tasks in (["go2-park", "go2-pick"], ["go2-park"]):
         file = tmp_path / f"{len(tasks)}.json"
         assert main(["loco", "--status", "--tasks", *tasks, "--methods", "prism", "--json", str(file)]) == 0
-        assert json.loads(file.read_text())["commits"] == [f"{task}5" for task in tasks]
-        said = "the cells were trained by several versions of prism: go2-park5, go2-pick5\n"
+        commits = [f"{task}5, played by evaluated" for task in tasks]
+        assert json.loads(file.read_text())["commits"] == commits
+        said = f"the cells are of several versions of prism: {'; '.join(commits)}\n"
         assert (said in capsys.readouterr().out) is (len(tasks) == 2)
 
 
