@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -319,7 +319,7 @@ def claims(shares: dict[str, Result]) -> tuple[Claim, ...]:
         words = "jerk: " + ", ".join(f"{name} {value:.3f}" for name, value in jerks.items())
         paper = "Diffusion Policy's branches are noisier than PRISM's"
         found.append(Claim("Fig. 5", paper, words, confirmed(jerks["diffusion"] > jerks["prism"])))
-    return tuple(found)
+    return tuple(replace(one, note="; ".join(filter(None, (one.note, "of one training each")))) for one in found)
 
 
 def _corners(shares: dict[str, Result]) -> list[Claim]:
