@@ -180,46 +180,6 @@ def test_the_policy_is_computed_where_it_was_asked_for(
     assert asked[5:] == ["cpu"]
 
 
-def test_plans_of_a_server_drive_the_robot(trained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("websockets")
-    from tests.server_fakes import serving
-
-    with serving(Run(trained).policy(), Run(trained).settings) as server:
-        words = ["--server", f"ws://127.0.0.1:{server.port}", "--seconds", "1", "--out", str(tmp_path / "o")]
-        assert main(["run", *TWIN, *words]) == 0
-    assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]
-
-
-def test_a_server_with_a_key_is_told_it(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("websockets")
-    from tests.server_fakes import serving
-
-    monkeypatch.delenv("PRISM_API_KEY", raising=False)
-    file = tmp_path / "key.txt"
-    file.write_text("k1\n")
-    with serving(Run(trained).policy(), Run(trained).settings, api_key="k1") as server:
-        words = [
-            "run",
-            *TWIN,
-            "--server",
-            f"ws://127.0.0.1:{server.port}",
-            "--seconds",
-            "1",
-            "--out",
-            str(tmp_path / "o"),
-        ]
-        assert main(words) == 2
-        assert "--api-key-file FILE" in capsys.readouterr().err
-        assert main([*words, "--api-key-file", str(file)]) == 0
-        monkeypatch.setenv("PRISM_API_KEY", "k1")
-        assert main(words) == 0
-    assert RecordingSource(tmp_path / "o").lengths.tolist() == [10, 10]
-    assert main(["run", str(trained), *TWIN, "--api-key-file", str(file)]) == 2
-    assert "is for a --server" in capsys.readouterr().err
-
-
 def test_a_limits_file_holds_for_the_policy(trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
     file.write_text("speed = [0.03, 0.03, 0.03, 1000]")
