@@ -22,8 +22,8 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.metrics import Difference, paired
-from prism.runs.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
+from prism.evaluation.metrics import Difference, paired
+from prism.experiments.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
 from research.cells import cells_of, put_back
 from research.report import SEEDS, Claim, Drawn, Study, Verdict, few_seeds, show_rows
 from research.selection import TUNING_SEED

@@ -40,7 +40,7 @@ from prism.attention import (
 from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.results import run_info
+from prism.evaluation.results import run_info
 from research.report import Drawn
 
 if TYPE_CHECKING:

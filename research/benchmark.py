@@ -5,7 +5,7 @@ Try:
     python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
 
 Everything that can be wrong is looked for before the first episode: the benchmark's name, the runs, the tasks, the
-sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid (prism.runs.grid):
+sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid (prism.experiments.grid):
 killed at any moment, the same command goes on, and one whose checkpoint, controller, seeds or back end have changed is
 refused, never mixed in. WORK has the cells, benchmark.json and benchmark.html.
 """
@@ -29,24 +29,24 @@ from tyro.conf import Positional, arg
 from prism.cli.style import option
 from prism.controller import ControllerConfig, check_controller
 from prism.errors import PrismError
-from prism.io.jsonconfig import to_json
-from prism.policy import PolicySpec
-from prism.report.charts import interval_bar
-from prism.report.run import Log, write_report
-from prism.rollout.episodes import IncompleteError, RecordConfig, check_fits
-from prism.rollout.results import (
+from prism.evaluation.play import IncompleteError, RecordConfig, check_fits
+from prism.evaluation.results import (
     EvaluationResult,
     load_result,
     recording_path,
     save_result,
     write_json,
 )
-from prism.runs.grid import RESULT
-from prism.runs.recipes import Experiment
-from prism.runs.run import EvalOptions, Run, is_run
-from prism.sims.tasks import make_env
+from prism.experiments.grid import RESULT
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import EvalOptions, Run, is_run
+from prism.io.jsonconfig import to_json
+from prism.policy import PolicySpec
+from prism.report.charts import interval_bar
+from prism.report.run_page import Log, write_report
+from prism.sims.task_table import make_env
 from prism.training.checkpoint import list_checkpoints
-from prism.training.monitor import read_log
+from prism.training.log import read_log
 from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
 from research.report import Cells, Result, Written
 

@@ -21,10 +21,10 @@ from typing import Any
 from prism_sims import metaworld, robosuite, tabletop
 
 from prism.errors import PrismError
-from prism.rollout import metrics
-from prism.rollout.episodes import TEST_SEED
-from prism.rollout.results import EvaluationResult, run_info
-from prism.sims.tasks import task_names
+from prism.evaluation import metrics
+from prism.evaluation.play import TEST_SEED
+from prism.evaluation.results import EvaluationResult, run_info
+from prism.sims.task_table import task_names
 
 NAMES = ("metaworld", "robomimic", "pusht", "calvin", "tabletop")
 CHAIN = "calvin"  # the task of five commands in a row; its score is the share of them that was done

@@ -41,8 +41,8 @@ from prism.cli.style import option
 from prism.data.episodes import Array
 from prism.data.formats.video import VideoWriter
 from prism.errors import PrismError, need
-from prism.rollout.results import run_info
-from prism.training.monitor import read_log
+from prism.evaluation.results import run_info
+from prism.training.log import read_log
 from research.report import Written, show_rows
 
 CAMERA, FPS, SIZE, DIM, MISSING = "observation.images.top", 30.0, (480, 640), 7, 7

@@ -1,6 +1,6 @@
 """The cells of a table inside its results file, so that it can be gone on with where its work folder is not.
 
-A cell is a training and its evaluation (runs/cell.py). Of its result.json a file keeps what rows and intervals are made
+A cell is a training and its evaluation (experiments/cell.py). Of its result.json a file keeps what rows and intervals are made
 of: one number an episode of each measure. `put_back` makes finished cells of them in a work folder; the comparison then
 trains only what is missing. Weights are not kept: such a cell cannot play other episodes.
 """
@@ -16,11 +16,9 @@ from typing import Any
 import numpy as np
 
 from prism.errors import PrismError
-from prism.io import files
-from prism.io.jsonconfig import to_json
-from prism.rollout.metrics import FloatArray
-from prism.runs.cell import CellSpec
-from prism.runs.comparison import (
+from prism.evaluation.metrics import FloatArray
+from prism.experiments.cell import CellSpec
+from prism.experiments.comparison import (
     CellId,
     CompareConfig,
     Comparison,
@@ -31,8 +29,10 @@ from prism.runs.comparison import (
     folder_of,
     table,
 )
-from prism.runs.grid import RESULT, Cell, refuse_other
-from prism.runs.recipes import Experiment
+from prism.experiments.grid import RESULT, Cell, refuse_other
+from prism.experiments.recipes import Experiment
+from prism.io import files
+from prism.io.jsonconfig import to_json
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
 _WHOLE = ("method", "seed", "steps", "train_seconds", "parameters", "trained_by")

@@ -20,11 +20,11 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.metrics import paired
-from prism.runs.comparison import CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
-from prism.runs.demonstrations import record_if_missing
-from prism.runs.grid import Cell, commits_of
-from prism.runs.recipes import recipe
+from prism.evaluation.metrics import paired
+from prism.experiments.comparison import CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
+from prism.experiments.demonstrations import record_if_missing
+from prism.experiments.grid import Cell, commits_of
+from prism.experiments.recipes import recipe
 from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:

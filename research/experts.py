@@ -26,11 +26,11 @@ from tyro.conf import Positional
 from prism.cli.style import option
 from prism.data.formats.store import StoreSource, is_store
 from prism.errors import PrismError
-from prism.rollout.metrics import wilson_interval
-from prism.rollout.results import run_info
-from prism.sims.base import NoExpertError
+from prism.evaluation.metrics import wilson_interval
+from prism.evaluation.results import run_info
 from prism.sims.collect import TooFewError, collect, cores, settings
-from prism.sims.tasks import TASKS, task_names
+from prism.sims.environment import NoExpertError
+from prism.sims.task_table import TASKS, task_names
 from research.report import Written, show_rows
 
 VARIANTS = (

@@ -15,7 +15,7 @@ An episode belongs to the first class that fits, in this order; `signals` counts
 
     success, failures, classes.NAME, signals.NAME, usual_jerk, jerk_above_half   over all policies and episodes
     per_episode = [{policy, seed, success, score, jerk, invalid, absent, flicker, switches}]
-Rolled out PART episodes at a time, each part a file (prism.runs.cells): killed, the same command goes on.
+Rolled out PART episodes at a time, each part a file (prism.experiments.cells): killed, the same command goes on.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tyro.conf import Positional, arg
 from prism.cli.style import option
 from prism.controller import Controller, ControllerConfig, Replan
 from prism.errors import PrismError
+from prism.evaluation import metrics
+from prism.evaluation.play import TEST_SEED, check_fits, run_episode
+from prism.evaluation.results import EpisodeResult
+from prism.experiments.recipes import Experiment
 from prism.io.jsonconfig import to_json
 from prism.policy import Policy
-from prism.rollout import metrics
-from prism.rollout.episodes import TEST_SEED, check_fits, run_episode
-from prism.rollout.results import EpisodeResult
-from prism.runs.recipes import Experiment
-from prism.sims.tasks import make_env
+from prism.sims.task_table import make_env
 from prism.training.checkpoint import load_policy
 from research.report import Cells, Claim, Drawn, Result, Study, Verdict, settings_of, show_rows
 from research.selection import subjects

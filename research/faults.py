@@ -44,13 +44,13 @@ from rich.console import Console
 from rich.progress import track
 
 from prism.errors import PrismError, check_numbers
-from prism.robots.base import Health, Reading, Robot, make_robot
+from prism.evaluation.results import run_info
+from prism.inference.lanes import steady
+from prism.robots.contract import Health, Reading, Robot, make_robot
+from prism.robots.guard import LATE, Guard, Seen
 from prism.robots.loop import Keys, PolicyCommander, TeleopCommander, drive
 from prism.robots.recording import Trace
-from prism.robots.safety import LATE, Guard, Seen
 from prism.robots.teleop import Script
-from prism.rollout.results import run_info
-from prism.serve.lanes import steady
 from research.report import Written
 
 HERE = ("dead", "frozen", "nan", "late", "swapped", "force", "clock", "crash", "jumps", "operator")

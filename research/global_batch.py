@@ -33,11 +33,11 @@ from torch import Tensor
 from prism.bench.timing import Times, interleave, paired_ratio
 from prism.cli.style import option
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
+from prism.methods.presets import PRESETS, preset
 from prism.methods.prism import PrismPolicy
-from prism.methods.table import PRESETS, preset
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, ObjectiveConfig, Targets
-from prism.rollout.results import run_info
 from prism.sensors import SensorSpec
 from research import train_step
 from research.report import Drawn

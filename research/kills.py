@@ -25,10 +25,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from prism.data.formats.recording import RecordingSource, is_recording
+from prism.data.formats.episode_folders import RecordingSource, is_recording
 from prism.errors import check_numbers
+from prism.evaluation.results import run_info
 from prism.io.files import HIDDEN
-from prism.rollout.results import run_info
 from research.report import Written
 
 

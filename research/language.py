@@ -30,12 +30,12 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.episodes import TEST_SEED
-from prism.rollout.metrics import FloatArray, interval, success_interval
-from prism.runs.mixture import mixed
-from prism.runs.options import customized
-from prism.runs.recipes import Experiment
-from prism.runs.run import EvalOptions, Run
+from prism.evaluation.metrics import FloatArray, interval, success_interval
+from prism.evaluation.play import TEST_SEED
+from prism.experiments.combined_recipe import mixed
+from prism.experiments.options import customized
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import EvalOptions, Run
 from prism.sims.view import sentence_of
 from research.report import Cells, Claim, Result, Study, Written, confirmed, show_rows, train_run
 

@@ -26,9 +26,9 @@ from torch import Tensor
 from prism.attention import orthogonal_features, softmax_attention
 from prism.cli.style import option
 from prism.distance import batch_distance
-from prism.distributed.rows import quantile
 from prism.errors import PrismError
 from prism.objective import soft_coverage
+from prism.rows import quantile
 from research import attention
 from research.report import Claim, Drawn, Study, confirmed, show_rows
 

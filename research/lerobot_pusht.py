@@ -25,11 +25,11 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.data.convert import convert
 from prism.errors import PrismError
-from prism.rollout.metrics import wilson_interval
-from prism.rollout.results import run_info
-from prism.runs.demonstrations import open_demonstrations
-from prism.runs.recipes import recipe
-from prism.sims.base import TEST_SEED
+from prism.evaluation.metrics import wilson_interval
+from prism.evaluation.results import run_info
+from prism.experiments.demonstrations import open_demonstrations
+from prism.experiments.recipes import recipe
+from prism.sims.environment import TEST_SEED
 from research.report import Written
 
 

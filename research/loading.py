@@ -38,7 +38,7 @@ from rich.table import Table
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.results import run_info
+from prism.evaluation.results import run_info
 from research.data_files import frames
 from research.loading_lerobot import answer, timed
 from research.report import Written

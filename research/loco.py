@@ -30,9 +30,9 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.episodes import TEST_SEED
-from prism.rollout.metrics import paired
-from prism.runs.comparison import (
+from prism.evaluation.metrics import paired
+from prism.evaluation.play import TEST_SEED
+from prism.experiments.comparison import (
     CompareConfig,
     Comparison,
     Contestant,
@@ -40,9 +40,9 @@ from prism.runs.comparison import (
     compare,
     summarise,
 )
-from prism.runs.demonstrations import record_if_missing
-from prism.runs.grid import commits_of
-from prism.runs.recipes import recipe
+from prism.experiments.demonstrations import record_if_missing
+from prism.experiments.grid import commits_of
+from prism.experiments.recipes import recipe
 from research.cells import contestant, successes
 from research.report import Claim, Drawn, Study, decided, show_rows
 

@@ -35,15 +35,15 @@ from tyro.conf import Positional, arg
 from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation import metrics
+from prism.evaluation.play import TEST_SEED, EnvFactory, PolicyFactory, evaluate
+from prism.evaluation.results import EpisodeResult, EvaluationResult, write_atomic, write_json
+from prism.experiments.run_folder import Run
 from prism.policy import PolicySpec
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
-from prism.rollout import metrics
-from prism.rollout.episodes import TEST_SEED, EnvFactory, PolicyFactory, evaluate
-from prism.rollout.results import EpisodeResult, EvaluationResult, write_atomic, write_json
-from prism.runs.run import Run
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Env, StepResult, rendering_hint
-from prism.sims.tasks import make_env
+from prism.sims.environment import Array, Env, StepResult, rendering_hint
+from prism.sims.task_table import make_env
 from prism.training.checkpoint import read_spec, resolve
 from research.report import Written
 

@@ -37,20 +37,20 @@ from prism.data.episodes import Array, Episode, EpisodeSource, wanted_sensors
 from prism.data.views import SourceView
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from prism.evaluation.metrics import interval
+from prism.evaluation.play import TEST_SEED, run_episode
+from prism.evaluation.results import run_info
 from prism.io import files
-from prism.methods.table import build_policy, tiny
+from prism.methods.presets import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.rollout.episodes import TEST_SEED, run_episode
-from prism.rollout.metrics import interval
-from prism.rollout.results import run_info
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
-from prism.sims.base import Env
 from prism.sims.collect import collect
-from prism.sims.tasks import make_env
+from prism.sims.environment import Env
+from prism.sims.task_table import make_env
 from prism.training.config import TrainConfig
-from prism.training.loop import train
+from prism.training.trainer import train
 from research.modality import DropSensors, EnvView
 from research.report import Cells, Claim, Result, Study, Verdict, Written, confirmed
 

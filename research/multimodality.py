@@ -34,10 +34,10 @@ from rich.progress import Progress
 from prism.cli.style import option
 from prism.controller import Controller
 from prism.errors import PrismError
+from prism.evaluation import metrics
+from prism.experiments.recipes import Experiment, recipe, with_budget, with_method
+from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import with_settings
-from prism.rollout import metrics
-from prism.runs.recipes import Experiment, recipe, with_budget, with_method
-from prism.runs.run import Run
 from research.report import Cells, Claim, Drawn, Result, Study, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:

@@ -27,12 +27,12 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
+from prism.evaluation.metrics import mean, paired, success_interval
+from prism.experiments.combined_recipe import mixed
+from prism.experiments.options import customized
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import EvalOptions, Run
 from prism.io import files
-from prism.rollout.metrics import mean, paired, success_interval
-from prism.runs.mixture import mixed
-from prism.runs.options import customized
-from prism.runs.recipes import Experiment
-from prism.runs.run import EvalOptions, Run
 from research import tables
 from research.report import Cells, Claim, Result, Study, Written, decided, show_rows, train_run
 

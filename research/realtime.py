@@ -42,13 +42,13 @@ from prism.bench import realtime
 from prism.bench.realtime import ACTION_DIM, Ready, measure, prepare, synthetic_frames
 from prism.bench.timing import interleave, paired_ratio
 from prism.cli.bench import Realtime
-from prism.distributed.rows import Random
 from prism.errors import PrismError
-from prism.methods.context import ContextPolicy
-from prism.methods.table import as_method, build_policy, preset
-from prism.serve.backends import Backend, BackendPolicy, EagerBackend, Frame
-from prism.serve.lanes import steady
-from prism.serve.tokens import Tokens
+from prism.inference.backends import Backend, BackendPolicy, EagerBackend, Frame
+from prism.inference.lanes import steady
+from prism.inference.tokens import Tokens
+from prism.methods.base import ContextPolicy
+from prism.methods.presets import as_method, build_policy, preset
+from prism.rows import Random
 from prism.types import Observation
 
 

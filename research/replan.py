@@ -31,13 +31,13 @@ from tyro.conf import Positional, arg
 from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation.metrics import success_interval
+from prism.evaluation.play import evaluate
+from prism.experiments.cell import definition
+from prism.experiments.grid import refuse_other
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import to_json
-from prism.rollout.episodes import evaluate
-from prism.rollout.metrics import success_interval
-from prism.runs.cell import definition
-from prism.runs.grid import refuse_other
-from prism.runs.recipes import Experiment
-from prism.runs.run import Run
 from research.report import Cells, Drawn, Result, Study, show_rows
 from research.selection import TUNING_SEED, Subject, subjects
 

@@ -23,13 +23,13 @@ from rich.table import Table
 
 from prism.cli.style import JsonOutput, OutputFile
 from prism.errors import PrismError
+from prism.evaluation.results import refuse_existing, run_info, write_atomic, write_json
+from prism.experiments.grid import CELL, REMEDY, RESULT, Grid, refuse_other, several_versions
+from prism.experiments.recipes import Experiment
+from prism.experiments.workflow import train_experiment
 from prism.io import files
 from prism.io.jsonconfig import to_json
-from prism.rollout.results import refuse_existing, run_info, write_atomic, write_json
-from prism.runs.grid import CELL, REMEDY, RESULT, Grid, refuse_other, several_versions
-from prism.runs.recipes import Experiment
-from prism.runs.workflow import train_experiment
-from prism.training.monitor import read_log
+from prism.training.log import read_log
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

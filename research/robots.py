@@ -29,12 +29,12 @@ from tyro.conf import Positional, arg
 
 from prism.cli.run import Run as Command
 from prism.cli.style import option
-from prism.data.formats.recording import COMMANDS, RecordingSource
+from prism.data.formats.episode_folders import COMMANDS, RecordingSource
 from prism.errors import PrismError
-from prism.robots.base import Robot, make_robot
-from prism.robots.safety import LATE
-from prism.rollout.results import run_info
-from prism.runs.run import EvalOptions, Run
+from prism.evaluation.results import run_info
+from prism.experiments.run_folder import EvalOptions, Run
+from prism.robots.contract import Robot, make_robot
+from prism.robots.guard import LATE
 from research.report import Written
 
 

@@ -29,11 +29,11 @@ from rich.console import Console
 from prism.attention import Kind
 from prism.bench.timing import interleave
 from prism.cli.style import option
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
+from prism.methods.presets import build_policy, preset
 from prism.methods.prism import PrismPolicy
-from prism.methods.table import build_policy, preset
-from prism.rollout.results import run_info
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from research.report import Drawn
 

@@ -29,11 +29,11 @@ from tyro.conf import Positional, arg
 from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation.metrics import FloatArray, interval, paired, success_interval
+from prism.evaluation.play import evaluate
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import to_json
-from prism.rollout.episodes import evaluate
-from prism.rollout.metrics import FloatArray, interval, paired, success_interval
-from prism.runs.recipes import Experiment
-from prism.runs.run import Run
 from prism.selection import Rule
 from research.report import Cells, Claim, Drawn, Result, Study, decided, settings_of, show_rows
 

@@ -37,10 +37,9 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
-from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
-from prism.rollout.metrics import FloatArray, paired, success_interval
-from prism.rollout.results import write_atomic
-from prism.runs.comparison import (
+from prism.evaluation.metrics import FloatArray, paired, success_interval
+from prism.evaluation.results import write_atomic
+from prism.experiments.comparison import (
     CellId,
     CompareConfig,
     Contestant,
@@ -49,8 +48,9 @@ from prism.runs.comparison import (
     folder_of,
     summarise,
 )
-from prism.runs.grid import RESULT, Cell, commits_of
-from prism.runs.run import Run
+from prism.experiments.grid import RESULT, Cell, commits_of
+from prism.experiments.run_folder import Run
+from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from research import modality
 from research.report import Cells, Claim, Result, Study, Verdict, Written, decided, show_rows
 

@@ -1,7 +1,7 @@
 """Many robots on one policy server, an open live page, and frames that no robot would send.
 
 Try:
-    python -m research server --clients 64 --seconds 60 --viewer --json server.json
+    python -m research server --clients 64 --seconds 60 --viewer --json server_load.json
     python -m research server --clients 8 --seconds 10 --fuzz 10000
 
 The keys of `prism bench server` (docs/howto/serving.md), and
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from prism.bench import server
-from prism.bench.server import Load, drive, robot, scrape
+from prism.bench import server_load
+from prism.bench.server_load import Load, drive, robot, scrape
 from prism.cli.bench import Server
 from prism.errors import PrismError
 
@@ -47,14 +47,14 @@ def run(config: Config, console: Console) -> dict[str, Any]:
         found = await viewer_blocks(config, port) if config.viewer else {}
         return found | (await fuzz_keys(config, port) if config.fuzz else {})
 
-    result = server.run(config, console, more)
+    result = server_load.run(config, console, more)
     if config.fuzz:
         result["fuzz_server_alive"] = result["server_alive"]
     result["settings"]["fuzz"] = config.fuzz
     return result
 
 
-show = server.show
+show = server_load.show
 
 
 @contextlib.asynccontextmanager

@@ -28,9 +28,9 @@ from rich.table import Table
 from prism.bench.timing import interleave
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.rollout.results import run_info
-from prism.sims.base import Env
-from prism.sims.tasks import make_env, task_names
+from prism.evaluation.results import run_info
+from prism.sims.environment import Env
+from prism.sims.task_table import make_env, task_names
 from research.report import Written
 
 PIXELS = "-pixels"

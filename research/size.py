@@ -22,8 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from prism.bench.latency import CANDIDATES, WAYS, Bench, config_of
 from prism.cli.style import option
 from prism.errors import PrismError
-from prism.methods.table import PRESETS
-from prism.rollout.results import run_info
+from prism.evaluation.results import run_info
+from prism.methods.presets import PRESETS
 from research.report import Written
 
 _NETWORKS = {way.method: way for way in WAYS if not way.key.endswith(("nfe1", "nfe100"))}  # one a method

@@ -43,10 +43,8 @@ from tyro.conf import Positional
 
 from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
-from prism.io import files
-from prism.methods import METHODS
-from prism.rollout.metrics import paired, success_interval
-from prism.runs.comparison import (
+from prism.evaluation.metrics import paired, success_interval
+from prism.experiments.comparison import (
     CompareConfig,
     Comparison,
     Contestant,
@@ -55,10 +53,12 @@ from prism.runs.comparison import (
     compare,
     summarise,
 )
-from prism.runs.demonstrations import record_if_missing
-from prism.runs.grid import commits_of
-from prism.runs.recipes import recipe
-from prism.sims.tasks import TASKS
+from prism.experiments.demonstrations import record_if_missing
+from prism.experiments.grid import commits_of
+from prism.experiments.recipes import recipe
+from prism.io import files
+from prism.methods import METHODS
+from prism.sims.task_table import TASKS
 from research.cells import cells_of, contestant, put_back, several_processors, successes
 from research.report import SEEDS, Claim, Study, Verdict, Written, decided, show_rows
 

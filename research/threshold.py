@@ -38,18 +38,18 @@ from torch import Tensor
 from prism.cli.style import option
 from prism.data.episodes import IntArray
 from prism.data.windows import Windows
-from prism.distributed.rows import Random, quantile
 from prism.errors import PrismError
+from prism.experiments.demonstrations import open_demonstrations
+from prism.experiments.recipes import Experiment, recipe, with_budget
+from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import with_settings
+from prism.methods.presets import build_policy
 from prism.methods.prism import PrismConfig, PrismPolicy
-from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import RSIMLE, ObjectiveConfig
-from prism.runs.demonstrations import open_demonstrations
-from prism.runs.recipes import Experiment, recipe, with_budget
-from prism.runs.run import Run
+from prism.rows import Random, quantile
 from prism.training.checkpoint import load_policy
-from prism.training.monitor import read_log
+from prism.training.log import read_log
 from research.report import Cells, Claim, Drawn, Result, Study, Verdict, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:

@@ -34,12 +34,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from prism.bench.timing import interleave, paired_ratio, ratio_interval
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.evaluation.results import run_info
+from prism.methods.presets import PRESETS, preset
 from prism.methods.prism import PrismPolicy
-from prism.methods.table import PRESETS, preset
 from prism.normalize import Normalizer
-from prism.rollout.results import run_info
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
 from research.report import Written

@@ -36,15 +36,15 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation.metrics import FloatArray, interval, paired
+from prism.evaluation.play import evaluate
+from prism.experiments.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.io.jsonconfig import with_settings
 from prism.methods import METHODS
-from prism.methods.context import ContextPolicy
+from prism.methods.base import ContextPolicy
 from prism.methods.diffusion import DiffusionConfig
 from prism.methods.flow_matching import FlowMatchingConfig
 from prism.policy import Policy
-from prism.rollout.episodes import evaluate
-from prism.rollout.metrics import FloatArray, interval, paired
-from prism.runs.recipes import Experiment, recipe, with_budget, with_method, with_teacher
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import load_policy
 from research.report import Cells, Claim, Result, Study, Written, decided, settings_of, show_rows, train_run

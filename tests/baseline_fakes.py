@@ -7,8 +7,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from prism.methods import METHODS
-from prism.methods.context import ContextConfig, ContextPolicy
-from prism.methods.table import as_method, build_policy
+from prism.methods.base import ContextConfig, ContextPolicy
+from prism.methods.presets import as_method, build_policy
 from prism.methods.unet import Student, UNetConfig, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import Policy

@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.runs.comparison import (
+from prism.experiments.comparison import (
     CellId,
     CompareConfig,
     Contestant,
     EvaluationPlan,
     folder_of,
 )
-from prism.runs.grid import RESULT
+from prism.experiments.grid import RESULT
 
 QUIET = Console(quiet=True)
 PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")

@@ -13,11 +13,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
+from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.sims.base import StepResult
+from prism.sims.environment import StepResult
 from prism.types import Batch, Observation
 
 SENSORS = (SensorSpec("proprio", "vector", (2,)), SensorSpec("goal", "vector", (2,)))

@@ -10,8 +10,8 @@ import torch
 from prism.attention import AttentionConfig
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
+from prism.methods.presets import build_policy
 from prism.methods.prism import PrismConfig, PrismPolicy
-from prism.methods.table import build_policy
 from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import Policy
 from prism.sensors import SensorSpec

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from prism.distributed import ranks
+from prism import ranks
 
 # Imported once, for all ranks: what they need, and what torch imports with its first optimiser (seconds, each).
 PRELOAD = [
-    *("torch._dynamo", "prism.training.loop", "prism.runs.workflow"),
+    *("torch._dynamo", "prism.training.trainer", "prism.experiments.workflow"),
     *("tests.test_training", "tests.test_distributed", "tests.test_distributed_training"),
 ]
 

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.rollout.episodes import TEST_SEED, evaluate, run_episode
-from prism.rollout.pool import LostJobsError
-from prism.rollout.ray_pool import RayPool, cpus
-from prism.runs.comparison import CellId, CompareConfig, Contestant, folder_of, prepare
-from prism.runs.grid import RESULT, Grid
+from prism.evaluation.play import TEST_SEED, evaluate, run_episode
+from prism.evaluation.ray_workers import RayPool, cpus
+from prism.evaluation.workers import LostJobsError
+from prism.experiments.comparison import CellId, CompareConfig, Contestant, folder_of, prepare
+from prism.experiments.grid import RESULT, Grid
 from tests import worker_fakes
 from tests.evaluation_fakes import make_point_env, make_point_policy
 

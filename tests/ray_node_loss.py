@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from prism.controller import ControllerConfig
-from prism.rollout.episodes import evaluate
-from prism.rollout.ray_pool import RayPool
-from prism.runs.cell import run_cell
-from prism.runs.comparison import CompareConfig, Contestant, EvaluationPlan, folder_of, prepare
-from prism.runs.grid import RESULT, Grid
-from prism.sims.base import StepResult
-from prism.training.monitor import read_log
+from prism.evaluation.play import evaluate
+from prism.evaluation.ray_workers import RayPool
+from prism.experiments.cell import run_cell
+from prism.experiments.comparison import CompareConfig, Contestant, EvaluationPlan, folder_of, prepare
+from prism.experiments.grid import RESULT, Grid
+from prism.sims.environment import StepResult
+from prism.training.log import read_log
 from tests import worker_fakes
 from tests.evaluation_fakes import PointEnv, make_point_policy
 

@@ -13,8 +13,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from prism.controller import ControllerConfig
 from prism.policy import Policy
-from prism.serve.beside import THREAD, served
-from prism.serve.server import PolicyServer, ServerConfig
+from prism.server.beside import THREAD, served
+from prism.server.policy_server import PolicyServer, ServerConfig
 from tests.policy_fakes import small_policy
 
 CONTROLLER = ControllerConfig(exec_horizon=2, candidates=4)

@@ -76,7 +76,7 @@ def test_a_controller_has_the_settings_of_its_run(trained: prism.Run, tmp_path: 
     """And not the defaults: Push-T from people is restless, MetaWorld's actions are changes."""
     from dataclasses import replace
 
-    from prism.runs.recipes import recipe
+    from prism.experiments.recipes import recipe
 
     stored = replace(recipe("pusht-human").controller, ensemble=0.01)
     experiment = replace(trained.experiment, controller=stored)
@@ -107,8 +107,8 @@ def test_every_worker_plays_the_policy_that_the_result_names(
     trained: prism.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a training goes on meanwhile, and writes a newer checkpoint before a worker has loaded its own."""
-    from prism.runs import run as module
-    from prism.runs.run import EvalOptions
+    from prism.experiments import run_folder as module
+    from prism.experiments.run_folder import EvalOptions
     from prism.training.checkpoint import resolve
 
     shutil.copytree(trained.folder, tmp_path / "run")

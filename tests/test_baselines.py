@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from prism.cli.train import Train
-from prism.distributed.rows import EachRandom, Random
 from prism.errors import PrismError
+from prism.experiments.recipes import Experiment, recipe, with_method, with_preset
 from prism.io.jsonconfig import from_json, to_json, with_settings
-from prism.methods import METHODS, table
+from prism.methods import METHODS, presets
+from prism.methods.base import ContextConfig
 from prism.methods.consistency import ConsistencyConfig
-from prism.methods.context import ContextConfig
 from prism.methods.diffusion import DiffusionConfig
-from prism.methods.table import (
+from prism.methods.presets import (
     PRESETS,
     as_method,
     build_policy,
@@ -31,11 +31,11 @@ from prism.methods.table import (
 from prism.methods.unet import SIZES
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import ObjectiveConfig
-from prism.runs.recipes import Experiment, recipe, with_method, with_preset
+from prism.rows import EachRandom, Random
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
-from prism.training.loop import train
 from prism.training.step import Learner
+from prism.training.trainer import train
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method, with_teacher
 from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch, small_config
@@ -236,8 +236,8 @@ def test_a_method_is_as_large_as_what_it_stands_beside() -> None:
         policy = with_method(recipe(name), "diffusion").policy
         assert isinstance(policy, DiffusionConfig)
         assert policy.unet == SIZES[size]
-    assert [size_of(preset(name)) for name in table.SIZES] == list(table.SIZES)
-    assert {size_of(preset(name)) for name in PRESETS} == set(table.SIZES)
+    assert [size_of(preset(name)) for name in presets.SIZES] == list(presets.SIZES)
+    assert {size_of(preset(name)) for name in PRESETS} == set(presets.SIZES)
 
 
 def test_a_run_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from prism.controller import Controller, ControllerConfig, ensemble
-from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.methods.adaflow import AdaFlowPolicy
+from prism.methods.base import ContextPolicy, Example
 from prism.methods.consistency import ConsistencyPolicy
-from prism.methods.context import ContextPolicy, Example
 from prism.methods.diffusion import DiffusionPolicy
 from prism.methods.flow_matching import FlowMatchingPolicy, RectifiedFlowConfig, RectifiedFlowPolicy
-from prism.methods.table import build_policy, student_config
+from prism.methods.presets import build_policy, student_config
 from prism.methods.unet import Student, step_features
+from prism.rows import Random
 from prism.selection import SelectionConfig
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.methods.act import ActPolicy
 from prism.methods.adaflow import AdaFlowPolicy
+from prism.methods.base import ContextPolicy
 from prism.methods.consistency import ConsistencyPolicy
-from prism.methods.context import ContextPolicy
 from prism.methods.diffusion import DiffusionPolicy, NoiseSchedule, cosine_alphas, timesteps
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingPolicy
 from prism.methods.imle import ImlePolicy, choose, flat_distance
 from prism.methods.unet import SIZES, Student, UNet, UNetConfig, step_features
+from prism.rows import Random
 from prism.types import Batch
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import random_batch

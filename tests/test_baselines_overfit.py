@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.methods import METHODS
-from prism.methods.context import ContextPolicy
+from prism.methods.base import ContextPolicy
 from prism.methods.diffusion import DiffusionPolicy
-from prism.methods.table import build_policy
+from prism.methods.presets import build_policy
 from prism.methods.unet import Student, UNetConfig, step_features
+from prism.rows import Random
 from prism.types import Batch, Observation
 from tests.baseline_fakes import build, small_method
 from tests.policy_fakes import ACTION_DIM, VECTORS

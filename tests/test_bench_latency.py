@@ -13,9 +13,9 @@ from prism.bench.latency import CANDIDATES, WAYS, Bench
 from prism.cli import main
 from prism.cli.bench import Latency
 from prism.errors import PrismError
+from prism.experiments.recipes import recipe, with_budget
+from prism.experiments.workflow import train_experiment
 from prism.io.jsonconfig import with_settings
-from prism.runs.recipes import recipe, with_budget
-from prism.runs.workflow import train_experiment
 from research import size
 
 

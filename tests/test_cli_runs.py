@@ -14,12 +14,12 @@ import torch
 from prism import cli
 from prism.cli import serve
 from prism.data.formats.store_writer import DatasetWriter
-from prism.distributed.rows import Random
 from prism.errors import PrismError
-from prism.rollout.episodes import IncompleteError
-from prism.rollout.results import EvaluationResult, load_result, recording_path
-from prism.runs.recipes import Experiment
-from prism.runs.run import Run
+from prism.evaluation.play import IncompleteError
+from prism.evaluation.results import EvaluationResult, load_result, recording_path
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import Run
+from prism.rows import Random
 from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Observation
 
@@ -179,7 +179,7 @@ def test_train_resume_and_evaluate(
     assert cli.main(["eval", str(run), "--selection", "best"]) == cli.EXIT_USER
     assert "selection.rule = 'best' is unknown" in capfd.readouterr().err
     with monkeypatch.context() as patched:
-        patched.setattr("prism.runs.run.evaluate", None)  # it is refused before any process is started
+        patched.setattr("prism.experiments.run_folder.evaluate", None)  # it is refused before any process is started
         assert cli.main(["eval", str(run), "--set", "exec_horizon=16"]) == cli.EXIT_USER
     assert "use exec_horizon < 16" in capfd.readouterr().err
     check_lost_episodes_behind_a_backend(run, monkeypatch, capfd)
@@ -196,8 +196,8 @@ def check_lost_episodes_behind_a_backend(
     def lose(*arguments: object, **options: object) -> EvaluationResult:
         raise IncompleteError(result)
 
-    monkeypatch.setattr("prism.runs.run.evaluate", lose)
-    monkeypatch.setattr("prism.runs.run.Run.example_frames", lambda *_: [])
+    monkeypatch.setattr("prism.experiments.run_folder.evaluate", lose)
+    monkeypatch.setattr("prism.experiments.run_folder.Run.example_frames", lambda *_: [])
     assert cli.main(["eval", str(run), "--backend", "compile"]) == cli.EXIT_USER
     shown = capfd.readouterr()
     assert "1 of 2 episodes are kept" in shown.err
@@ -213,7 +213,7 @@ def test_the_command_to_go_on_names_the_method(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stopped = SimpleNamespace(val_loss=None, step=3, seconds=1.0, stopped_by="SIGINT")
-    monkeypatch.setattr("prism.runs.workflow.train_experiment", lambda *_, **__: stopped)
+    monkeypatch.setattr("prism.experiments.workflow.train_experiment", lambda *_, **__: stopped)
     with pytest.raises(SystemExit, match="130"):  # so that `train && eval` stops
         cli.main(["train", "pusht", "--method", "diffusion"])
     assert "next: prism train pusht --method diffusion --resume\n" in capfd.readouterr().out

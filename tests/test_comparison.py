@@ -16,10 +16,9 @@ import pytest
 
 from prism.cli.compare import Compare
 from prism.errors import PrismError
-from prism.methods.flow_matching import RectifiedFlowConfig
-from prism.runs import cell, grid
-from prism.runs.cell import CellSpec, run_cell
-from prism.runs.comparison import (
+from prism.experiments import cell, grid
+from prism.experiments.cell import CellSpec, run_cell
+from prism.experiments.comparison import (
     CellId,
     Contestant,
     EvaluationPlan,
@@ -33,10 +32,11 @@ from prism.runs.comparison import (
     summarise,
     waits_for,
 )
-from prism.runs.demonstrations import open_demonstrations
-from prism.runs.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
-from prism.runs.recipes import Experiment, recipe, with_preset
-from prism.runs.workflow import CURVE
+from prism.experiments.demonstrations import open_demonstrations
+from prism.experiments.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
+from prism.experiments.recipes import Experiment, recipe, with_preset
+from prism.experiments.workflow import CURVE
+from prism.methods.flow_matching import RectifiedFlowConfig
 from tests.comparison_fakes import MSE, PRISM, QUIET, config, finish
 
 
@@ -139,7 +139,7 @@ def test_a_comparison_may_be_moved_with_its_demonstrations(tmp_path: Path, monke
     asked, here = config(teacher, student, seeds=(0,)), tmp_path / "here"
     learned_from, learns = prepare(tmp_path / "there", asked, QUIET)
     (tmp_path / "there").rename(here)
-    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data"))
+    monkeypatch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data"))
     check_cells(here, asked)
     prepare(here, asked, QUIET)
     found = Experiment.load(folder_of(here, learns))
@@ -318,7 +318,7 @@ def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pyt
     """`prism train` may have recorded more of them into the same folder meanwhile."""
     prepare(tmp_path, config(PRISM), QUIET)
     prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
-    monkeypatch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path, 50))
+    monkeypatch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path, 50))
     refused = (
         r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same, or another folder"
     )
@@ -342,10 +342,10 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path, monkeypatch:
     with pytest.raises(PrismError, match="seed-1 is not finished"):
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
     with monkeypatch.context() as patch:
-        patch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data", 50))
+        patch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data", 50))
         with pytest.raises(PrismError, match=r"first/cells/pusht was made with other settings \(episodes = "):
             prepare(tmp_path / "grown", executed, QUIET, first)
-        patch.setattr("prism.runs.comparison.open_demonstrations", found_at(tmp_path / "data"))
+        patch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data"))
         prepare(tmp_path / "moved", executed, QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)
     run_cell(folder_of(again, id), QUIET)

@@ -11,9 +11,9 @@ import pytest
 
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json
-from prism.training import checkpoint, loop
+from prism.training import checkpoint, trainer
 from prism.training.config import TrainConfig
-from prism.training.loop import TrainResult, train
+from prism.training.trainer import TrainResult, train
 from tests.test_training import CONFIG, files_of, numbers
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet
 
@@ -42,7 +42,7 @@ def test_the_cpu_clock_does_not_count_the_time_of_others(tmp_path: Path) -> None
 
 def test_the_cpu_clock_ends_the_run_and_a_resume_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10_000))
-    monkeypatch.setitem(loop._CLOCKS, "cpu", lambda: float(next(ticks)))  # a second a look, whatever the wall says
+    monkeypatch.setitem(trainer._CLOCKS, "cpu", lambda: float(next(ticks)))  # a second a look, whatever the wall says
     config = dataclasses.replace(CONFIG, steps=0, minutes=0.5, clock="cpu")
     first = run(tmp_path, config, until=0.4)
     assert (first.step, first.seconds) == (12, 12.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prism.runs import grid
-from prism.runs.grid import Grid
+from prism.experiments import grid
+from prism.experiments.grid import Grid
 
 _CELL = """
 import pathlib, sys

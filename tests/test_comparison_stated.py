@@ -10,9 +10,8 @@ import pytest
 
 from prism.cli.compare import print_comparison
 from prism.errors import PrismError
-from prism.report.comparison import frontier, render
-from prism.runs import cell, grid
-from prism.runs.comparison import (
+from prism.experiments import cell, grid
+from prism.experiments.comparison import (
     JSON,
     PAGE,
     CellId,
@@ -22,8 +21,9 @@ from prism.runs.comparison import (
     prepare,
     summarise,
 )
-from prism.runs.grid import FAILED, RESULT
-from prism.runs.recipes import Experiment, recipe
+from prism.experiments.grid import FAILED, RESULT
+from prism.experiments.recipes import Experiment, recipe
+from prism.report.comparison_page import frontier, render
 from tests.comparison_fakes import PRISM, QUIET, config, fake_result, finish
 
 

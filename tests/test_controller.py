@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig, action_scale, ensemble, least_jerk
-from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
+from prism.rows import Random
 from prism.selection import SelectionConfig, Standstill
 from prism.sensors import ActionSpec
 from prism.types import Observation

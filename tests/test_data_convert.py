@@ -16,7 +16,7 @@ from prism.data.convert import convert
 from prism.data.episodes import Episode
 from prism.data.views import with_sensor_settings
 from prism.errors import PrismError
-from prism.report.dataset import write_page
+from prism.report.dataset_page import write_page
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of, encode_text
 from tests.data_fakes import MemorySource, inspect
 from tests.data_files import LENGTHS, picture, write_calvin, write_robomimic

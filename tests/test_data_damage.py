@@ -18,11 +18,11 @@ from prism.data.damage import parse_episodes, remedies_as_settings
 from prism.data.formats.store import Checksums, as_bytes
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.experiments.demonstrations import Demonstrations, open_demonstrations
+from prism.experiments.grid import Grid
+from prism.experiments.recipes import recipe
 from prism.io.jsonconfig import with_settings
 from prism.normalize import compute_statistics
-from prism.runs.demonstrations import Demonstrations, open_demonstrations
-from prism.runs.grid import Grid
-from prism.runs.recipes import recipe
 from prism.sensors import SensorSpec
 from tests.data_fakes import inspect
 from tests.data_files import LENGTHS, write_lerobot_v3, write_lerobot_v21, write_robomimic

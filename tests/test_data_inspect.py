@@ -16,7 +16,7 @@ from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.inspect import as_picture, duration, print_summary, size, summarise
 from prism.errors import PrismError
-from prism.report.dataset import render, write_page
+from prism.report.dataset_page import render, write_page
 from prism.sensors import SensorSpec
 from tests.data_fakes import MemorySource, counting_source, inspect
 from tests.test_data_zarr import arrays, write

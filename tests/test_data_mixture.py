@@ -19,9 +19,9 @@ from prism.data.loader import BatchOrder
 from prism.data.mixture import Member, Mixture, drawn, epoch_size
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from prism.experiments.recipes import Experiment
+from prism.experiments.run_folder import EvalOptions, Run
 from prism.normalize import compute_statistics
-from prism.runs.recipes import Experiment
-from prism.runs.run import EvalOptions, Run
 from prism.sensors import ActionSpec, SensorSpec, decode_text, encode_text
 from tests.data_fakes import MemorySource
 

@@ -20,8 +20,8 @@ from prism.cli.train import Train
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
 from prism.errors import PrismError
-from prism.runs.demonstrations import Demonstrations, open_demonstrations
-from prism.runs.recipes import Experiment
+from prism.experiments.demonstrations import Demonstrations, open_demonstrations
+from prism.experiments.recipes import Experiment
 from prism.sensors import decode_text
 from tests.data_fakes import inspect
 
@@ -361,7 +361,7 @@ def test_training_takes_the_rate_and_the_tolerance(tmp_path: Path, monkeypatch: 
         asked.append(experiment)
         raise PrismError("enough")
 
-    monkeypatch.setattr("prism.runs.workflow.train_experiment", train)
+    monkeypatch.setattr("prism.experiments.workflow.train_experiment", train)
     with pytest.raises(PrismError, match="enough"):
         Train((str(path),), fps=5.0, tolerance=0.4, out=tmp_path / "run").run()
     assert (asked[0].demonstrations.fps, asked[0].demonstrations.tolerance) == (5.0, 0.4)

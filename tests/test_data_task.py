@@ -11,10 +11,10 @@ from prism_sims.pusht_features import GOAL
 from rich.console import Console
 
 from prism.data.formats.store_writer import DatasetWriter
-from prism.runs.demonstrations import Demonstrations, _another_task, open_demonstrations
+from prism.experiments.demonstrations import Demonstrations, _another_task, open_demonstrations
 from prism.sensors import SensorSpec
-from prism.serve.sessions import Reader, RequestError
-from prism.sims.tasks import make_env
+from prism.server.sessions import Reader, RequestError
+from prism.sims.task_table import make_env
 
 
 def pushes(

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.runs import demo
-from prism.runs.demo import DemoConfig
-from prism.runs.recipes import state
-from prism.runs.run import write_run_report
+from prism.experiments import demo_tasks
+from prism.experiments.demo_tasks import DemoConfig
+from prism.experiments.recipes import state
+from prism.experiments.run_folder import write_run_report
 
 
 def miniature(name: str = "metaworld-reach", steps: int = 3) -> DemoConfig:
@@ -30,15 +30,15 @@ def console() -> Console:
 
 def test_the_same_demo_goes_on_and_another_is_moved_aside(tmp_path: Path, console: Console) -> None:
     out = tmp_path / "demo"
-    demo._prepare(out, miniature(), console, fresh=False)
+    demo_tasks._prepare(out, miniature(), console, fresh=False)
     (out / "work").write_text("done")
 
-    demo._prepare(out, miniature(), console, fresh=False)
+    demo_tasks._prepare(out, miniature(), console, fresh=False)
     assert (out / "work").read_text() == "done"
 
-    demo._prepare(out, miniature(steps=4), console, fresh=False)
+    demo_tasks._prepare(out, miniature(steps=4), console, fresh=False)
     assert [path.name for path in out.iterdir()] == ["demo.json"]
-    demo._prepare(out, miniature(steps=4), console, fresh=True)
+    demo_tasks._prepare(out, miniature(steps=4), console, fresh=True)
     aside = [path for path in tmp_path.iterdir() if path != out]
     assert len(aside) == 2, "nothing is deleted"
     assert sum((path / "work").exists() for path in aside) == 1
@@ -47,25 +47,25 @@ def test_the_same_demo_goes_on_and_another_is_moved_aside(tmp_path: Path, consol
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, console: Console) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(PrismError, match="not a demo"):
-        demo._prepare(tmp_path, miniature(), console, fresh=True)
+        demo_tasks._prepare(tmp_path, miniature(), console, fresh=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_task_that_fails_says_why_in_one_line(tmp_path: Path, console: Console) -> None:
     out = tmp_path / "demo"
     config = miniature()
-    demo._prepare(out, config, console, fresh=False)
+    demo_tasks._prepare(out, config, console, fresh=False)
     broken = out / "data" / config.experiments[0].name
     broken.mkdir(parents=True)
     (broken / "dataset.json").write_text("{")
     with pytest.raises(PrismError, match=r"metaworld-reach: .*dataset\.json.*output\.txt"):
-        demo.run_demo(out, config, console)
+        demo_tasks.run_demo(out, config, console)
 
 
 @pytest.mark.slow
 def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Console) -> None:
     out = tmp_path / "demo"
-    results = demo.run_demo(out, miniature(), console)
+    results = demo_tasks.run_demo(out, miniature(), console)
     assert [result.task for result in results] == ["metaworld-reach"]
     told = json.loads((out / "metrics.json").read_text())
     assert told["minutes"] > 0
@@ -80,7 +80,7 @@ def test_everything_in_miniature_and_again_at_once(tmp_path: Path, console: Cons
     assert again in page.read_text(), "the command that repeats it, not that of a worker"
 
     recording = (out / "metaworld-reach" / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns
-    repeated = demo.run_demo(out, miniature(), console)
+    repeated = demo_tasks.run_demo(out, miniature(), console)
     assert repeated[0].summary() == results[0].summary()
     assert json.loads((out / "metrics.json").read_text()) == told, "the time is that of the call that did the work"
     assert (out / "metaworld-reach" / "evaluation" / "metaworld-reach.npz").stat().st_mtime_ns == recording

@@ -20,7 +20,7 @@ from websockets.sync.client import connect
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.serve.server import PolicyServer, RateLimit, ServerConfig, message_limit
+from prism.server.policy_server import PolicyServer, RateLimit, ServerConfig, message_limit
 from tests.evaluation_fakes import PointPolicy
 from tests.policy_fakes import ACTION_DIM, small_policy
 from tests.server_fakes import CONTROLLER, OpenPi, see, serving
@@ -149,7 +149,7 @@ def test_a_client_that_stops_reading_is_dropped_and_disturbs_nobody(caplog: pyte
 
 def test_the_rate_limit_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("prism.serve.server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("prism.server.policy_server.time.monotonic", lambda: now[0])
     limit = RateLimit(10.0)
     assert [limit.delay() for _ in range(10)] == [0.0] * 10  # a second's worth at once
     assert limit.delay() == pytest.approx(0.1)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from prism.bench import realtime
-from prism.bench.server import Load, load_keys, running_server
+from prism.bench.server_load import Load, load_keys, running_server
 from prism.cli import main
 from prism.cli.bench import Realtime, Server
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.runs.demonstrations import Demonstrations
-from prism.runs.recipes import Experiment
+from prism.experiments.demonstrations import Demonstrations
+from prism.experiments.recipes import Experiment
 from prism.sensors import SensorSpec, decode_text
-from prism.serve.metrics import Histogram
+from prism.server.prometheus import Histogram
 from research import realtime as research_realtime
 from research.__main__ import main as research
 from tests.policy_fakes import VECTORS, save_run, small_config, small_policy

@@ -17,11 +17,11 @@ from prism_client import Executor, HoldError, PlanError, RefusedError, RemotePla
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.distributed.rows import Random
+from prism.inference.backends import Backend, BackendPolicy, EagerBackend
+from prism.inference.lanes import LocalPlanner
 from prism.methods.prism import PrismPolicy
+from prism.rows import Random
 from prism.selection import SelectionConfig
-from prism.serve.backends import Backend, BackendPolicy, EagerBackend
-from prism.serve.lanes import LocalPlanner
 from tests.policy_fakes import ACTION_DIM, small_config, small_policy
 from tests.server_fakes import serving
 

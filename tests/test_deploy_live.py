@@ -20,12 +20,12 @@ from PIL import Image
 from torch import Tensor
 from websockets.sync.client import connect
 
-from prism.report.run import write_report
-from prism.rollout.metrics import jerk, jerks
+from prism.evaluation.metrics import jerk, jerks
+from prism.inference.backends import BackendPolicy, EagerBackend
+from prism.report.run_page import write_report
 from prism.sensors import SensorSpec
-from prism.serve.backends import BackendPolicy, EagerBackend
-from prism.serve.live import encode_picture, latency_histogram
-from prism.serve.server import PolicyServer
+from prism.server.live import encode_picture, latency_histogram
+from prism.server.policy_server import PolicyServer
 from tests.browser import CHROMIUM, Browser
 from tests.policy_fakes import ACTION_DIM, small_policy
 from tests.server_fakes import OpenPi, serving

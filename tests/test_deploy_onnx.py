@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from prism.errors import PrismError
+from prism.inference.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
+from prism.inference.backends_onnx import OnnxBackend, quantise_encoder, session
+from prism.inference.export_onnx import export_onnx
 from prism.io import files
 from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
-from prism.serve.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
-from prism.serve.backends_onnx import OnnxBackend, quantise_encoder, session
-from prism.serve.export_onnx import export_onnx
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, small_config, small_policy
 from tests.test_deploy_runtime import _rng
@@ -148,8 +148,8 @@ def test_nothing_is_overwritten_unless_asked_and_only_exports_are(
 def test_resnet_in_int8_follows_the_pixels() -> None:
     """The paper's backbone with GroupNorm: quantised features correlate with the exact ones, frame by frame."""
     from prism.encoder import EncoderConfig, make_sensor_encoder
+    from prism.inference.export_onnx import export_sensor
     from prism.normalize import Normalizer
-    from prism.serve.export_onnx import export_sensor
 
     spec = SensorSpec("rgb", "rgb", (40, 40, 3))
     encoder = make_sensor_encoder(spec, EncoderConfig(rgb_features=64), Normalizer.empty((spec,), 2)).eval()

@@ -16,15 +16,15 @@ from prism_client import Executor, Step
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.distributed.rows import EachRandom, Random
 from prism.encoders.text import TextConfig
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
+from prism.inference.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
+from prism.inference.lanes import Lanes, LocalPlanner, is_realtime, steady
+from prism.inference.tokens import Tokens, observe, plan
 from prism.methods.prism import PrismPolicy
+from prism.rows import EachRandom, Random
 from prism.sensors import SensorSpec, encode_text
-from prism.serve.backends import BackendPolicy, EagerBackend, compare, load_backend, make_backend
-from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
-from prism.serve.tokens import Tokens, observe, plan
 from prism.types import Observation
 from tests.policy_fakes import CAMERA, VECTORS, random_batch, small_config, small_policy
 
@@ -196,7 +196,7 @@ def test_eager_lays_the_weights_out_as_the_pictures_and_changes_only_rounding() 
 def test_a_back_end_that_is_another_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = _policy()
     assert compare(Broken(policy), _window(_stream(4)), K).max_difference_scaled == pytest.approx(0.5, abs=1e-3)
-    monkeypatch.setattr("prism.serve.backends.EagerBackend", Broken)
+    monkeypatch.setattr("prism.inference.backends.EagerBackend", Broken)
     with pytest.raises(PrismError, match=r"back end 'eager' is 0\.5 half ranges"):
         load_backend("eager", policy, candidates=K)
     with pytest.raises(PrismError, match="unknown back end 'tpu'"):

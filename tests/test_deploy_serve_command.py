@@ -15,7 +15,7 @@ import pytest
 from prism.cli import main
 from prism.cli.serve import Serve, _announce
 from prism.errors import PrismError
-from prism.runs.run import Run
+from prism.experiments.run_folder import Run
 from prism.sensors import ActionSpec
 from tests.policy_fakes import ACTION_DIM, save_run, small_config, small_policy
 from tests.server_fakes import OpenPi, see
@@ -134,7 +134,9 @@ def test_without_prism_client_only_what_needs_it_says_so(
     monkeypatch.setitem(sys.modules, "prism_client", None)
     assert main(["serve", str(run)]) == 2
     assert "prism serve needs the package prism_client: pip install packages/prism-client" in capsys.readouterr().err
-    code = "import sys; sys.modules['prism_client'] = None; import prism; prism.load_run; import prism.serve.backends"
+    code = (
+        "import sys; sys.modules['prism_client'] = None; import prism; prism.load_run; import prism.inference.backends"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

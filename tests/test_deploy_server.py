@@ -20,9 +20,9 @@ from websockets.exceptions import ConnectionClosed
 from prism.controller import Controller
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.serve import sessions
-from prism.serve.server import PolicyServer, ServerConfig
-from prism.serve.sessions import Reader, RequestError
+from prism.server import sessions
+from prism.server.policy_server import PolicyServer, ServerConfig
+from prism.server.sessions import Reader, RequestError
 from tests.evaluation_fakes import PointPolicy
 from tests.policy_fakes import ACTION_DIM, CAMERA, VECTORS, small_config, small_policy
 from tests.server_fakes import CONTROLLER, ChunkBroker, OpenPi, see, serving

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from prism_client import wire
 
-from prism.serve.sessions import Reader, Request, RequestError
+from prism.server.sessions import Reader, Request, RequestError
 from research.server import damaged_frame
 from tests.policy_fakes import VECTORS
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from prism.distributed import ranks
-from prism.distributed.ranks import rows_of
-from prism.distributed.rows import quantile
+from prism import ranks
 from prism.methods import METHODS
-from prism.methods.table import build_policy
+from prism.methods.presets import build_policy
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.policy import Policy
+from prism.ranks import rows_of
+from prism.rows import quantile
 from prism.training.config import TrainConfig
 from prism.training.step import Learner, derive_seed
 from prism.types import Batch, Observation

@@ -15,7 +15,7 @@ import pytest
 from prism.data.formats.store_writer import DatasetWriter
 from prism.sensors import SensorSpec
 from prism.training import checkpoint
-from prism.training.monitor import read_log
+from prism.training.log import read_log
 
 STEPS = 24
 SETTINGS = (

@@ -17,17 +17,17 @@ import pytest
 import safetensors.torch
 import torch
 
+from prism import ranks
 from prism.cli.train import Train
 from prism.data.formats.store_writer import DatasetWriter
-from prism.distributed import ranks
-from prism.distributed.rows import Random
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
+from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.training import checkpoint, loop, start
+from prism.training import checkpoint, start, trainer
 from prism.training.config import TrainConfig
-from prism.training.loop import train
-from prism.training.monitor import read_log
+from prism.training.log import read_log
+from prism.training.trainer import train
 from tests.ranks import run_ranks
 from tests.test_training import files_of
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet
@@ -68,13 +68,13 @@ def run(rank: int, folder: Path, resume: Any = False, changes: dict[str, Any] | 
     if oddity == f"stop {rank}":
         own.stop_at = 3
     if oddity == f"late stop {rank}":
-        real = loop._Keeper._validate
+        real = trainer._Keeper._validate
 
         def interrupted(*arguments: Any) -> float | None:
             signal.raise_signal(signal.SIGTERM)
             return real(*arguments)
 
-        loop._Keeper._validate = interrupted  # type: ignore[method-assign]
+        trainer._Keeper._validate = interrupted  # type: ignore[method-assign]
     result = train(own, windows, held_out, dataclasses.replace(CONFIG, **(changes or {})), folder, resume, quiet())
     weights = torch.cat([p.flatten() for p in result.policy.parameters()])
     return result.step, result.val_loss, result.stopped_by, weights.tolist(), str(result.checkpoint)

@@ -64,7 +64,7 @@ def test_commands_on_a_page_exist(page: Path) -> None:
 
 
 def test_every_recipe_is_named_where_a_task_is_added() -> None:
-    from prism.runs.recipes import RECIPES
+    from prism.experiments.recipes import RECIPES
 
     [line] = re.findall(r"^- `recipe`.*?(?=^- )", (ROOT / "docs/howto/extend.md").read_text(), flags=re.S | re.M)
     assert set(re.findall(r"`([\w-]+)`", line)) - {"recipe"} == set(RECIPES)

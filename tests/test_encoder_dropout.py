@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.experiments.run_folder import Run
 from prism.methods.prism import PrismConfig
 from prism.policy import PolicySpec
-from prism.runs.run import Run
+from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.serve.sessions import needed_sensors
+from prism.server.sessions import needed_sensors
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy
 

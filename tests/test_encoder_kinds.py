@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 
 from prism.bench.realtime import CALVIN
-from prism.distributed.rows import Random
 from prism.encoder import Encoder, EncoderConfig, load_pretrained, make_sensor_encoder
 from prism.encoders.audio import AudioConfig, LogMel
 from prism.encoders.kinds import RgbEncoder
@@ -22,8 +21,9 @@ from prism.encoders.text import TextConfig
 from prism.encoders.vision import ResNet18, cut, draw_shift, prepare_depth, prepare_image
 from prism.errors import PrismError
 from prism.io.jsonconfig import from_json, to_json, with_settings
-from prism.methods.table import build_policy, preset
+from prism.methods.presets import build_policy, preset
 from prism.normalize import Normalizer
+from prism.rows import Random
 from prism.sensors import SensorSpec, encode_text
 from prism.types import Observation
 from tests.policy_fakes import random_batch, small_config, small_policy

@@ -14,10 +14,10 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.encoder import EncoderConfig
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
+from prism.experiments.demonstrations import Demonstrations
+from prism.experiments.recipes import Experiment
+from prism.experiments.workflow import train_experiment
 from prism.methods.prism import PrismPolicy
-from prism.runs.demonstrations import Demonstrations
-from prism.runs.recipes import Experiment
-from prism.runs.workflow import train_experiment
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig

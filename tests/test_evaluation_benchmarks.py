@@ -17,10 +17,10 @@ from prism import cli
 from prism.controller import ControllerConfig
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.evaluation.metrics import wilson_interval
+from prism.evaluation.results import EpisodeResult, EvaluationResult
+from prism.experiments.run_folder import EvalOptions
 from prism.policy import PolicySpec
-from prism.rollout.metrics import wilson_interval
-from prism.rollout.results import EpisodeResult, EvaluationResult
-from prism.runs.run import EvalOptions
 from prism.sensors import SensorSpec
 from research import benchmark as command
 from research.benchmark import at_k, find_runs, make_plan, overview, run_plan, write_benchmark

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prism.rollout import metrics
+from prism.evaluation import metrics
 from tests.reference import selection as reference
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
 from prism.data.formats.store_writer import DatasetWriter
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.evaluation.play import run_episode
 from prism.report.charts import Bar, bar_chart
-from prism.rollout.episodes import run_episode
+from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.sims.base import StepResult
+from prism.sims.environment import StepResult
 from prism.types import Observation
 from research.modality import DropSensors, charts, conditions, never_dropped, render, study, write_page
 from research.modality_dropout import VIEWS, Config, SeenTwice, summarise

@@ -16,10 +16,10 @@ from prism_sims.scenes import MetaWorldScene, PushTScene
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
 from prism.report import charts
 from prism.report.player import films, mode_class, telling_fans
-from prism.report.run import render, write_report
-from prism.rollout.results import EpisodeResult, EvaluationResult, Fan, run_info
+from prism.report.run_page import render, write_report
 from tests.browser import CHROMIUM, Browser
 
 VOID = {"meta", "input", "img", "br", "link"}

@@ -14,7 +14,7 @@ from prism.cli.compare import Compare
 from prism.cli.evaluate import Eval
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.rollout.episodes import (
+from prism.evaluation.play import (
     IncompleteError,
     RecordConfig,
     _Job,
@@ -24,7 +24,7 @@ from prism.rollout.episodes import (
     run_episode,
     to_film,
 )
-from prism.rollout.results import (
+from prism.evaluation.results import (
     EvaluationResult,
     flat_json,
     load_result,
@@ -35,7 +35,7 @@ from prism.rollout.results import (
     write_json,
 )
 from prism.sensors import SensorSpec
-from prism.sims.base import TEST_SEED
+from prism.sims.environment import TEST_SEED
 from tests.evaluation_fakes import (
     SENSORS,
     PointEnv,
@@ -160,7 +160,7 @@ class FastEnv(PointEnv):
 
 def test_another_rate_than_in_training_is_told(caplog: pytest.LogCaptureFixture) -> None:
     result = evaluate(make_point_policy, "point", 2, 100, CONFIG, 1, None, False, FastEnv)
-    told = [record.getMessage() for record in caplog.records if record.name == "prism.evaluate"]
+    told = [record.getMessage() for record in caplog.records if record.name == "prism.evaluation"]
     assert told == [result.info["note"]]
     assert "trained at 10 steps a second, task 'point' takes 80" in told[0]
     spec = PointPolicy().spec

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from prism.errors import PrismError
-from prism.rollout.pool import LostJobsError, WorkerPool
+from prism.evaluation.workers import LostJobsError, WorkerPool
 from tests.worker_fakes import hopeless, setup
 
 
@@ -72,7 +72,7 @@ def test_a_refusal_is_passed_on_at_once(tmp_path: Path) -> None:
 INTERRUPTED = """
 import functools, sys
 from pathlib import Path
-from prism.rollout.pool import LostJobsError, WorkerPool
+from prism.evaluation.workers import LostJobsError, WorkerPool
 from tests.worker_fakes import forever
 if __name__ == "__main__":
     try:

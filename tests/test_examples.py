@@ -17,7 +17,7 @@ from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
 from prism.methods import METHODS
 from prism.sensors import KINDS, SensorSpec
-from prism.sims.tasks import TASKS, make_env
+from prism.sims.task_table import TASKS, make_env
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ["--set", "train.batch_size=8", "train.threads=1"]

@@ -16,10 +16,10 @@ pytest.importorskip("prism_client")
 
 from prism import cli
 from prism.data import open_dataset
-from prism.data.formats.recording import COMMANDS
-from prism.distributed.rows import Random
-from prism.rollout.results import load_result
-from prism.runs.run import Run
+from prism.data.formats.episode_folders import COMMANDS
+from prism.evaluation.results import load_result
+from prism.experiments.run_folder import Run
+from prism.rows import Random
 from prism.types import Observation
 from tests.golden import streams
 from tests.golden.streams import FOLDER, ROUNDED, STREAMS

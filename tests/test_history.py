@@ -22,12 +22,12 @@ from prism.data.history import feels_events, memory, stacked, unseen, with_histo
 from prism.data.loader import BatchOrder, read_batch
 from prism.data.windows import Windows
 from prism.errors import PrismError
+from prism.experiments.recipes import recipe
+from prism.experiments.share import lerobot_config
+from prism.inference.backends import load_backend
 from prism.methods.prism import PrismPolicy
 from prism.policy import PolicySpec
-from prism.runs.recipes import recipe
-from prism.runs.share import lerobot_config
 from prism.sensors import SensorSpec
-from prism.serve.backends import load_backend
 from tests.data_fakes import MemorySource
 from tests.policy_fakes import VECTORS, small_config, small_policy
 from tests.server_fakes import serving

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from prism.errors import PrismError
+from prism.experiments.demonstrations import Demonstrations
 from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.methods.presets import preset
 from prism.methods.prism import PrismConfig
-from prism.methods.table import preset
-from prism.runs.demonstrations import Demonstrations
 
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:

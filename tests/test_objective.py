@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism import objective as module
-from prism.distributed.rows import quantile
 from prism.errors import PrismError
 from prism.objective import RSIMLE, Distances, ObjectiveConfig, Targets, choose_hard, soft_coverage
+from prism.rows import quantile
 from tests.policy_fakes import choose_among
 from tests.reference import rsimle
 

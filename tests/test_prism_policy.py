@@ -8,15 +8,15 @@ import json
 import pytest
 import torch
 
-from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.errors import PrismError
 from prism.generator import smoother
 from prism.io.jsonconfig import from_json, to_json
+from prism.methods.presets import PRESETS, build_policy, preset
 from prism.methods.prism import PrismConfig, PrismPolicy
-from prism.methods.table import PRESETS, build_policy, preset
 from prism.objective import ObjectiveConfig
 from prism.policy import PolicySpec
+from prism.rows import Random
 from prism.training.checkpoint import load_policy
 from prism.types import Batch, Observation
 from tests.policy_fakes import (

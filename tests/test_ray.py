@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from prism.errors import PrismError
-from prism.methods import table
-from prism.rollout import ray_pool
-from prism.rollout.pool import LostJobsError
-from prism.rollout.ray_pool import RayPool, SentPolicy
+from prism.evaluation import ray_workers
+from prism.evaluation.ray_workers import RayPool, SentPolicy
+from prism.evaluation.workers import LostJobsError
+from prism.methods import presets
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from tests.evaluation_fakes import SENSORS
 
@@ -52,11 +52,11 @@ def test_a_cluster_in_trouble(tmp_path: Path, module: str, count: int) -> None:
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PrismError, match=r"pip install 'prism-policy\[ray\]'"):
-        ray_pool.connect()
+        ray_workers.connect()
 
 
 def test_a_policy_is_sent_whole_and_verified(tmp_path: Path) -> None:
-    policy = table.build_policy(table.tiny().spec(SENSORS, 2, 10.0), seed=3)
+    policy = presets.build_policy(presets.tiny().spec(SENSORS, 2, 10.0), seed=3)
     state = TrainingState(
         step=1,
         seconds=1.0,
@@ -151,7 +151,7 @@ def squares() -> Any:
 
 def test_jobs_of_a_lost_node_go_to_the_workers_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay(["b", "a"], doomed="b")
-    monkeypatch.setattr(ray_pool, "connect", lambda: ray)
+    monkeypatch.setattr(ray_workers, "connect", lambda: ray)
     with RayPool[int, int](squares, 4, retries=0) as pool:  # more workers than processors; no crash is forgiven
         assert pool.run(range(9)) == [n * n for n in range(9)]
         assert pool.run(range(3)) == [0, 1, 4]
@@ -161,8 +161,8 @@ def test_jobs_of_a_lost_node_go_to_the_workers_that_are_left(monkeypatch: pytest
 
 def test_a_cluster_without_processors_is_given_up_with_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay(["b"], doomed="b")
-    monkeypatch.setattr(ray_pool, "connect", lambda: ray)
-    monkeypatch.setattr(ray_pool, "PATIENCE", 0.0)
+    monkeypatch.setattr(ray_workers, "connect", lambda: ray)
+    monkeypatch.setattr(ray_workers, "PATIENCE", 0.0)
     with RayPool[int, int](squares, 2) as pool, pytest.raises(LostJobsError, match="no processor for") as caught:
         pool.run(range(3))
     assert (caught.value.results, set(caught.value.lost)) == ({}, {0, 1, 2})

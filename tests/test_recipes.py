@@ -12,11 +12,11 @@ from prism.data import open_dataset
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.views import LaterActions
 from prism.data.windows import Windows
+from prism.experiments.options import customized
+from prism.experiments.recipes import Experiment, recipe
+from prism.experiments.workflow import train_experiment
 from prism.io.jsonconfig import with_settings
 from prism.methods.prism import PrismConfig
-from prism.runs.options import customized
-from prism.runs.recipes import Experiment, recipe
-from prism.runs.workflow import train_experiment
 from prism.sensors import SensorSpec
 
 

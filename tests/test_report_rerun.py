@@ -16,9 +16,9 @@ from prism.controller import Controller, ControllerConfig
 from prism.data import open_dataset
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
+from prism.evaluation.play import RecordConfig, evaluate
 from prism.report.held_out import write_held_out
 from prism.report.rerun_log import RerunLog, log_dataset, log_results
-from prism.rollout.episodes import RecordConfig, evaluate
 from prism.sensors import SensorSpec, encode_text
 from tests.evaluation_fakes import make_picture_env, make_point_policy
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from prism.methods.table import PRESETS
+from prism.methods.presets import PRESETS
 from research.__main__ import MODULES, main
 from research.report import portable
 

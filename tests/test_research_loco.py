@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
-from prism.runs.comparison import CellId
+from prism.experiments.comparison import CellId
 from research import loco
 from research.__main__ import main
 from research.loco import Config, figures_of

@@ -12,9 +12,9 @@ pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
 from prism.cli import main as command
-from prism.robots.base import make_robot
+from prism.robots.contract import make_robot
+from prism.robots.guard import LATE, Guard
 from prism.robots.recording import Trace
-from prism.robots.safety import LATE, Guard
 from research import faults
 from research.__main__ import main
 from research.faults import FAULTS, Faulty

@@ -14,18 +14,18 @@ import pytest
 from rich.console import Console
 
 from prism.controller import ControllerConfig, Replan
-from prism.distributed.rows import quantile
 from prism.errors import PrismError
+from prism.evaluation.metrics import Difference
+from prism.experiments.comparison import CellId, Row
+from prism.experiments.recipes import recipe, with_budget
+from prism.experiments.run_folder import Run
+from prism.experiments.workflow import train_experiment
 from prism.io.jsonconfig import with_settings
+from prism.methods.presets import build_policy
 from prism.methods.prism import PrismPolicy
-from prism.methods.table import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.objective import ObjectiveConfig
-from prism.rollout.metrics import Difference
-from prism.runs.comparison import CellId, Row
-from prism.runs.recipes import recipe, with_budget
-from prism.runs.run import Run
-from prism.runs.workflow import train_experiment
+from prism.rows import quantile
 from prism.selection import SelectionConfig
 from research import (
     ablations,

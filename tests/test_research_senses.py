@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
-from prism.runs.cell import CellId
+from prism.experiments.cell import CellId
 from research import language, senses
 from research.__main__ import main
 from research.report import Study

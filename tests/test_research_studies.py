@@ -14,8 +14,8 @@ from prism_sims.pusht_features import mirror_state
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.experiments.grid import CELL, RESULT
 from prism.objective import RSIMLE, ObjectiveConfig
-from prism.runs.grid import CELL, RESULT
 from research import language, lemmas, multimodality, report, threshold
 from research.__main__ import main
 from research.report import Cells, Claim, Output, Study, show_claims

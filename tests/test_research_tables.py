@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
+from prism.experiments.comparison import CellId
+from prism.experiments.recipes import recipe
 from prism.io.jsonconfig import to_json
-from prism.runs.comparison import CellId
-from prism.runs.recipes import recipe
 from research import one_policy, tables
 from research.__main__ import main
 from research.cells import contestant, kept

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from prism.errors import PrismError
+from prism.experiments.recipes import Experiment
 from prism.methods import METHODS
-from prism.runs.recipes import Experiment
 from research import trends
 from research.report import Study, decided
 from tests.baseline_fakes import build, small_method

@@ -1,4 +1,4 @@
-"""What prism/robots/base.py promises, of every robot: `robot` lists them. A driver of yours passes the same tests when
+"""What prism/robots/contract.py promises, of every robot: `robot` lists them. A driver of yours passes the same tests when
 it is added there."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from prism.errors import PrismError
-from prism.robots.base import ROBOTS, STOP_SECONDS, Reading, Robot, make_robot
+from prism.robots.contract import ROBOTS, STOP_SECONDS, Reading, Robot, make_robot
 from tests.fakes.driven import DRIVEN, REAL_CLOCK
 
 pytest.importorskip("mujoco")
@@ -191,7 +191,7 @@ def test_a_twin_repeats_itself(name: str) -> None:
 @pytest.mark.parametrize(("name", "task"), [("ur5e-twin rate=10", "tabletop-insert-left"), ("go2-twin", "go2-insert")])
 def test_the_twin_is_the_task(name: str, task: str) -> None:
     """The same commands lead to the same observations as in the simulated task, so both count the same successes."""
-    from prism.sims.tasks import make_env
+    from prism.sims.task_table import make_env
 
     robot, env = make(name), make_env(task)
     robot.connect()

@@ -24,16 +24,16 @@ import pytest
 from prism.cli import main
 from prism.data import open_dataset
 from prism.errors import PrismError
-from prism.robots.base import Robot, make_robot
+from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers.composed import DrivenRobot
 from prism.robots.drivers.parts import Axis, Part
 from prism.robots.drivers.rotation import from_reference, to_reference
 from prism.robots.drivers.talker import Talker
 from prism.robots.drivers.waypoints import Follower, Interpolator
+from prism.robots.guard import Guard, Seen
 from prism.robots.limits import Limits
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
-from prism.robots.safety import Guard, Seen
 from tests.fakes.driven import REAL_CLOCK, UR, loopback, written
 from tests.fakes.ur_controller import Controller
 
@@ -395,7 +395,7 @@ def test_a_killed_program_leaves_the_arm_standing(controller: Controller, tmp_pa
     """kill -9 of the robot's process: the servo's own one sees it, stops the arm and ends."""
     file = written(tmp_path, UR.format(host=controller.host))
     code = (
-        "import sys, time, numpy as np\nfrom prism.robots.base import make_robot\n"
+        "import sys, time, numpy as np\nfrom prism.robots.contract import make_robot\n"
         "if __name__ == '__main__':\n robot = make_robot(sys.argv[1]); robot.connect(); robot.prepare(0)\n"
         " while True: robot.send(np.array([.001, 0, 0, 0, 0, 0], np.float32)); time.sleep(.05)\n"
     )

@@ -19,12 +19,12 @@ import pytest
 
 from prism.data import open_dataset
 from prism.errors import PrismError
-from prism.robots.base import Robot, make_robot
+from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers.composed import make_part
 from prism.robots.drivers.parts import Part
+from prism.robots.guard import Guard, Seen
 from prism.robots.loop import Keys, drive
 from prism.robots.recording import Recording, Trace
-from prism.robots.safety import Guard, Seen
 from tests.fakes.driven import CELL, GO2, REAL_CLOCK, ROS, cell, loopback, ros, vendors, written
 from tests.fakes.robotiq import Gripper
 from tests.fakes.rosbridge import RosBridge

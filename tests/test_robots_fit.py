@@ -15,12 +15,12 @@ pytest.importorskip("prism_client")
 from prism_client import Executor, Reply, Step
 
 from prism.cli import main
-from prism.data.formats.recording import RecordingSource
-from prism.robots.base import ROBOTS, Reading, Robot, make_robot
+from prism.data.formats.episode_folders import RecordingSource
+from prism.experiments.run_folder import Run
+from prism.robots.contract import ROBOTS, Reading, Robot, make_robot
+from prism.robots.guard import Guard
 from prism.robots.loop import Keys, PolicyCommander, drive
 from prism.robots.recording import Trace
-from prism.robots.safety import Guard
-from prism.runs.run import Run
 from prism.sensors import SensorSpec
 
 EYE = SensorSpec("rgb_eye", "rgb", (24, 32, 3), fps=10.0)

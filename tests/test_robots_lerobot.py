@@ -21,13 +21,13 @@ from prism.cli.run import Run as RunCommand
 from prism.cli.run import announce
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.robots.base import Robot, make_robot
-from prism.robots.drivers import lerobot
+from prism.experiments.run_folder import Run
+from prism.robots.contract import Robot, make_robot
+from prism.robots.drivers import lerobot_robot
+from prism.robots.guard import Guard
 from prism.robots.loop import Keys, check_fit
-from prism.robots.safety import Guard
-from prism.runs.run import Run
 from prism.sensors import ActionSpec, SensorSpec
-from prism.serve.sessions import about_policy
+from prism.server.sessions import about_policy
 
 JOINTS = ("shoulder_pan.pos", "elbow_flex.pos", "gripper.pos")
 FILE = """
@@ -106,7 +106,7 @@ class Arm:
 @pytest.fixture
 def arm(monkeypatch: pytest.MonkeyPatch) -> Arm:
     made = Arm()
-    monkeypatch.setattr(lerobot, "make_device", lambda table: made)
+    monkeypatch.setattr(lerobot_robot, "make_device", lambda table: made)
     return made
 
 
@@ -287,7 +287,7 @@ class Kiwi(Arm):
 
 def test_wheels_are_velocities() -> None:
     limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
-    robot = lerobot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
+    robot = lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
     assert robot.actions.kinds == ("absolute", "velocity")
     assert robot.actions.units == ("deg", "m/s")
     assert robot.actions.pose_dims == 1
@@ -297,12 +297,12 @@ def test_wheels_are_velocities() -> None:
     assert still is not None
     assert still.tolist() == [5.0, 0.0]
     with pytest.raises(PrismError, match=r"observation 'map' has shape .* ignore = \['map'\]"):
-        lerobot.LeRobotRobot(Kiwi(), 30.0, {"*": "deg"}, limits)
+        lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"*": "deg"}, limits)
 
 
 def test_a_hold_of_prism_run_stops_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
-    robot = lerobot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
+    robot = lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
     info = {"sensors": [], "action_dim": 2, "action_kind": "absolute", "action": {"kind": "absolute"}}
     planner: Any = SimpleNamespace(info=info, trouble=lambda: "", submit=lambda step: None)
     monkeypatch.setattr(RunCommand, "_planner", lambda command, robot: nullcontext(planner))
@@ -348,7 +348,7 @@ def test_what_cannot_be_reached_is_one_line(arm: Arm, tmp_path: Path) -> None:
 def test_an_action_that_nobody_understands_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Arm, "action_features", {"wrist.torque": float})
     with pytest.raises(PrismError, match=r"'wrist\.torque' ends in neither \.pos nor \.vel"):
-        lerobot.LeRobotRobot(Arm(), 30.0, {"*": "deg"}, {})
+        lerobot_robot.LeRobotRobot(Arm(), 30.0, {"*": "deg"}, {})
 
 
 def test_without_lerobot(tmp_path: Path) -> None:

@@ -21,14 +21,14 @@ from prism_client import Executor, PlanError, Reply, Step
 from prism.cli.run import Run
 from prism.data import open_dataset
 from prism.errors import PrismError
+from prism.experiments.recipes import own_data
+from prism.experiments.workflow import _with_actions
 from prism.robots import loop
-from prism.robots.base import Robot, make_robot
+from prism.robots.contract import Robot, make_robot
+from prism.robots.guard import Guard, Seen
 from prism.robots.loop import Keys, Outcome, PolicyCommander, Takeover, check_fit, drive
 from prism.robots.recording import Recording, Trace
-from prism.robots.safety import Guard, Seen
 from prism.robots.teleop import Keyboard
-from prism.runs.recipes import own_data
-from prism.runs.workflow import _with_actions
 from prism.selection import SelectionConfig
 from prism.sensors import ActionSpec, SensorSpec
 

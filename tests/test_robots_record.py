@@ -18,9 +18,9 @@ pytest.importorskip("prism_client")
 
 from prism.cli import main
 from prism.data import open_dataset
-from prism.data.formats.recording import COMMANDS, RecordingSource
+from prism.data.formats.episode_folders import COMMANDS, RecordingSource
 from prism.errors import PrismError
-from prism.robots.base import ROBOTS, Reading, Robot, make_robot
+from prism.robots.contract import ROBOTS, Reading, Robot, make_robot
 from prism.robots.recording import Recording
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from tests.test_report_rerun import FakeRerun
@@ -42,7 +42,7 @@ def test_a_recording_is_what_the_task_shows(tmp_path: Path) -> None:
     recorded = tmp_path / "task"
     assert main(["record", str(recorded), *TASK, "--teleop", "scripted", "--episodes", "3"]) == 0
     from prism.sims.collect import demonstrate
-    from prism.sims.tasks import make_env, make_expert
+    from prism.sims.task_table import make_env, make_expert
 
     env = make_env("tabletop-insert-left")
     source = open_dataset(recorded)
@@ -255,7 +255,7 @@ def test_a_page_and_a_lerobot_dataset_at_the_end(
 KILLED = """
 import sys
 from prism.cli import main
-from prism.robots.base import ROBOTS
+from prism.robots.contract import ROBOTS
 from tests.test_robots_record import make_seeing
 ROBOTS._rows["seeing"] = make_seeing
 sys.exit(main(sys.argv[1:]))

@@ -25,10 +25,10 @@ pytest.importorskip("prism_client")
 
 from prism.cli import main
 from prism.data import open_dataset
-from prism.data.formats.recording import COMMANDS, RecordingSource
+from prism.data.formats.episode_folders import COMMANDS, RecordingSource
 from prism.data.formats.store_writer import DatasetWriter
-from prism.robots.base import ROBOTS, Robot, make_robot
-from prism.runs.run import Run
+from prism.experiments.run_folder import Run
+from prism.robots.contract import ROBOTS, Robot, make_robot
 from prism.sensors import SensorSpec, decode_text
 from tests.test_report_rerun import FakeRerun
 
@@ -208,7 +208,7 @@ COUNTED = """
 import sys
 from pathlib import Path
 from prism.cli import main
-from prism.robots.base import ROBOTS, make_robot
+from prism.robots.contract import ROBOTS, make_robot
 
 def make():
     robot, count = make_robot("ur5e-twin", []), []

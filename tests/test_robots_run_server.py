@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("websockets")
 
 from prism.cli import main
-from prism.data.formats.recording import RecordingSource
-from prism.runs.run import Run
+from prism.data.formats.episode_folders import RecordingSource
+from prism.experiments.run_folder import Run
 from tests import test_robots_run
 from tests.server_fakes import serving
 

@@ -1,4 +1,4 @@
-"""robots/safety.py and limits.py: whatever comes in, nothing beyond a limit goes out."""
+"""robots/guard.py and limits.py: whatever comes in, nothing beyond a limit goes out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prism.errors import PrismError
-from prism.robots.base import ActionSpace, Health, Reading, Robot
+from prism.robots.contract import ActionSpace, Health, Reading, Robot
+from prism.robots.guard import Envelope, Guard
 from prism.robots.limits import Limits, read_limits
-from prism.robots.safety import Envelope, Guard
 from prism.sensors import ActionSpec, SensorSpec
 
 RATE = 10.0

@@ -20,12 +20,12 @@ pytest.importorskip("prism_client")
 
 from prism.cli import main
 from prism.data.formats import store_writer
-from prism.data.formats.recording import RecordingSource
+from prism.data.formats.episode_folders import RecordingSource
 from prism.errors import PrismError
 from prism.robots import loop
-from prism.robots.base import ActionSpace, Reading, Robot, make_robot
+from prism.robots.contract import ActionSpace, Reading, Robot, make_robot
+from prism.robots.guard import Seen
 from prism.robots.loop import Keys
-from prism.robots.safety import Seen
 from prism.robots.teleop import Gamepad, Keyboard, Leader, Motion, Script, SpaceMouse, Sticks, make_teleop
 
 SEEN = Seen(1.0, {}, {}, {}, {})

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from prism.distributed.rows import EachRandom, PartRandom, Random
+from prism.rows import EachRandom, PartRandom, Random
 
 
 def test_rows_of_a_joint_draw_are_the_rows_drawn_alone() -> None:

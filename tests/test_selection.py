@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.runs.recipes import recipe
+from prism.experiments.recipes import recipe
 from prism.selection import (
     SelectionConfig,
     SelectionState,

@@ -19,7 +19,7 @@ import pytest
 
 from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
-from prism.runs.run import Run
+from prism.experiments.run_folder import Run
 from prism.sensors import SensorSpec
 
 

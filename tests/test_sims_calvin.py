@@ -30,13 +30,13 @@ from prism_sims.calvin_checkout import (
 )
 
 from prism.controller import Controller, ControllerConfig
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.evaluation.play import check_fits, run_episode
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
-from prism.rollout.episodes import check_fits, run_episode
+from prism.rows import Random
 from prism.sensors import SensorSpec, decode_text
-from prism.sims.tasks import make_env
+from prism.sims.task_table import make_env
 from tests import test_sims_conformance as suite
 from tests.calvin_fakes import FakeSim, make_world, write_checkout
 

@@ -20,7 +20,7 @@ from prism_sims.calvin_expert import SKILLS, Style, action, wrapped
 from prism_sims.calvin_scene import FIXTURES, Fixture, Scene, object_state, proprio, read_fixtures
 
 from prism.sims.collect import demonstrate
-from prism.sims.tasks import make_env, make_expert
+from prism.sims.task_table import make_env, make_expert
 from tests.calvin_fakes import FakeSim, make_world
 
 real = pytest.mark.skipif("PRISM_CALVIN" not in os.environ, reason="no checkout of CALVIN: set PRISM_CALVIN")

@@ -20,8 +20,8 @@ from rich.console import Console
 from prism import cli
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
-from prism.runs.demonstrations import Demonstrations, record_if_missing
-from prism.runs.recipes import recipe
+from prism.experiments.demonstrations import Demonstrations, record_if_missing
+from prism.experiments.recipes import recipe
 from prism.sims import collect as collecting
 from prism.sims.collect import Collected, collect, demonstrate
 from research import experts

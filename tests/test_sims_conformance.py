@@ -18,8 +18,8 @@ pytest.importorskip("gym_pusht")
 from prism_sims import metaworld, offscreen
 
 from prism.errors import PrismError
-from prism.sims.base import Array, Env, StepResult, rendering_hint
-from prism.sims.tasks import make_env, make_expert, task_names
+from prism.sims.environment import Array, Env, StepResult, rendering_hint
+from prism.sims.task_table import make_env, make_expert, task_names
 
 SIMULATORS: dict[str, tuple[str, ...]] = {  # package -> tasks
     "gym_pusht": ("pusht", "pusht-keypoints", "pusht-pixels", "pusht-edge"),

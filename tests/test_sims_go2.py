@@ -17,10 +17,10 @@ from prism_sims.go2_tasks import NAMES, Station, make_go2
 
 from prism.data import open_dataset
 from prism.errors import PrismError
-from prism.methods.table import build_policy, tiny
+from prism.methods.presets import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
-from prism.robots.base import make_robot
-from prism.robots.safety import Guard
+from prism.robots.contract import make_robot
+from prism.robots.guard import Guard
 from prism.sensors import action_spec_of
 from prism.sims.collect import collect, demonstrate
 

@@ -208,6 +208,6 @@ def test_switched_off_by_the_user(monkeypatch: pytest.MonkeyPatch, fresh_backend
 
 
 def test_names_need_no_simulator() -> None:
-    code = "import sys; from prism.sims.tasks import task_names; task_names(); print('mujoco' in sys.modules)"
+    code = "import sys; from prism.sims.task_table import task_names; task_names(); print('mujoco' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

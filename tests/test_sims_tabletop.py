@@ -19,10 +19,10 @@ from prism_sims.tabletop_expert import TabletopExpert, loudness, make_tabletop_e
 
 from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
-from prism.runs.demonstrations import Demonstrations, record_if_missing
+from prism.experiments.demonstrations import Demonstrations, record_if_missing
 from prism.sensors import decode_text, encode_text
-from prism.sims import tasks
-from prism.sims.base import StepResult
+from prism.sims import task_table
+from prism.sims.environment import StepResult
 from prism.sims.view import sentence_of
 
 TASKS = ("insert-left", "insert-right", "rattle", "height", "can", "nest", *COMMANDS)
@@ -195,13 +195,13 @@ def test_a_task_has_one_sentence() -> None:
 
 
 def test_commands_are_demonstrated_in_scenes_of_their_own(tmp_path: Path) -> None:
-    rows = [tasks.TASKS[f"tabletop-{command}"] for command in COMMANDS]
+    rows = [task_table.TASKS[f"tabletop-{command}"] for command in COMMANDS]
     first = sorted(row.first_seed for row in rows)
     assert min(b - a for a, b in itertools.pairwise(first)) >= 1000
     path = record_if_missing(
         Demonstrations("expert", 1, path=str(tmp_path / "data")), "tabletop-ball", Console(quiet=True)
     )
-    assert StoreSource(path).provenance["first_seed"] == tasks.TASKS["tabletop-ball"].first_seed > 0
+    assert StoreSource(path).provenance["first_seed"] == task_table.TASKS["tabletop-ball"].first_seed > 0
 
 
 @pytest.mark.parametrize("command", COMMANDS)

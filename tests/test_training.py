@@ -21,16 +21,16 @@ import torch
 from torch import nn
 
 from prism.data.loader import BatchOrder
-from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.io.files import exclusive
 from prism.io.jsonconfig import from_json
 from prism.policy import LossOutput
-from prism.training import checkpoint, loop
+from prism.rows import Random
+from prism.training import checkpoint, trainer
 from prism.training.config import TrainConfig
-from prism.training.loop import TrainResult, train
-from prism.training.monitor import read_log
+from prism.training.log import read_log
 from prism.training.step import derive_seed, ema_decay, learning_rate, parameter_groups
+from prism.training.trainer import TrainResult, train
 from prism.types import Batch
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
@@ -246,13 +246,13 @@ def test_ctrl_c_saves_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["_Keeper._validate", "checkpoint.save_checkpoint"])
 def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    real = loop._Keeper._validate if where == "_Keeper._validate" else checkpoint.save_checkpoint
+    real = trainer._Keeper._validate if where == "_Keeper._validate" else checkpoint.save_checkpoint
 
     def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return real(*arguments)
 
-    monkeypatch.setattr(f"prism.training.loop.{where}", interrupted)
+    monkeypatch.setattr(f"prism.training.trainer.{where}", interrupted)
     console = quiet()
     windows, held_out = make_windows()
     config = dataclasses.replace(CONFIG, val_every=0)
@@ -264,13 +264,13 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path: Path, monkeypatch: p
 
 def test_a_signal_to_a_finished_run_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path)
-    real = loop.Monitor
+    real = trainer.Monitor
 
-    def interrupted(*arguments: Any) -> loop.Monitor:
+    def interrupted(*arguments: Any) -> trainer.Monitor:
         signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(loop, "Monitor", interrupted)
+    monkeypatch.setattr(trainer, "Monitor", interrupted)
     again = run(tmp_path, resume=True)
     assert (again.step, again.stopped_by) == (10, "SIGINT")
 
@@ -355,7 +355,7 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
 from tests.training_fakes import make_policy, make_windows
 from prism.training.config import TrainConfig
-from prism.training.loop import train
+from prism.training.trainer import train
 config = TrainConfig(batch_size=16, minutes=2, log_every=1, val_every=0, threads=1)
 result = train(make_policy(), *make_windows(), config, Path({str(tmp_path / "run")!r}))
 print(result.stopped_by, result.step)

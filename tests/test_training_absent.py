@@ -12,7 +12,7 @@ from prism.data.loader import BatchOrder
 from prism.io import files
 from prism.training import checkpoint
 from prism.training.config import TrainConfig
-from prism.training.loop import TrainResult, train
+from prism.training.trainer import TrainResult, train
 from tests.ranks import run_ranks
 from tests.test_training import files_of, stopping_policy
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import prism
-from prism.distributed.ranks import choose_device
-from prism.report.run import training_curves
-from prism.runs.recipes import recipe, with_budget
-from prism.runs.workflow import TUNING_SEED, evaluation_fractions, read_curve
-from prism.serve.backends import backend_device
+from prism.experiments.recipes import recipe, with_budget
+from prism.experiments.workflow import TUNING_SEED, evaluation_fractions, read_curve
+from prism.inference.backends import backend_device
+from prism.ranks import choose_device
+from prism.report.run_page import training_curves
 from prism.training.config import TrainConfig
-from prism.training.monitor import Curves, read_log
+from prism.training.log import Curves, read_log
 
 QUICK = {"demonstrations": 4, "progress": False, "set": ["train.batch_size=8", "train.threads=1"]}
 

@@ -10,8 +10,7 @@ import safetensors.torch
 import torch
 from torch.nn import functional
 
-from prism import attention, distance, objective
-from prism.distributed import rows
+from prism import attention, distance, objective, rows
 from prism.methods import diffusion
 from prism.methods.flow_matching import FlowMatchingPolicy
 from prism.training.step import Learner

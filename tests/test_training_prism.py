@@ -14,14 +14,14 @@ from torch import nn
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
-from prism.distributed.rows import Random
-from prism.methods.table import build_policy
+from prism.methods.presets import build_policy
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
-from prism.training.loop import TrainResult, train
+from prism.training.trainer import TrainResult, train
 from tests.pins.cases import ACTION_DIM, CAMERA, SENSORS, SMALL
 from tests.test_training import files_of, numbers
 from tests.training_fakes import quiet

@@ -12,14 +12,14 @@ import torch
 
 from prism.cli import main
 from prism.data.formats.store_writer import DatasetWriter
-from prism.distributed.rows import PartRandom, Random
 from prism.encoders.vision import camera_of, draw_shift
 from prism.errors import PrismError
+from prism.experiments.run_folder import Run
 from prism.normalize import Normalizer
-from prism.runs.run import Run
+from prism.rows import PartRandom, Random
 from prism.sensors import SensorSpec, encode_text
 from prism.training.config import TrainConfig
-from prism.training.robust import RobustConfig, disturbed
+from prism.training.faults import RobustConfig, disturbed
 from prism.types import Batch, Observation
 
 RGB = SensorSpec("rgb_wrist", "rgb", (16, 24, 3), random_shift=4)

@@ -23,7 +23,7 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig
-from prism.training.loop import train
+from prism.training.trainer import train
 from tests.training_fakes import SENSORS, make_policy
 
 class Slow(Windows):  # so that the signal comes while the training waits for a batch

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from prism.data.episodes import Episode, IntArray
 from prism.data.windows import LazyStreams, Windows
-from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import LossOutput, Policy, PolicySpec
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
 

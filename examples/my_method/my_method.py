@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
+from prism.rows import Random
 from prism.encoder import Encoder
 from prism.io.jsonconfig import from_json
-from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.types import Batch

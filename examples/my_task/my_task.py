@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Simulation
-from prism.sims.tasks import Task
+from prism.sims.environment import Array, Simulation
+from prism.sims.task_table import Task
 
 SENSORS = (SensorSpec("proprio", "vector", (2,)), SensorSpec("goal", "vector", (2,)))
 

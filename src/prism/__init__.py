@@ -23,19 +23,19 @@ from prism.io.processes import keep_freed_memory, sleep_at_barriers
 if TYPE_CHECKING:
     from prism.controller import Controller
     from prism.data import open_dataset
-    from prism.runs.run import Run
-    from prism.runs.workflow import evaluate, load_run, train
+    from prism.experiments.run_folder import Run
+    from prism.experiments.workflow import evaluate, load_run, train
 
 __version__ = "0.1.0"
 __all__ = ["Controller", "PrismError", "Run", "__version__", "evaluate", "load_run", "open_dataset", "train"]
 
 _HOME = {
     "Controller": "prism.controller",
-    "Run": "prism.runs.run",
-    "evaluate": "prism.runs.workflow",
-    "load_run": "prism.runs.workflow",
+    "Run": "prism.experiments.run_folder",
+    "evaluate": "prism.experiments.workflow",
+    "load_run": "prism.experiments.workflow",
     "open_dataset": "prism.data",
-    "train": "prism.runs.workflow",
+    "train": "prism.experiments.workflow",
 }
 
 keep_freed_memory()

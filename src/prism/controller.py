@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from prism.data.history import memory, stacked
-from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
 from prism.health import SensorMonitor
 from prism.normalize import one_sign, unit_norm
 from prism.policy import Policy, PolicySpec
+from prism.rows import Random
 from prism.selection import (
     FloatArray,
     IntArray,

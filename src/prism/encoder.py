@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.encoders.audio import AudioConfig, AudioNet
 from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
 from prism.encoders.sentence import ThingsEncoder, join
@@ -26,6 +25,7 @@ from prism.encoders.text import ByteText, ClipText, TextConfig
 from prism.encoders.vision import Drawn, NormKind, PooledCNN, prepare_depth, prepare_image
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import Normalizer
+from prism.rows import Random
 from prism.sensors import KINDS, SensorSpec
 from prism.types import Observation
 

@@ -36,8 +36,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance
-from prism.distributed.rows import WHOLE, Share
 from prism.errors import PrismError, check_choices, check_numbers
+from prism.rows import WHOLE, Share
 
 Rule = Literal["calibrated", "paper", "none"]
 Scope = Literal["own", "batch"]

@@ -11,9 +11,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError
 from prism.normalize import Normalizer
+from prism.rows import Random
 from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
 

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prism.distributed.rows import WHOLE, Share
+from prism.rows import WHOLE, Share
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from prism.robots.base import Robot, make_robot
+from prism.robots.contract import Robot, make_robot
 from tests.fakes.robotiq import Gripper
 from tests.fakes.rosbridge import RosBridge
 from tests.fakes.sensors import Cameras, RealSenses, Sounds

@@ -30,15 +30,15 @@ from prism_client import Executor, Planner, RemotePlanner, Reply, Step
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
-from prism.distributed.rows import Random
+from prism.evaluation.play import run_episode
+from prism.inference.backends import BackendPolicy, EagerBackend
+from prism.inference.lanes import LocalPlanner
+from prism.methods.presets import build_policy
 from prism.methods.prism import PrismPolicy
-from prism.methods.table import build_policy
-from prism.rollout.episodes import run_episode
+from prism.rows import Random
 from prism.selection import SelectionConfig
 from prism.sensors import ActionSpec, SensorSpec
-from prism.serve.backends import BackendPolicy, EagerBackend
-from prism.serve.lanes import LocalPlanner
-from prism.sims.base import StepResult
+from prism.sims.environment import StepResult
 from tests.policy_fakes import small_config
 from tests.server_fakes import ChunkBroker, OpenPi, serving
 

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 
 from prism.attention import AttentionConfig
-from prism.distributed.rows import Random
 from prism.encoder import EncoderConfig
 from prism.generator import GeneratorConfig
 from prism.methods import METHODS
+from prism.methods.presets import as_method, build_policy
 from prism.methods.prism import PrismConfig
-from prism.methods.table import as_method, build_policy
 from prism.methods.unet import UNetConfig, UNetPolicyConfig
 from prism.normalize import Normalizer, RunningStatistics, Statistics
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.training.config import TrainConfig
 from prism.training.step import Learner, derive_seed, ema_decay

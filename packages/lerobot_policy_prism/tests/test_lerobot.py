@@ -27,8 +27,8 @@ from lerobot.utils.import_utils import register_third_party_plugins
 from prism.data.formats.lerobot_writer import LeRobotWriter
 from prism.data.formats.video import ordinary_scheduling
 from prism.errors import PrismError
-from prism.runs.run import Run
-from prism.runs.share import write_lerobot
+from prism.experiments.run_folder import Run
+from prism.experiments.share import write_lerobot
 from prism.sensors import ActionSpec, SensorSpec
 
 BIN = Path(sys.executable).parent
@@ -294,7 +294,7 @@ def test_a_camera_that_was_absent_in_the_recording(home: Path) -> None:
             writer.end_episode()
     policy = load(train(path, home / "some", "--steps=20"))
     assert {sensor.name: sensor.kind for sensor in policy.policy.spec.sensors}["depth_static"] == "depth"
-    from lerobot_policy_prism.sensors import Presence
+    from lerobot_policy_prism.sensor_features import Presence
 
     meta = LeRobotDataset("prism/sometimes", root=path).meta
     presence = Presence.of(meta)
@@ -396,7 +396,7 @@ def test_a_training_goes_on(two_cameras: Path, home: Path) -> None:
 def test_only_poses_stand_still(kind: str, anchor: str | None, restless: int, taken: str, tmp_path: Path) -> None:
     """What meta/prism.json says of the actions reaches the policy, its controller and the checkpoint: a constant
     velocity is no rest, and the hold of a change is none."""
-    from lerobot_policy_prism import PrismConfig, sensors
+    from lerobot_policy_prism import PrismConfig
 
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/prism.json").write_text(json.dumps({"sensors": {}, "action": {"kind": kind}}))
@@ -408,7 +408,7 @@ def test_only_poses_stand_still(kind: str, anchor: str | None, restless: int, ta
         output_features={"action": PolicyFeature(FeatureType.ACTION, (3,))},
         anchor=anchor,
     )
-    spec, _ = sensors.make_spec(config, meta)
+    spec, _ = sensor_features.make_spec(config, meta)
     assert spec.action == ActionSpec(tuple(names), kind=kind)
     config.policy = spec.to_json()
     selection = config.control().selection
@@ -418,25 +418,25 @@ def test_only_poses_stand_still(kind: str, anchor: str | None, restless: int, ta
 
 def test_bad_input(two_cameras: Path, home: Path) -> None:
     """One line each: a dataset that does not fit, statistics that are missing, an anchor that is none."""
-    from lerobot_policy_prism import sensors
+    from lerobot_policy_prism import sensor_features
 
     policy = load(two_cameras)
     spec, keys = policy.policy.spec, policy.config.keys
     meta = LeRobotDataset("prism/two-cameras", root=home / "two-cameras").meta
     with pytest.raises(PrismError, match=r"no statistics of 'observation\.state'.*recompute"):
-        sensors.make_normalizer(spec, keys, {})
+        sensor_features.make_normalizer(spec, keys, {})
     with pytest.raises(PrismError, match="actions have 7 dimensions"):
-        sensors.check_features(replace(spec, action_dim=7), keys, meta, "checkpoint")
+        sensor_features.check_features(replace(spec, action_dim=7), keys, meta, "checkpoint")
     other = replace(
         spec, sensors=tuple(replace(s, shape=(9,), names=()) if s.kind == "vector" else s for s in spec.sensors)
     )
     with pytest.raises(PrismError, match=r"'observation\.state' has 9 values"):
-        sensors.check_features(other, keys, meta, "checkpoint")
+        sensor_features.check_features(other, keys, meta, "checkpoint")
     with pytest.raises(PrismError, match=r"'observation\.state' has 6 values, the policy's has 3: use the robot"):
         policy.select_action({**frames(policy, 1)[0], "observation.state": torch.zeros(1, 6)})
     policy.config.anchor = "observation.nothing"
     with pytest.raises(PrismError, match="no such observation"):
-        sensors.make_spec(policy.config, meta)
+        sensor_features.make_spec(policy.config, meta)
     for steps in (0, 16, 17):
         with pytest.raises(PrismError, match="n_action_steps"):
             replace(policy.config, n_action_steps=steps)

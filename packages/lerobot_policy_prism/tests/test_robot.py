@@ -1,4 +1,4 @@
-"""A robot that derives from LeRobot's own Robot, driven by prism (prism/robots/drivers/lerobot.py): `make lerobot`."""
+"""A robot that derives from LeRobot's own Robot, driven by prism (prism/robots/drivers/lerobot_robot.py): `make lerobot`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prism.errors import PrismError
-from prism.robots.base import make_robot
+from prism.robots.contract import make_robot
 
 ARM = """
 from dataclasses import dataclass, field

@@ -19,15 +19,15 @@ from rich.table import Table
 from torch import Tensor
 
 from prism.bench.timing import Times, interleave, paired_ratio, ratio_interval
-from prism.distributed.rows import Random
 from prism.errors import PrismError
-from prism.methods import table
-from prism.methods.context import ContextConfig, ContextPolicy
-from prism.methods.table import build_policy
-from prism.rollout.results import run_info
-from prism.runs.run import Run
+from prism.evaluation.results import run_info
+from prism.experiments.run_folder import Run
+from prism.methods import presets
+from prism.methods.base import ContextConfig, ContextPolicy
+from prism.methods.presets import build_policy
+from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.training.loop import limited_threads
+from prism.training.trainer import limited_threads
 from prism.types import Observation
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ WAYS = (
 
 def config_of(method: str, preset: str, obs_horizon: int | None = None, pred_horizon: int | None = None) -> Any:
     fast = method == "prism_fast"
-    config: ContextConfig = table.fast(preset) if fast else table.method_config(method, preset)
+    config: ContextConfig = presets.fast(preset) if fast else presets.method_config(method, preset)
     return replace(
         config,
         obs_horizon=obs_horizon or config.obs_horizon,

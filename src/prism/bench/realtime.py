@@ -2,7 +2,7 @@
 
 A clock divides time into slots of 1 / rate seconds. In every slot one frame of every camera arrives (made up, each
 different), the control loop takes them in and gives an action; frames are encoded and plans made beside it
-(serve/lanes.py, prism_client/executor.py). T_o = 8, T_p = 16, T_a = 8, K = 8, all sensors' preprocessing and
+(inference/lanes.py, prism_client/executor.py). T_o = 8, T_p = 16, T_a = 8, K = 8, all sensors' preprocessing and
 the health checks included.
 
 actions_per_s    actions that were on time, over the whole time from the first slot to the end of the last
@@ -36,14 +36,14 @@ from rich.table import Table
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.methods.context import ContextPolicy
-from prism.methods.table import build_policy, preset
-from prism.rollout.results import run_info
-from prism.runs.run import Run, default_controller
+from prism.evaluation.results import run_info
+from prism.experiments.run_folder import Run, default_controller
+from prism.inference.backends import Agreement, Backend, Frame, load_backend
+from prism.inference.lanes import Lanes, LocalPlanner, is_realtime, steady
+from prism.inference.tokens import warm_up
+from prism.methods.base import ContextPolicy
+from prism.methods.presets import build_policy, preset
 from prism.sensors import SensorSpec, encode_text
-from prism.serve.backends import Agreement, Backend, Frame, load_backend
-from prism.serve.lanes import Lanes, LocalPlanner, is_realtime, steady
-from prism.serve.tokens import warm_up
 
 if TYPE_CHECKING:
     from prism.cli.bench import Realtime

@@ -93,7 +93,7 @@ class Server(JsonOutput):
 
     Try:
         prism bench server --run-folder runs/mine --clients 4 --rate 5
-        prism bench server --clients 64 --seconds 60 --json server.json
+        prism bench server --clients 64 --seconds 60 --json server_load.json
 
     docs/howto/serving.md explains the keys. Bad frames and the live page: python -m research server.
     """
@@ -117,16 +117,16 @@ class Server(JsonOutput):
     def run(self) -> None:
         for package in ("websockets", "msgpack", "prism_client"):
             need(package, "serve", "prism bench server")
-        from prism.bench import server
+        from prism.bench import server_load
 
-        _carry_out(self, server)
+        _carry_out(self, server_load)
 
 
 def _carry_out(config: Latency | Realtime | Server, bench: Any) -> None:
     """Measure with progress on stderr, show the figures, write them."""
     from rich.console import Console
 
-    from prism.rollout.results import refuse_existing, write_json
+    from prism.evaluation.results import refuse_existing, write_json
 
     refuse_existing(config.json, overwrite=config.overwrite)
     result = bench.run(config, Console(stderr=True))

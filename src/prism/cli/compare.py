@@ -14,7 +14,7 @@ from prism.cli.train import Preset
 from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
-    from prism.runs.comparison import Comparison
+    from prism.experiments.comparison import Comparison
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Compare(JsonOutput):
     def run(self) -> None:
         from rich.console import Console
 
-        from prism.rollout.results import refuse_existing, write_json
-        from prism.runs.comparison import PAGE, CompareConfig, Contestant, EvaluationPlan, compare, summarise
+        from prism.evaluation.results import refuse_existing, write_json
+        from prism.experiments.comparison import PAGE, CompareConfig, Contestant, EvaluationPlan, compare, summarise
 
         refuse_existing(self.json, overwrite=self.overwrite)
         curve = self.curve if self.trained is None else ()

@@ -57,10 +57,10 @@ class Collect(CalvinOption):
         from rich.console import Console
 
         from prism.data.locate import DOWNLOADS
-        from prism.runs.demonstrations import COLLECTED
-        from prism.runs.recipes import recipe
+        from prism.experiments.demonstrations import COLLECTED
+        from prism.experiments.recipes import recipe
         from prism.sims.collect import collect
-        from prism.sims.tasks import TASKS
+        from prism.sims.task_table import TASKS
 
         self.find_calvin()
         if self.task in DOWNLOADS:
@@ -137,8 +137,8 @@ class Inspect(_OfDataset):
 
         from prism.data import format_name
         from prism.data.inspect import print_summary, readable, summarise
-        from prism.report.dataset import write_page
-        from prism.rollout.results import refuse_existing
+        from prism.evaluation.results import refuse_existing
+        from prism.report.dataset_page import write_page
 
         refuse_existing(self.rerun, overwrite=self.overwrite)
         source, problems = readable(self.open(self.path, skip_damaged=None))
@@ -209,8 +209,8 @@ class Convert(_OfDataset):
 
         from prism.data.damage import chosen
         from prism.data.views import with_sensor_settings
-        from prism.runs.demonstrations import open_demonstrations
-        from prism.runs.recipes import names, recipe
+        from prism.experiments.demonstrations import open_demonstrations
+        from prism.experiments.recipes import names, recipe
 
         if not self.path.exists() and str(self.path) in names():
             if self.map or self.fps or self.tolerance:

@@ -39,8 +39,8 @@ class Demo:
 
         from rich.console import Console
 
-        from prism.runs.demo import default_config, run_demo
-        from prism.runs.run import write_run_report
+        from prism.experiments.demo_tasks import default_config, run_demo
+        from prism.experiments.run_folder import write_run_report
 
         started = time.monotonic()
         results = run_demo(self.out, default_config(self.minutes), Console(stderr=True), self.fresh)

@@ -61,10 +61,10 @@ class Eval(JsonOutput, CalvinOption):
         check_numbers(self, "--", {"[1, inf)": "episodes candidates workers"})
 
     def run(self) -> None:
-        from prism.rollout.episodes import IncompleteError, RecordConfig
-        from prism.rollout.results import evaluation_json, refuse_existing, write_json
-        from prism.runs.run import EvalOptions, Run, write_run_report
-        from prism.serve.backends import check_backend
+        from prism.evaluation.play import IncompleteError, RecordConfig
+        from prism.evaluation.results import evaluation_json, refuse_existing, write_json
+        from prism.experiments.run_folder import EvalOptions, Run, write_run_report
+        from prism.inference.backends import check_backend
 
         check_backend(self.backend)
         refuse_existing(self.json, overwrite=self.overwrite)

@@ -51,9 +51,9 @@ class Export:
 
         from rich.console import Console
 
+        from prism.experiments.run_folder import Run
+        from prism.experiments.share import write_lerobot
         from prism.io import hub
-        from prism.runs.run import Run
-        from prism.runs.share import write_lerobot
 
         run, console = Run(self.run_folder), Console(stderr=True)
         if self.lerobot is not None:
@@ -65,7 +65,7 @@ class Export:
                 write_lerobot(run, folder, license_=self.license, name=self.hub)
                 print(f"pushed: {hub.push(folder, self.hub, self.private)}")
         elif self.onnx is not None:
-            from prism.serve.export_onnx import export_onnx
+            from prism.inference.export_onnx import export_onnx
 
             policy = run.policy()
             with console.status("export") as status:

@@ -53,8 +53,8 @@ class Merge(_OfDataset):
         from rich.console import Console
 
         from prism.data.convert import convert
-        from prism.runs.mixture import mixed, open_mixture
-        from prism.runs.options import customized
+        from prism.experiments.combined_recipe import mixed, open_mixture
+        from prism.experiments.options import customized
 
         assert self.out is not None
         if same := [path for path in self.datasets if path.resolve() == self.out.resolve()]:

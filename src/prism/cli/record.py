@@ -14,9 +14,9 @@ from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.data.align import Gaps
+    from prism.robots.guard import Guard
     from prism.robots.loop import Keys, Outcome
     from prism.robots.recording import Recording, Trace
-    from prism.robots.safety import Guard
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Record:
 
     def run(self) -> None:
         from prism.cli.run import announce, need_client
-        from prism.robots.base import make_robot
+        from prism.robots.contract import make_robot
         from prism.robots.limits import read_limits
 
         need_client("prism record")
         from prism.io.files import explain_write_errors
+        from prism.robots.guard import Guard
         from prism.robots.instruction import instruct
         from prism.robots.loop import Keys, TeleopCommander
         from prism.robots.recording import Recording
-        from prism.robots.safety import Guard
         from prism.robots.teleop import make_teleop
 
         robot = make_robot(self.robot, self.option)
@@ -153,8 +153,8 @@ class Record:
     def _check_lerobot(self) -> None:
         """PrismError where --lerobot would replace anything else than what was recorded here before."""
         from prism.data import open_dataset
+        from prism.data.formats.episode_folders import RecordingSource, is_recording
         from prism.data.formats.lerobot import is_lerobot
-        from prism.data.formats.recording import RecordingSource, is_recording
         from prism.errors import need
 
         if self.lerobot is None:
@@ -176,9 +176,9 @@ class Record:
 
         from prism.cli.data import steps_bar
         from prism.data.convert import convert
-        from prism.data.formats.recording import RecordingSource
+        from prism.data.formats.episode_folders import RecordingSource
         from prism.data.inspect import print_summary
-        from prism.report.dataset import write_page
+        from prism.report.dataset_page import write_page
 
         source, page = RecordingSource(recording.path), recording.path / "page.html"
         with steps_bar() as advance:

@@ -31,7 +31,7 @@ class Report:
     """Replace that file if it exists."""
 
     def run(self) -> None:
-        from prism.runs.run import write_run_report
+        from prism.experiments.run_folder import write_run_report
 
         print(write_run_report(self.run_folder, self.rerun, self.overwrite))
         if self.rerun is not None:

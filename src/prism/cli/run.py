@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from prism.controller import ControllerConfig
     from prism.data.formats.film import FilmWriter
+    from prism.experiments.run_folder import Run as Trained
     from prism.report.rerun_log import RerunLog
-    from prism.robots.base import Robot
+    from prism.robots.contract import Robot
+    from prism.robots.guard import Guard
     from prism.robots.limits import Limits
     from prism.robots.loop import Keys, Outcome
     from prism.robots.recording import Recording, Trace
-    from prism.robots.safety import Guard
-    from prism.runs.run import Run as Trained
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class Run:
 
     def run(self) -> None:
         need_client("prism run")
+        from prism.robots.guard import Guard
         from prism.robots.limits import read_limits
         from prism.robots.loop import KEYS, Keys
         from prism.robots.recording import Recording
-        from prism.robots.safety import Guard
 
         for file in (self.json, self.rerun):
             if file is not None and file.exists():
@@ -144,7 +144,7 @@ class Run:
 
     def _robot(self) -> Robot:
         """A twin of several scenes shows that of the run, or of the episode to replay, where no option says which."""
-        from prism.robots.base import ROBOTS, make_robot
+        from prism.robots.contract import ROBOTS, make_robot
 
         scenes = getattr(ROBOTS[self.robot], "tasks", ()) if self.robot in ROBOTS else ()
         if not scenes or any(given.startswith("task=") for given in self.option):
@@ -160,7 +160,7 @@ class Run:
 
     def _why_unknown(self) -> str:
         """Why nothing names a scene of the twin."""
-        from prism.runs.run import Run as Trained
+        from prism.experiments.run_folder import Run as Trained
 
         trained = None if self.run_folder is None else Trained(self.run_folder)
         data = trained.experiment.demonstrations.path if trained is not None and trained.has_experiment else None
@@ -171,7 +171,7 @@ class Run:
     def _shown(self) -> tuple[str, ...]:
         """The tasks of what the policy learned from, or of the episode to replay."""
         from prism.data.formats.store import StoreSource, is_store
-        from prism.runs.run import Run as Trained
+        from prism.experiments.run_folder import Run as Trained
 
         if self.run_folder is not None:
             return Trained(self.run_folder).shown()
@@ -236,10 +236,10 @@ class Run:
                 remote.close()
             return
         from prism.controller import Controller
-        from prism.runs.run import Run as Trained
-        from prism.serve.backends import backend_device, check_backend, load_backend
-        from prism.serve.lanes import LocalPlanner
-        from prism.serve.tokens import warm_up
+        from prism.experiments.run_folder import Run as Trained
+        from prism.inference.backends import backend_device, check_backend, load_backend
+        from prism.inference.lanes import LocalPlanner
+        from prism.inference.tokens import warm_up
 
         check_backend(self.backend)
         assert self.run_folder is not None
@@ -260,8 +260,8 @@ class Run:
             local.close()
 
     def _settings(self, trained: Trained) -> ControllerConfig:
-        from prism.runs.action_kind import as_stated
-        from prism.runs.run import changed
+        from prism.experiments.run_folder import changed
+        from prism.experiments.stated_kind import as_stated
 
         return as_stated(trained, changed(trained.settings, set=self.set), self.action_kind)[0]
 
@@ -269,8 +269,8 @@ class Run:
     def _live(self, trained: Trained, device: Any) -> Iterator[Planner]:
         from prism_client import RemotePlanner
 
-        from prism.serve.beside import served
-        from prism.serve.server import PolicyServer, ServerConfig
+        from prism.server.beside import served
+        from prism.server.policy_server import PolicyServer, ServerConfig
 
         policy = trained.policy(device, backend=self.backend)
         config = ServerConfig(port=self.live or 0, rate=0.0)
@@ -383,7 +383,7 @@ class Run:
         return Recording(out.with_name(f"{out.name}-corrections"), robot, _task(robot))
 
     def _summarise(self, rows: list[dict[str, Any]], robot: Robot, recording: Recording | None) -> None:
-        from prism.rollout.results import write_json
+        from prism.evaluation.results import write_json
 
         if not rows:
             return
@@ -442,7 +442,7 @@ def _steady(robot: Robot) -> Iterator[None]:
     if not robot.realtime:
         yield
         return
-    from prism.serve.lanes import steady
+    from prism.inference.lanes import steady
 
     with steady(realtime=True):
         yield

@@ -15,7 +15,7 @@ from prism.cli.style import option
 from prism.errors import PrismError, check_numbers, need
 
 if TYPE_CHECKING:
-    from prism.serve.server import PolicyServer
+    from prism.server.policy_server import PolicyServer
 
 KEY_VARIABLE = "PRISM_API_KEY"
 
@@ -83,10 +83,10 @@ class Serve:
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:
-        from prism.runs.action_kind import as_stated
-        from prism.runs.run import Run, changed
-        from prism.serve.backends import backend_device, check_backend
-        from prism.serve.server import PolicyServer, ServerConfig
+        from prism.experiments.run_folder import Run, changed
+        from prism.experiments.stated_kind import as_stated
+        from prism.inference.backends import backend_device, check_backend
+        from prism.server.policy_server import PolicyServer, ServerConfig
 
         check_backend(self.backend)
         config = ServerConfig(
@@ -196,7 +196,7 @@ def _log_to_stderr() -> Iterator[None]:
     import logging
     import sys
 
-    from prism.serve.sessions import WHO
+    from prism.server.sessions import WHO
 
     class Line(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prism.rollout.results import EvaluationResult
+    from prism.evaluation.results import EvaluationResult
 
 
 def print_summary(results: Sequence[EvaluationResult]) -> None:

@@ -12,8 +12,8 @@ from prism.cli.style import CalvinOption, DatasetOptions, option
 from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
-    from prism.runs.recipes import Experiment
-    from prism.training.loop import TrainResult
+    from prism.experiments.recipes import Experiment
+    from prism.training.trainer import TrainResult
 
 Preset = Literal["tiny", "base", "paper", "fast", "paper-literal"]
 
@@ -118,7 +118,7 @@ class Train(DatasetOptions, CalvinOption):
         from prism.io.processes import sleep_at_barriers
 
         sleep_at_barriers()
-        from prism.distributed import ranks
+        from prism import ranks
 
         with ranks.session():
             try:
@@ -129,8 +129,8 @@ class Train(DatasetOptions, CalvinOption):
     def _train(self) -> None:
         from rich.console import Console
 
-        from prism.distributed import ranks
-        from prism.runs.workflow import train_recipe
+        from prism import ranks
+        from prism.experiments.workflow import train_recipe
 
         self.find_calvin()
         given: Any = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "calvin"}
@@ -143,8 +143,8 @@ class Train(DatasetOptions, CalvinOption):
             raise SystemExit(130)  # saved, but not done: `prism train ... && prism eval ...` ends here
 
     def _say(self, run: Path, experiment: Experiment, result: TrainResult) -> None:
-        from prism.runs.run import Run
-        from prism.serve.sessions import needed_sensors
+        from prism.experiments.run_folder import Run
+        from prism.server.sessions import needed_sensors
 
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")

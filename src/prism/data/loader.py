@@ -22,9 +22,9 @@ import numpy as np
 from prism.data.episodes import FloatArray, IntArray
 from prism.data.mixture import drawn, epoch_size
 from prism.data.windows import Blocks, LazyStreams, Windows
-from prism.distributed.ranks import RankShare
 from prism.errors import PrismError
 from prism.io.processes import end_with_parent, leave_signals_to_parent
+from prism.ranks import RankShare
 from prism.types import Batch
 
 

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.encoders.vision import Drawn, NormKind, ResNet18, Shift, SmallCNN, draw_shift, prepare_image
 from prism.normalize import Normalizer
+from prism.rows import Random
 from prism.sensors import SensorSpec
 
 Prepare = Callable[[Tensor, SensorSpec, Shift], Tensor]

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError
+from prism.rows import Random
 from prism.sensors import SensorSpec
 
 Shift = Int[Tensor, "2 N"] | None  # pixels down and to the right, an image

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prism.io.plugins import Table
 
 if TYPE_CHECKING:
-    from prism.methods.context import Method
+    from prism.methods.base import Method
 
 METHODS: Table[Method] = Table(
     "prism.methods",

@@ -21,13 +21,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from prism.attention import Attention, AttentionConfig
-from prism.distributed.rows import Random
 from prism.encoder import Encoder
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 if TYPE_CHECKING:

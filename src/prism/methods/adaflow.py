@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
-from prism.methods.context import Method, seeded
+from prism.methods.base import Method, seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.unet import Films, step_features
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 _TIME_FEATURES = 16

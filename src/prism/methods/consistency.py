@@ -19,14 +19,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.context import Method
+from prism.methods.base import Method
 from prism.methods.diffusion import DenoiserConfig, DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
 from prism.methods.unet import Films, Student, UNetPolicy
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 

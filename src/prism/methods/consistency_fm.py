@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError, check_numbers
-from prism.methods.context import Method
+from prism.methods.base import Method
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.policy import LossOutput
+from prism.rows import Random
 from prism.types import Batch
 
 

@@ -22,13 +22,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from prism.distributed.rows import Random
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.context import Method
+from prism.methods.base import Method
 from prism.methods.unet import Films, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch, Observation
 
 Sampler = Literal["ddim", "ddpm"]

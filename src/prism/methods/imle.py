@@ -17,13 +17,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.errors import check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.context import Method
+from prism.methods.base import Method
 from prism.methods.unet import SIZES, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig, Prepared
 from prism.io.jsonconfig import from_json
-from prism.methods.context import ContextConfig, ContextPolicy, Method, seeded
+from prism.methods.base import ContextConfig, ContextPolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 

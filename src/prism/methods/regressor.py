@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from jaxtyping import Float
 from torch import Tensor
 
-from prism.distributed.rows import Random
 from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig
 from prism.io.jsonconfig import from_json
-from prism.methods.context import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
+from prism.rows import Random
 from prism.types import Batch
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from prism.encoder import Encoder
 from prism.errors import PrismError, check_numbers
-from prism.methods.context import BaselineConfig, BaselinePolicy, Example, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Example, seeded
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
 from prism.types import Batch

@@ -17,7 +17,7 @@ from prism.data.episodes import Episode, EpisodeSource
 from prism.io.files import replace_file
 from prism.report.charts import Series, line_chart, number, page, table
 from prism.report.rerun_log import RerunLog
-from prism.report.run import Log, training_curves
+from prism.report.run_page import Log, training_curves
 from prism.sensors import decode_text
 
 Float = NDArray[np.float64]

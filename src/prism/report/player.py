@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from prism.rollout.results import EpisodeResult, Fan
-from prism.sims.tasks import TASKS
+from prism.evaluation.results import EpisodeResult, Fan
+from prism.sims.task_table import TASKS
 
 Float = NDArray[np.float64]
 SIZE = 400.0  # width of a view, in SVG units

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from prism.data.episodes import Episode, EpisodeSource
 from prism.data.inspect import Progress, as_picture
 from prism.errors import PrismError, need
+from prism.evaluation.results import EvaluationResult
 from prism.io.files import hidden_beside
-from prism.rollout.results import EvaluationResult
 from prism.sensors import SensorSpec, action_spec_of, decode_text
 
 if TYPE_CHECKING:
-    from prism.robots.base import Robot
+    from prism.robots.contract import Robot
 
 _QUALITY = 80  # JPEG
 _PART = 32  # steps read at once

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism.errors import PrismError
-from prism.robots.base import Reading, Robot
+from prism.robots.contract import Reading, Robot
 from prism.sensors import SensorSpec, encode_text
 
 TEXT, BYTES = "text", 64  # the sensor, and its size in recordings

@@ -18,9 +18,9 @@ from prism_client import Executor, PlanError, Reply
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
-from prism.robots.base import Array, Robot
+from prism.robots.contract import Array, Robot
+from prism.robots.guard import Guard, Seen
 from prism.robots.recording import Trace
-from prism.robots.safety import Guard, Seen
 from prism.robots.teleop import Teleop
 from prism.sensors import KINDS, SensorSpec
 

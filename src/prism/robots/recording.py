@@ -31,14 +31,14 @@ from prism_client import Reply
 
 from prism.data.align import AlignConfig, Gaps, Timed, align, camera_clock, nearest
 from prism.data.episodes import Episode
+from prism.data.formats.episode_folders import COMMANDS, EPISODE, RecordingSource, is_recording
 from prism.data.formats.film import FilmWriter
-from prism.data.formats.recording import COMMANDS, EPISODE, RecordingSource, is_recording
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.io.files import exclusive, explain_write_errors, hidden_beside, remove_leftovers
-from prism.robots.base import Array, Robot
-from prism.robots.safety import Seen
+from prism.robots.contract import Array, Robot
+from prism.robots.guard import Seen
 from prism.sensors import SensorSpec
 
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
 from prism.io.plugins import Table
-from prism.robots.base import Array, Robot, make_robot
-from prism.robots.safety import Seen
+from prism.robots.contract import Array, Robot, make_robot
+from prism.robots.guard import Seen
 
 TAKE = "t"  # takes over, and gives back
 _SHARE = 0.5  # of the robot's speed limits, at full deflection

@@ -31,8 +31,8 @@ from prism.errors import PrismError
 from prism.io.processes import WORKERS, end_with_parent
 from prism.io.progress import Bar
 from prism.sensors import ActionSpec, SensorSpec
-from prism.sims.base import TEST_SEED, Array, Env, Expert
-from prism.sims.tasks import TASKS, make_env, make_expert
+from prism.sims.environment import TEST_SEED, Array, Env, Expert
+from prism.sims.task_table import TASKS, make_env, make_expert
 
 _PATIENCE = 10  # attempts allowed per wanted episode
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import Array, Env, StepResult
-from prism.sims.tasks import TASKS, make_env
+from prism.sims.environment import Array, Env, StepResult
+from prism.sims.task_table import TASKS, make_env
 
 
 def sentence_of(task: str) -> str:

@@ -28,12 +28,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 import prism
-from prism.data.formats.recording import is_recording
+from prism.data.formats.episode_folders import is_recording
 from prism.data.formats.store import is_store
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import DamagedError
-from prism.methods.table import build_policy
+from prism.methods.presets import build_policy
 from prism.policy import Policy, PolicySpec
 
 FORMAT_VERSION = 1

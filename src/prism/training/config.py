@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io import jsonconfig
-from prism.training.robust import RobustConfig
+from prism.training.faults import RobustConfig
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Clock = Literal["wall", "cpu"]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 import prism
+from prism import ranks
 from prism.data.loader import BatchOrder
 from prism.data.windows import Windows
-from prism.distributed import ranks
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from prism.distributed import ranks
-from prism.distributed.rows import PartRandom, Random, Share
+from prism import ranks
 from prism.errors import PrismError
 from prism.policy import LossOutput, Policy
+from prism.rows import PartRandom, Random, Share
 from prism.training.config import TrainConfig
 from prism.types import Batch, Observation
 

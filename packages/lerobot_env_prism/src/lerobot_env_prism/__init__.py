@@ -24,8 +24,8 @@ from lerobot.utils.constants import ACTION, OBS_STATE
 from prism.data.formats.lerobot import TASK
 from prism.data.formats.lerobot_writer import feature_keys
 from prism.sensors import decode_text
-from prism.sims.base import TEST_SEED, Env, StepResult
-from prism.sims.tasks import make_env
+from prism.sims.environment import TEST_SEED, Env, StepResult
+from prism.sims.task_table import make_env
 
 _IMAGES = "observation.images."
 

@@ -15,11 +15,11 @@ from lerobot.optim.schedulers import CosineAnnealingWithWarmupSchedulerConfig
 from prism import __version__
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
+from prism.experiments.stated_kind import as_the_data_say
 from prism.io.jsonconfig import from_json, to_json, with_settings
-from prism.methods import table
+from prism.methods import presets
 from prism.methods.prism import PrismConfig as NetworkConfig
 from prism.policy import PolicySpec
-from prism.runs.action_kind import as_the_data_say
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import FORMAT_VERSION
 
@@ -90,7 +90,7 @@ class PrismConfig(PreTrainedConfig):
 
     def network(self) -> NetworkConfig:
         """prism's settings of the network; the anchor is found when the sensors are known."""
-        preset = table.preset(self.preset)
+        preset = presets.preset(self.preset)
         config = replace(
             preset,
             obs_horizon=self.n_obs_steps,

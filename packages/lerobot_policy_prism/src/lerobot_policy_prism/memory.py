@@ -8,8 +8,8 @@ drawn at random; after an epoch that is all of the dataset. Pictures are not kep
 from __future__ import annotations
 
 import torch
-from prism.distributed.rows import Random
 from prism.policy import PolicySpec
+from prism.rows import Random
 from prism.types import Batch, Observation
 from torch import Tensor
 

@@ -21,19 +21,19 @@ import torch
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, PRETRAINED_MODEL_DIR
 from prism.controller import Controller, action_scale, observations
-from prism.distributed.rows import EachRandom, Random
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
 from prism.io import files
-from prism.methods.table import build_policy
+from prism.methods.presets import build_policy
 from prism.policy import Policy, PolicySpec
+from prism.rows import EachRandom, Random
 from prism.selection import SelectionState, select
 from prism.training.config import TrainConfig
 from prism.training.step import ema_decay, parameter_groups, update_average
 from prism.types import Batch
 from torch import Tensor
 
-from lerobot_policy_prism import sensors
+from lerobot_policy_prism import sensor_features
 from lerobot_policy_prism.configuration_prism import PrismConfig
 from lerobot_policy_prism.memory import Memory
 
@@ -54,15 +54,17 @@ class PrismPolicy(PreTrainedPolicy):
         if not fresh:
             spec = PolicySpec.from_json(config.policy)
             if dataset_meta is not None:
-                sensors.check_features(spec, config.keys, dataset_meta, str(config.pretrained_path))
+                sensor_features.check_features(spec, config.keys, dataset_meta, str(config.pretrained_path))
         else:
-            spec, config.keys = sensors.make_spec(config, dataset_meta)
+            spec, config.keys = sensor_features.make_spec(config, dataset_meta)
             config.policy = spec.to_json()
-            normalizer = sensors.make_normalizer(spec, config.keys, dataset_stats) if dataset_meta is not None else None
+            normalizer = (
+                sensor_features.make_normalizer(spec, config.keys, dataset_stats) if dataset_meta is not None else None
+            )
         self.policy: Policy = build_policy(spec, torch.initial_seed() % 2**31, normalizer)
         if fresh:  # a checkpoint has its weights, and needs no other file
             load_pretrained(self.policy)
-        self._presence = sensors.Presence.of(dataset_meta)
+        self._presence = sensor_features.Presence.of(dataset_meta)
         self._memory = Memory(spec, 0 if dataset_meta is None else int(dataset_meta.total_frames))
         self._average: list[Policy] = []  # in a list: no submodule, so neither optimised nor sent between ranks
         self._step = 0
@@ -75,7 +77,7 @@ class PrismPolicy(PreTrainedPolicy):
 
     def forward(self, batch: dict[str, Tensor], **_: Any) -> tuple[Tensor, dict[str, float]]:
         actions = batch[ACTION]
-        observation = sensors.observation(self.policy.spec, self.config, batch, len(actions), self._presence)
+        observation = sensor_features.observation(self.policy.spec, self.config, batch, len(actions), self._presence)
         padded = batch.get(f"{ACTION}_is_pad")
         valid = torch.ones_like(actions[..., 0], dtype=torch.bool) if padded is None else ~padded
         # From torch's own generator, whose state LeRobot saves: a resumed training draws the same numbers.
@@ -174,7 +176,7 @@ class PrismPolicy(PreTrainedPolicy):
         rows = next(len(v) for k, v in batch.items() if isinstance(v, Tensor) and k.startswith("observation"))
         frames: list[dict[str, np.ndarray]] = [{} for _ in range(rows)]
         for sensor in self.policy.spec.sensors:
-            stream = sensors.read(sensor, self.config.keys[sensor.name], batch, self.config, rows, 1)
+            stream = sensor_features.read(sensor, self.config.keys[sensor.name], batch, self.config, rows, 1)
             for frame, value in zip(frames, [] if stream is None else stream[:, -1].cpu().numpy(), strict=False):
                 frame[sensor.name] = value
         return frames

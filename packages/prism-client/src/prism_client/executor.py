@@ -20,7 +20,7 @@ slow   The same path at `slow_factor` of the speed: part of the way to a positio
 stop   Hold until a plan may be executed: a hook said so, a sensor that the policy needs is absent, or the planner is
        lost and `lost` says stop.
 
-Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process (prism.serve.lanes).
+Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process (prism.inference.lanes).
 Everything here runs in the caller's thread and asks a clock that can be a test's; a planner has the threads.
 """
 

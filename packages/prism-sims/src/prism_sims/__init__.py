@@ -1,1 +1,1 @@
-"""Simulated tasks behind the interface of prism.sims.base. Never imports a policy; simulators are imported lazily."""
+"""Simulated tasks behind the interface of prism.sims.environment. Never imports a policy; simulators are imported lazily."""

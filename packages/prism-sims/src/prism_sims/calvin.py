@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, encode_text
-from prism.sims.base import TEST_SEED, Array, Simulation, StepResult
+from prism.sims.environment import TEST_SEED, Array, Simulation, StepResult
 
 from prism_sims.calvin_checkout import (
     BLOCKS,

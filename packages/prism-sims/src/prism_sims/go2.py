@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec
-from prism.sims.base import Array, StepResult
+from prism.sims.environment import Array, StepResult
 
 from prism_sims import go2_model as parts
 from prism_sims import offscreen

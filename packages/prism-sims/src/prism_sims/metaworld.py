@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.base import Array
+from prism.sims.environment import Array
 
 from prism_sims import offscreen
 from prism_sims.mujoco_env import DrawnEnv

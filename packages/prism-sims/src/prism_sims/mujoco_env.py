@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prism.sims.base import Array, Simulation
+from prism.sims.environment import Array, Simulation
 
 from prism_sims import offscreen
 

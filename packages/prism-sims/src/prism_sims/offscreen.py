@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
-from prism.sims.base import Array
+from prism.sims.environment import Array
 
 INSTALL_LINE = "apt-get install libosmesa6"
 _BACKENDS = ("osmesa", "egl")  # software first: the same pixels on every machine

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prism.data.episodes import EpisodeSource
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.base import Array, Simulation
+from prism.sims.environment import Array, Simulation
 
 from prism_sims.pusht_features import GOAL, IMAGE_SIZE, SIZE, VARIANTS, Variant, features, sensor_specs
 

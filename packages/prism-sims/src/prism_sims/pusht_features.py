@@ -127,7 +127,7 @@ DRAWN_BYTES = 2**30  # frames drawn from states are kept, up to this much: 38,00
 
 
 def as_shown(source: EpisodeSource, task: str, mirror: bool) -> EpisodeSource:
-    """Recordings of Push-T's state as a task's environment would show them (prism.sims.tasks.Task.as_shown)."""
+    """Recordings of Push-T's state as a task's environment would show them (prism.sims.task_table.Task.as_shown)."""
     return PushTDemonstrations(source, VARIANTS[task], mirror)
 
 

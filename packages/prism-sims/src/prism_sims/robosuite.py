@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from prism.data.episodes import EpisodeSource
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
-from prism.sims.base import Array
+from prism.sims.environment import Array
 
 from prism_sims import offscreen, robosuite_control
 from prism_sims.mujoco_env import DrawnEnv

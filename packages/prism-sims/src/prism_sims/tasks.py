@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from prism.sims.tasks import Task
+from prism.sims.task_table import Task
 
 from prism_sims import calvin_checkout, go2_tasks, metaworld, robosuite, tabletop
 from prism_sims.pusht_features import VARIANTS

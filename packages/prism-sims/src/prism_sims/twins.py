@@ -1,4 +1,4 @@
-"""Twins: robots of the Robot contract (prism/robots/base.py) that are simulated.
+"""Twins: robots of the Robot contract (prism/robots/contract.py) that are simulated.
 
 ur5e-twin   the UR5e of the tabletop (tabletop.py), with all its senses. A command is as there: a displacement of the
             hand, 1 is 3 cm, and the gripper. Steps of a policy are those of the tabletop, 10 a second.
@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from prism.errors import PrismError
-from prism.robots.base import ActionSpace, Health, Reading, Robot
+from prism.robots.contract import ActionSpace, Health, Reading, Robot
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
-from prism.sims.base import Expert
+from prism.sims.environment import Expert
 
 from prism_sims import go2, go2_tasks
 from prism_sims.go2_expert import make_go2_expert

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prism.data.episodes import EpisodeSource
-from prism.data.formats.calvin import CalvinSource, is_calvin
+from prism.data.formats.calvin_format import CalvinSource, is_calvin
+from prism.data.formats.episode_folders import RecordingSource, is_recording
 from prism.data.formats.lerobot import LeRobotSource, is_lerobot
-from prism.data.formats.recording import RecordingSource, is_recording
 from prism.data.formats.robomimic import RobomimicSource, is_robomimic
 from prism.data.formats.rosbag import RosbagSource, is_rosbag
 from prism.data.formats.store import StoreSource, is_store

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
 from prism.io.jsonconfig import from_json
-from prism.robots.base import ActionSpace, Health, Reading, Robot
+from prism.robots.contract import ActionSpace, Health, Reading, Robot
 from prism.robots.drivers.parts import Part, Vector, state_age
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
@@ -236,7 +236,7 @@ def robot_from_file(file: Path) -> Robot:
         raise PrismError(f"{file}: cannot be read as {file.suffix[1:]} ({reason(error)}); mend the file") from None
     try:
         if isinstance(data, dict) and "lerobot" in data:
-            from prism.robots.drivers.lerobot import robot_from_table
+            from prism.robots.drivers.lerobot_robot import robot_from_table
 
             return robot_from_table(data)
         return _robot(data)

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from prism.errors import PrismError, check_choices, need
-from prism.robots.base import Health
-from prism.robots.drivers.go2 import join
+from prism.robots.contract import Health
 from prism.robots.drivers.ik import ArmModel
 from prism.robots.drivers.parts import FIRST_READING, Axis, Part, Vector, state_age
 from prism.robots.drivers.rotation import from_reference, to_reference
+from prism.robots.drivers.unitree_go2 import join
 from prism.robots.drivers.waypoints import Follower
 
 COMMAND, ANGLES = "rt/arm_Command", "current_servo_angle"  # topics

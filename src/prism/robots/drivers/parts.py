@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
-from prism.robots.base import Array, Health, Reading
+from prism.robots.contract import Array, Health, Reading
 from prism.sensors import SensorSpec
 
 Vector = NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from prism.errors import PrismError, need
-from prism.robots.base import Array
+from prism.robots.contract import Array
 from prism.robots.drivers.parts import Stream
 from prism.sensors import SensorSpec
 

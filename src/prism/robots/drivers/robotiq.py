@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism.errors import PrismError
-from prism.robots.base import Array, Health
+from prism.robots.contract import Array, Health
 from prism.robots.drivers.parts import Axis, Stream, Vector, reach
 
 PORT = 63352

@@ -22,7 +22,7 @@ import numpy as np
 
 from prism.data.formats.rosmsg import FIELDS, IMAGES, decode_image
 from prism.errors import PrismError, need
-from prism.robots.base import Array, Health
+from prism.robots.contract import Array, Health
 from prism.robots.drivers.parts import Axis, Stream, Vector, state_age
 from prism.robots.drivers.waypoints import Follower
 from prism.sensors import SensorSpec

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from prism.errors import PrismError, check_choices, need
-from prism.robots.base import Health, Reading
+from prism.robots.contract import Health, Reading
 from prism.robots.drivers.parts import STATE_AGE, Axis, Part, Vector, reach
 from prism.robots.drivers.ur_servo import EMERGENCY, NO_PROGRAM, PROTECTIVE, Board, ServoConfig, serve
 from prism.sensors import SensorSpec

@@ -1,1 +1,0 @@
-"""Several processes, one policy: broadcast, gather, barrier, and random numbers by row of the global batch."""

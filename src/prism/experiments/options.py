@@ -1,0 +1,81 @@
+"""What a call of `prism train` or prism.train changes in a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from prism.experiments.recipes import Experiment, with_budget, with_method, with_preset, with_teacher
+from prism.experiments.robust import ROBUST
+from prism.io.jsonconfig import with_settings
+
+
+class TrainOptions(TypedDict, total=False):
+    """What a call may change in a recipe. Left out, or None: as the recipe says. `prism train --help` explains each."""
+
+    data: Path | str | None
+    map: Sequence[str]
+    sensor: Sequence[str]
+    fps: float | None
+    tolerance: float | None
+    fraction: float | None
+    demonstrations: int | None
+    minutes: float | None
+    steps: int | None
+    method: str | None
+    teacher: Path | str | None
+    init: Path | str | None
+    action_kind: str | None
+    preset: str | None
+    episodes: int | str | None
+    without: Sequence[str]
+    sensors: Sequence[str]
+    weights: Sequence[float] | None
+    text: Sequence[str]
+    skip_damaged: bool
+    robust: bool
+    seed: int | None
+    set: Sequence[str]
+
+
+def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Experiment:
+    """The same experiment with what a call of `prism train` or prism.train changes."""
+    given: dict[str, Any] = {
+        name: value for name, value in options.items() if value is not None and value != () and value is not False
+    }
+    if options.get("weights") is not None:
+        given["weights"] = options["weights"]  # also an empty one: it is refused
+    method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
+    experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
+    if preset is not None:
+        experiment = with_preset(experiment, preset)
+    if method is not None and method != experiment.method:
+        experiment = with_method(experiment, method, preset)
+    if teacher is not None and str(teacher) != experiment.teacher:
+        experiment = with_teacher(experiment, Path(teacher))
+    if "init" in given and str(given["init"]) != experiment.init:
+        from prism.experiments.start_from import with_init
+
+        experiment = with_init(experiment, Path(given["init"]))
+    if "action_kind" in given:
+        given["sensor"] = (*given.get("sensor", ()), f"action.kind={given['action_kind']}")
+    source = experiment.demonstrations
+    if source.parts or "weights" in given or "text" in given:
+        from prism.experiments.combined_recipe import with_parts
+
+        source = with_parts(source, given.get("weights"), given.get("text"), given.pop("episodes", None), given)
+    named = {"map": "map", "sensor": "sensors", "without": "without", "sensors": "keep"}
+    changes: dict[str, Any] = {field: tuple(given[option]) for option, field in named.items() if option in given}
+    changes |= {name: given[name] for name in ("fps", "tolerance", "skip_damaged") if name in given}
+    if "data" in given:
+        changes |= {"kind": source.kind if source.kind == "human" else "path", "path": str(given["data"])}
+    if "episodes" in given:  # of a dataset: which; of an expert: how many
+        episodes, kind = str(given["episodes"]), changes.get("kind", source.kind)
+        changes |= {"episodes": int(episodes)} if kind == "expert" and episodes.isdigit() else {"only": episodes}
+    if "fraction" in given or "demonstrations" in given:
+        changes |= {"fraction": given.get("fraction"), "count": given.get("demonstrations")}
+    source = replace(source, **changes)
+    settings = (*(ROBUST if "robust" in given else ()), *given.get("set", ()))
+    return with_settings(replace(experiment, demonstrations=source), settings)

@@ -1,0 +1,364 @@
+"""One connected robot: what it may ask for, its history, its controller, and what the live page may see of it.
+
+A request is a map with one time step of each sensor under the sensor's name, and these keys, all optional:
+
+    reset      true: this observation starts an episode (the history and the plan are forgotten)
+    seed       whole number, with reset: repeats the random numbers of an episode
+    executed   how many actions of the last plan the robot has executed; default: the server's exec_horizon
+    plan       false: take this observation into the history, make no plan
+    ages       {sensor: seconds since it was measured}
+    prompt     the instruction, of a policy with one text sensor; what openpi's clients call it
+
+A sensor may be left out: it is absent for that step. A key that is neither is refused, because a misspelt sensor would
+be an absent one for ever.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prism.controller import Controller, ControllerConfig, Plan, Replan
+from prism.data.history import memory
+from prism.errors import PrismError
+from prism.health import as_spec
+from prism.inference.backends import BackendPolicy
+from prism.inference.tokens import Tokens
+from prism.methods.base import ContextPolicy
+from prism.policy import Policy
+from prism.selection import FloatArray
+from prism.sensors import SensorSpec
+
+Array = NDArray[np.generic]
+KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt")
+HASTY = 10  # requests in a row
+TRACE = 240  # executed actions that the live page shows
+WHO: ContextVar[str] = ContextVar("who", default="-")  # whose request a log line is about
+
+logger = logging.getLogger("prism.server")
+
+
+def about_policy(controller: Controller) -> dict[str, Any]:
+    """What an executor has to know of a policy, in words of the wire."""
+    spec, selection = controller.policy.spec, controller.config.selection
+    moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
+    return {
+        "method": spec.method,
+        "sensors": [_about_sensor(s, controller.policy) for s in spec.sensors],
+        "needs": needed_sensors(controller.policy),
+        "action_dim": spec.action_dim,
+        "action_kind": selection.action_kind,
+        "action": spec.action.to_json(),
+        "action_scale": controller.scale.tolist(),
+        "action_range": _action_range(controller.policy),
+        "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
+        "fps": spec.fps,
+        "obs_horizon": spec.obs_horizon,
+        "memory": memory(spec.sensors, spec.obs_horizon),
+        "pred_horizon": spec.pred_horizon,
+        "exec_horizon": controller.config.exec_horizon,
+        "candidates": controller.config.candidates,
+    }
+
+
+def _about_sensor(spec: SensorSpec, policy: Policy) -> dict[str, Any]:
+    """Its shape, and what it showed in the training data: mean and std of a vector, the mean colour of pictures."""
+    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
+    known = {"colour": list(spec.colour)} if spec.colour else {}
+    if spec.kind == "vector":
+        trained = policy.normalizer
+        known = {"mean": trained.center(spec.name).tolist(), "std": trained.scale(spec.name).tolist()}
+    return {"name": spec.name, "kind": spec.kind, **shape, **known}
+
+
+def _action_range(policy: Policy) -> list[list[float]]:
+    """Lowest and highest of each number of an action in the demonstrations; the same where it is constant."""
+    known = policy.normalizer
+    half = known.action_scale * known.action_moves
+    return [(known.action_center - half).tolist(), (known.action_center + half).tolist()]
+
+
+def needed_sensors(policy: Policy) -> list[str]:
+    """Those that training never lacked, by dropout or in its data: what the policy does without them, nobody knows."""
+    own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
+    names = [spec.name for spec in own.spec.sensors]
+    chances = own.encoder.dropout if isinstance(own, ContextPolicy) else [0.0] * len(names)
+    return [name for name, chance in zip(names, chances, strict=True) if chance == 0 and name not in own.spec.absent]
+
+
+def about_plan(controller: Controller) -> dict[str, Any]:
+    """What is known of the plan that a controller has just adopted. Takes the record of it out of the controller."""
+    plan, replan = controller.last_plan, controller.replans.pop()
+    assert plan is not None
+    return {
+        "step": replan.step,
+        "candidates": len(plan.candidates),
+        "index": replan.index,
+        "spread": replan.spread,
+        "modes": replan.modes,
+        "mode_switch": replan.mode_switch,
+        "latency_ms": replan.latency_ms,
+    }
+
+
+class RequestError(PrismError):
+    """What a client may mend: it gets this line and stays connected."""
+
+
+@dataclass(frozen=True)
+class Request:
+    observation: dict[str, Array]
+    reset: bool = False
+    seed: int | None = None
+    executed: int | None = None
+    plan: bool = True
+    ages: dict[str, float] | None = None
+
+
+class Reader:
+    """Turns messages into requests for one policy; says in one line what is wrong with those that are none."""
+
+    def __init__(self, sensors: tuple[SensorSpec, ...], rename: Mapping[str, str] | None = None) -> None:
+        self._specs = {spec.name: spec for spec in sensors}
+        self._rename = dict(rename or {})  # key of the client -> sensor; "": ignored
+        texts = [spec.name for spec in sensors if spec.kind == "text"]
+        self._rename.setdefault("prompt", texts[0] if len(texts) == 1 else "")
+        if clash := sorted(set(self._specs) & set(KEYS)):
+            raise PrismError(f"the policy has a sensor called '{clash[0]}', which is a word of the protocol: rename it")
+        for key, name in self._rename.items():
+            if name and name not in self._specs:
+                raise PrismError(f"--map {key}={name}: the policy has no sensor '{name}'; it has {self._names()}")
+
+    def read(self, message: Mapping[str, Any]) -> Request:
+        observation: dict[str, Array] = {}
+        for key, value in message.items():
+            if (key in KEYS and key != "prompt") or not (name := self._name(key)):
+                continue
+            if name in observation:
+                raise RequestError(f"sensor '{name}' is in the request twice, once as '{key[:60]}'")
+            if value is not None:  # None: absent, as if it had been left out
+                observation[name] = self._reading(self._specs[name], value)
+        executed = _whole(message, "executed", 100_000)
+        seed = _whole(message, "seed", 2**63 - 1)
+        reset = _truth(message, "reset", False)
+        return Request(observation, reset, seed, executed, _truth(message, "plan", True), self._ages(message))
+
+    def _reading(self, spec: SensorSpec, value: object) -> Array:
+        if isinstance(value, Mapping | bytes) or (isinstance(value, str) and spec.kind != "text"):
+            raise RequestError(f"sensor '{spec.name}': send an array, not {type(value).__name__}")
+        try:
+            if isinstance(value, list):  # as numbers: each text of a list would get the room of the longest
+                value = np.array(value, dtype=np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # too large for float32: infinite, so absent
+                return as_spec(spec, value)
+        except PrismError as error:
+            raise RequestError(str(error)) from None
+        except (ValueError, TypeError, OverflowError, MemoryError):  # ragged lists, text in them
+            raise RequestError(f"sensor '{spec.name}': this is no array of numbers") from None
+
+    def _ages(self, message: Mapping[str, Any]) -> dict[str, float] | None:
+        ages = message.get("ages")
+        if ages is None:
+            return None
+        if not isinstance(ages, Mapping) or not all(
+            isinstance(age, int | float | np.number) and not isinstance(age, bool) for age in ages.values()
+        ):
+            raise RequestError("ages is {sensor: seconds}")
+        return {name: float(age) for key, age in ages.items() if (name := self._name(str(key)))}
+
+    def _name(self, key: str) -> str:
+        """The sensor that a client's key means; "": ignored."""
+        name = self._rename.get(key, key)
+        if name and name not in self._specs and (name := self._alias(name)) not in self._specs:
+            raise RequestError(self._unknown(key))
+        return name
+
+    def _alias(self, key: str) -> str:
+        """The sensor that an openpi-style key (observation/state, observation/image) means, where only one can be."""
+        path, _, last = key.rpartition("/")
+        if path not in ("observation", "observation/images", "observation/exterior", "observation/wrist"):
+            return key
+        if last in self._specs:
+            return last
+        kind = "vector" if last in ("state", "joint_position", "proprio") else "rgb" if "image" in last else ""
+        fitting = [name for name, spec in self._specs.items() if spec.kind == kind]
+        return fitting[0] if len(fitting) == 1 else key
+
+    def _unknown(self, key: str) -> str:
+        if "/" in key:  # another program's names: a guess by letters would be wrong
+            return f"no sensor '{key[:60]}'; the policy has {self._names()}; rename it, or prism serve --map KEY=SENSOR"
+        close = difflib.get_close_matches(key[:60], self._specs, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else f"the policy has {self._names()}"
+        return f"no sensor '{key[:60]}': {hint}"
+
+    def _names(self) -> str:
+        return ", ".join(self._specs)[:200]
+
+
+def _truth(message: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = message.get(key, default)
+    if not isinstance(value, bool | np.bool_):
+        raise RequestError(f"{key} is true or false, not {repr(value)[:40]}")
+    return bool(value)
+
+
+def _whole(message: Mapping[str, Any], key: str, high: int) -> int | None:
+    value = message.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= int(value) <= high:
+        raise RequestError(f"{key} is a whole number of at least 0, not {repr(value)[:40]}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class View:
+    """What the live page may see of a request. Made by the worker after it, never changed afterwards."""
+
+    observation: Mapping[str, Array]
+    faults: Mapping[str, str]
+    counts: Mapping[str, int]  # steps at which each sensor was not believed, this episode
+    plan: Plan | None
+    replan: Replan | None
+    planned_at: float  # time.monotonic() of the plan
+
+
+class Session:
+    """The state of one connection. `begin` and `finish` run on the worker's thread; one request at a time."""
+
+    def __init__(
+        self,
+        number: int,
+        who: str,
+        policy: Policy,
+        config: ControllerConfig,
+        scale: FloatArray,
+        seed: int,
+        tokens: Tokens | None = None,
+    ) -> None:
+        self.number = number
+        self.who = who
+        self.requests = 0
+        self.episodes = 1
+        self.steps = 0  # executed, this episode
+        self.controller = Controller(policy, config, seed, scale)
+        self.tokens = tokens  # None: the policy has no encoder to keep them of, whole windows are sampled
+        self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
+        self._needs = frozenset(needed_sensors(policy))
+        self._events = [spec.name for spec in policy.spec.sensors if spec.steps > 1]
+        self._warned: set[str] = set()  # of them, this episode
+        self._seed = seed
+        self._observed = 0  # since the last plan
+        self._hasty = 0  # requests in a row that came sooner than they could
+        self._last: Replan | None = None
+        self._planned_at = 0.0
+        self._lock = threading.Lock()
+        self._trace: deque[NDArray[np.float32]] = deque(maxlen=TRACE)  # guarded by the lock
+        self.faults: Counter[tuple[str, str]] = Counter()  # of the last request, for the metrics
+        self.view: View | None = None
+
+    def begin(self, request: Request) -> None:
+        """Take the observation in. A PrismError leaves the session as usable as before."""
+        controller = self.controller
+        self.faults = Counter()
+        if request.reset:
+            self.episodes += 1 if self.requests else 0
+            controller.reset(self._seed + self.episodes - 1 if request.seed is None else request.seed)
+            if self.tokens is not None:
+                self.tokens.reset()
+            self._observed = self.steps = 0
+            self._last = None
+            self._warned.clear()
+            with self._lock:
+                self._trace.clear()
+        missed = 0
+        if request.plan and controller.last_plan is not None:
+            executed = controller.config.exec_horizon if request.executed is None else request.executed
+            self._execute(executed - controller.executed)  # the rest was counted by a request that then failed
+            missed = max(0, executed - 1 - self._observed)
+            if missed and self._events and "events" not in self._warned:
+                self._warned.add("events")
+                logger.warning(
+                    "%d steps since the last plan were not sent: what '%s' felt there is lost; send every observation",
+                    missed,
+                    "', '".join(self._events),
+                )
+            if request.executed is None:
+                self._check_pace()
+        self.gained = controller.observe(request.observation, request.ages, missed)
+        self.requests += 1
+        self._observed += 1
+        self.faults.update(controller.health.faults.items())
+        for name in self._needs & set(controller.health.faults) - self._warned:
+            self._warned.add(name)
+            logger.warning("sensor '%s' is absent, and the policy was never trained without it", name)
+        if not request.plan:
+            self._publish(request)
+
+    def finish(self, request: Request, candidates: NDArray[np.float32], latency_ms: float) -> dict[str, Any]:
+        """Choose; the reply. Only `actions` is an array: openpi's ActionChunkBroker cuts every array by steps."""
+        self.controller.adopt(candidates, latency_ms)
+        self._observed = 0
+        plan, self._last = self.controller.last_plan, self.controller.replans[-1]
+        assert plan is not None
+        self._planned_at = time.monotonic()
+        self._publish(request)
+        return {
+            "actions": plan.actions,
+            "exec_horizon": self.controller.config.exec_horizon,
+            **about_plan(self.controller),
+            **self.observed(),
+        }
+
+    def observed(self) -> dict[str, Any]:
+        """What every reply says."""
+        return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults)}
+
+    def trace(self) -> list[NDArray[np.float32]]:
+        """The latest executed actions, oldest first; from any thread."""
+        with self._lock:
+            return list(self._trace)
+
+    def _check_pace(self) -> None:
+        """A client that does not say how much it executed is believed to execute exec_horizon: does it look so?"""
+        spec, steps = self.controller.policy.spec, self.controller.config.exec_horizon
+        seconds = time.monotonic() - self._planned_at
+        self._hasty = self._hasty + 1 if steps > 1 and spec.fps > 0 and seconds * spec.fps < steps / 2 else 0
+        if self._hasty == HASTY:
+            logger.warning(
+                "%s asks again after %.3g s, and is believed to have executed %d actions by then (%.3g s): if it "
+                "executes one, serve with --set exec_horizon=1, or let it send 'executed'",
+                self.who,
+                seconds,
+                steps,
+                steps / spec.fps,
+            )
+
+    def _execute(self, count: int) -> None:
+        if count < 1:
+            return
+        plan = self.controller.last_plan
+        assert plan is not None
+        done = self.controller.executed
+        self.controller.advance(count)
+        self.steps += count
+        with self._lock:
+            self._trace.extend(plan.actions[done : done + count])
+
+    def _publish(self, request: Request) -> None:
+        health = self.controller.health
+        counts: Counter[str] = Counter()
+        for (name, _), steps in health.counts.items():
+            counts[name] += steps
+        plan = self.controller.last_plan
+        self.view = View(request.observation, dict(health.faults), counts, plan, self._last, self._planned_at)
