@@ -26,8 +26,8 @@ demo: $(VENV)/.installed-sims
 test: lint types imports pytest
 
 lint: $(VENV)/.installed-dev
-	@$(BIN)/ruff check src tests packages research tools/chaos tools/house
-	@$(BIN)/ruff format --check src tests packages research tools/chaos tools/house
+	@$(BIN)/ruff check src tests packages research tools/chaos
+	@$(BIN)/ruff format --check src tests packages research tools/chaos
 
 types: $(VENV)/.installed-dev
 	@$(BIN)/mypy

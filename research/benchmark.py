@@ -5,9 +5,9 @@ Try:
     python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
 
 Everything that can be wrong is looked for before the first episode: the benchmark's name, the runs, the tasks, the
-sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid (prism.experiments.grid):
-killed at any moment, the same command goes on, and one whose checkpoint, controller, seeds or back end have changed is
-refused, never mixed in. WORK has the cells, benchmark.json and benchmark.html.
+sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid
+(prism.experiments.grid): killed at any moment, the same command goes on, and one whose checkpoint, controller, seeds or
+back end have changed is refused, never mixed in. WORK has the cells, benchmark.json and benchmark.html.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cells of a table inside its results file, so that it can be gone on with where its work folder is not.
 
-A cell is a training and its evaluation (experiments/cell.py). Of its result.json a file keeps what rows and intervals are made
-of: one number an episode of each measure. `put_back` makes finished cells of them in a work folder; the comparison then
-trains only what is missing. Weights are not kept: such a cell cannot play other episodes.
+A cell is a training and its evaluation (experiments/cell.py). Of its result.json a file keeps what rows and intervals
+are made of: one number an episode of each measure. `put_back` makes finished cells of them in a work folder; the
+comparison then trains only what is missing. Weights are not kept: such a cell cannot play other episodes.
 """
 
 from __future__ import annotations

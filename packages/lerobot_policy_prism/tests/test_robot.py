@@ -1,4 +1,4 @@
-"""A robot that derives from LeRobot's own Robot, driven by prism (prism/robots/drivers/lerobot_robot.py): `make lerobot`."""
+"""A robot that derives from LeRobot's own Robot, driven by prism.robots.drivers.lerobot_robot: `make lerobot`."""
 
 from __future__ import annotations
 

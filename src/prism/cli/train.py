@@ -144,7 +144,7 @@ class Train(DatasetOptions, CalvinOption):
 
     def _say(self, run: Path, experiment: Experiment, result: TrainResult) -> None:
         from prism.experiments.run_folder import Run
-        from prism.server.sessions import needed_sensors
+        from prism.inference.about import needed_sensors
 
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")

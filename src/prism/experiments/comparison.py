@@ -1,7 +1,7 @@
 """Methods x recipes x seeds at equal budgets: `prism compare` (docs/howto/comparison.md).
 
-Each combination is a cell of a grid (experiments/grid.py), a run of its own (experiments/cell.py). Cells that are missing are run,
-then everything that is there becomes one table: means over stated numbers of seeds, intervals, paired tests.
+Each combination is a cell of a grid (experiments/grid.py), a run of its own (experiments/cell.py). Missing cells are
+run, then everything that is there becomes one table: means over stated numbers of seeds, intervals, paired tests.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     out/TASK/                  a run: checkpoints, logs, rollouts on unseen seeds
     out/metrics.json, out/report.html
 
-The tasks are the cells of a grid (experiments/grid.py), each in a process of its own with one thread: the networks are small,
-so two processes on two cores learn almost twice as much as one process with two threads. If the folder holds a demo
-that was asked for differently, it is moved aside, never overwritten.
+The tasks are the cells of a grid (experiments/grid.py), each in a process of its own with one thread. The networks are
+small, so two processes on two cores learn almost twice as much as one process with two threads. If the folder holds a
+demo that was asked for differently, it is moved aside, never overwritten.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ from torch import Tensor
 
 from prism.controller import Controller
 from prism.errors import PrismError
+from prism.inference.about import about_plan, about_policy
 from prism.inference.backends import Backend
 from prism.inference.tokens import Arrival, Known, Token, encode_sensor, fuse, plan
 from prism.rows import Random
-from prism.server.sessions import about_plan, about_policy
 
 Array = NDArray[np.generic]
 _KEPT = 50_000  # latest values of a statistic: a robot may run for days

@@ -1,1 +1,1 @@
-"""A policy at work: back ends, token cache, server, live page (docs/howto/serving.md)."""
+"""The policy server: protocol, sessions, batching, live page (docs/howto/serving.md)."""

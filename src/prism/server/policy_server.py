@@ -33,6 +33,7 @@ from websockets.http11 import Response
 import prism
 from prism.controller import Controller, ControllerConfig, action_scale
 from prism.errors import PrismError
+from prism.inference.about import about_policy
 from prism.inference.backends import backend_of
 from prism.inference.tokens import Tokens, warm_up
 from prism.policy import Policy
@@ -40,7 +41,7 @@ from prism.sensors import SensorSpec
 from prism.server.batching import Batcher, Job
 from prism.server.live import Live, address_of, asset, response
 from prism.server.prometheus import Metrics
-from prism.server.sessions import WHO, Reader, RequestError, Session, about_policy
+from prism.server.sessions import WHO, Reader, RequestError, Session
 
 INTERNAL_ERROR = 1011
 POLICY_VIOLATION = 1008

@@ -1,1 +1,1 @@
-"""Simulated tasks behind the interface of prism.sims.environment. Never imports a policy; simulators are imported lazily."""
+"""Simulated tasks that implement prism.sims.environment. No policy is imported; simulators are imported lazily."""

@@ -1,0 +1,1 @@
+"""A policy at work: what computes it, which plan it chooses, and who answers an executor."""

@@ -1,0 +1,75 @@
+"""What an executor has to know of a policy and of a plan, in the words of the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prism.controller import Controller
+from prism.data.history import memory
+from prism.inference.backends import BackendPolicy
+from prism.methods.base import ContextPolicy
+from prism.policy import Policy
+from prism.sensors import SensorSpec
+
+
+def about_policy(controller: Controller) -> dict[str, Any]:
+    """What an executor has to know of a policy, in words of the wire."""
+    spec, selection = controller.policy.spec, controller.config.selection
+    moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
+    return {
+        "method": spec.method,
+        "sensors": [_about_sensor(s, controller.policy) for s in spec.sensors],
+        "needs": needed_sensors(controller.policy),
+        "action_dim": spec.action_dim,
+        "action_kind": selection.action_kind,
+        "action": spec.action.to_json(),
+        "action_scale": controller.scale.tolist(),
+        "action_range": _action_range(controller.policy),
+        "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
+        "fps": spec.fps,
+        "obs_horizon": spec.obs_horizon,
+        "memory": memory(spec.sensors, spec.obs_horizon),
+        "pred_horizon": spec.pred_horizon,
+        "exec_horizon": controller.config.exec_horizon,
+        "candidates": controller.config.candidates,
+    }
+
+
+def _about_sensor(spec: SensorSpec, policy: Policy) -> dict[str, Any]:
+    """Its shape, and what it showed in the training data: mean and std of a vector, the mean colour of pictures."""
+    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
+    known = {"colour": list(spec.colour)} if spec.colour else {}
+    if spec.kind == "vector":
+        trained = policy.normalizer
+        known = {"mean": trained.center(spec.name).tolist(), "std": trained.scale(spec.name).tolist()}
+    return {"name": spec.name, "kind": spec.kind, **shape, **known}
+
+
+def _action_range(policy: Policy) -> list[list[float]]:
+    """Lowest and highest of each number of an action in the demonstrations; the same where it is constant."""
+    known = policy.normalizer
+    half = known.action_scale * known.action_moves
+    return [(known.action_center - half).tolist(), (known.action_center + half).tolist()]
+
+
+def needed_sensors(policy: Policy) -> list[str]:
+    """Those that training never lacked, by dropout or in its data: what the policy does without them, nobody knows."""
+    own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
+    names = [spec.name for spec in own.spec.sensors]
+    chances = own.encoder.dropout if isinstance(own, ContextPolicy) else [0.0] * len(names)
+    return [name for name, chance in zip(names, chances, strict=True) if chance == 0 and name not in own.spec.absent]
+
+
+def about_plan(controller: Controller) -> dict[str, Any]:
+    """What is known of the plan that a controller has just adopted. Takes the record of it out of the controller."""
+    plan, replan = controller.last_plan, controller.replans.pop()
+    assert plan is not None
+    return {
+        "step": replan.step,
+        "candidates": len(plan.candidates),
+        "index": replan.index,
+        "spread": replan.spread,
+        "modes": replan.modes,
+        "mode_switch": replan.mode_switch,
+        "latency_ms": replan.latency_ms,
+    }
