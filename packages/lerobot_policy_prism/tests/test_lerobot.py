@@ -396,7 +396,7 @@ def test_a_training_goes_on(two_cameras: Path, home: Path) -> None:
 def test_only_poses_stand_still(kind: str, anchor: str | None, restless: int, taken: str, tmp_path: Path) -> None:
     """What meta/prism.json says of the actions reaches the policy, its controller and the checkpoint: a constant
     velocity is no rest, and the hold of a change is none."""
-    from lerobot_policy_prism import PrismConfig
+    from lerobot_policy_prism import PrismConfig, sensor_features
 
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/prism.json").write_text(json.dumps({"sensors": {}, "action": {"kind": kind}}))
