@@ -38,6 +38,7 @@ from prism.methods.presets import PRESETS, preset
 from prism.methods.prism import PrismPolicy
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, ObjectiveConfig, Targets
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from research import train_step
 from research.report import Drawn
@@ -112,7 +113,7 @@ def choose(objective: RSIMLE, candidates: Tensor, everybody: Targets) -> None:
     if objective.config.rule == "calibrated":  # the other ranks' distances: as many as there would be
         pool = distances.near.repeat(-(-total // rows), 1)[:total]
     objective.calibrate(pool)
-    objective.choose(distances.own, objective.reject(distances.near))
+    objective.choose(distances.own, objective.reject(distances.near, Random(0)))
 
 
 def measure(config: Config, total: int) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def calibrate(
             distances = objective.distances(*batch, objective.targets(target, valid))
             objective.calibrate(distances.pool)
             values[rule].append(float(quantile(distances.pool, config.quantile)))
-            choice = objective.choose(distances.own, objective.reject(distances.near))
+            choice = objective.choose(distances.own, objective.reject(distances.near, Random(0)))
             logs[rule].append({key: float(value) for key, value in choice.logs.items()})
             pools[rule] = distances.pool
     found = {}

@@ -117,7 +117,7 @@ def all_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
     distances = objective.distances(candidates.detach(), target, valid, objective.targets(target, valid))
     if policy.training:
         objective.calibrate(distances.pool)
-    choice = objective.choose(distances.own, objective.reject(distances.near))
+    choice = objective.choose(distances.own, objective.reject(distances.near, rng))
     index = choice.index[:, :, None, None].expand(-1, -1, *candidates.shape[2:])
     loss, _ = objective.loss(candidates.gather(1, index), choice, target, valid)
     return loss

@@ -14,6 +14,7 @@ from prism.methods.presets import build_policy
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import Policy
+from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from prism.types import Batch, Observation
@@ -61,13 +62,18 @@ def save_run(folder: Path, policy: Policy) -> Path:
 
 
 def choose_among(
-    objective: RSIMLE, candidates: torch.Tensor, target: torch.Tensor, valid: torch.Tensor, update: bool = True
+    objective: RSIMLE,
+    candidates: torch.Tensor,
+    target: torch.Tensor,
+    valid: torch.Tensor,
+    update: bool = True,
+    seed: int = 0,
 ) -> Choice:
     """Alg. 1, lines 8-14, on a whole batch."""
     distances = objective.distances(candidates, target, valid, objective.targets(target, valid))
     if update:
         objective.calibrate(distances.pool)
-    return objective.choose(distances.own, objective.reject(distances.near))
+    return objective.choose(distances.own, objective.reject(distances.near, Random(seed)))
 
 
 def random_batch(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prism import objective as module
 from prism.errors import PrismError
 from prism.objective import RSIMLE, Distances, ObjectiveConfig, Targets, choose_hard, soft_coverage
-from prism.rows import quantile
+from prism.rows import PartRandom, Random, quantile
 from tests.policy_fakes import choose_among
 from tests.reference import rsimle
 
@@ -33,7 +33,7 @@ def test_quantile_equals_numpy(values: list[float], q: float) -> None:
     assert float(quantile(torch.tensor(values), q)) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("rule", ["calibrated", "paper", "none"])
+@pytest.mark.parametrize("rule", ["calibrated", "paper", "random", "none"])
 @pytest.mark.parametrize("scope", ["own", "batch"])
 def test_choice_over_three_steps_equals_the_reference(rule: str, scope: str) -> None:
     config = ObjectiveConfig(candidates=K, rule=rule, scope=scope, quantile=0.3, soft_candidates=3, relative=0.0)  # type: ignore[arg-type]
@@ -42,7 +42,7 @@ def test_choice_over_three_steps_equals_the_reference(rule: str, scope: str) -> 
     threshold: float | None = None
     for seed in range(3):
         candidates, target, valid = _batch(seed)
-        choice = choose_among(objective, candidates, target, valid)
+        choice = choose_among(objective, candidates, target, valid, seed=seed)
         args = (candidates.double().numpy(), target.double().numpy(), valid.numpy(), weights, 1e-6)
         own, pairs = rsimle.own(*args), rsimle.all_pairs(*args)
         if rule == "paper":
@@ -52,12 +52,15 @@ def test_choice_over_three_steps_equals_the_reference(rule: str, scope: str) -> 
             near = own if scope == "own" else pairs.min(2)
             threshold = rsimle.ema_threshold(threshold, float(np.quantile(near, 0.3)), 0.9, None)
             rejected = near < threshold
+        elif rule == "random":
+            rejected = rsimle.reject_at_random(Random(seed).rand((B, K)).double().numpy(), 0.3)
         else:
             rejected = np.zeros_like(own, dtype=bool)
         expected_loss, expected_index = rsimle.hard_loss(own, rejected)
         assert choice.index[:, 0].tolist() == expected_index
         assert float(choice.logs["rejection_rate"]) == pytest.approx(rejected.mean(), abs=1e-6)
         assert float(choice.logs["fallback_rate"]) == pytest.approx(rejected.all(1).mean(), abs=1e-6)
+        assert float(choice.logs["nearest_distance"]) == pytest.approx(own.min(1).mean(), rel=1e-4)
         chosen = candidates.gather(1, choice.index[:, :, None, None].expand(-1, -1, T, A))
         loss, _ = objective.loss(chosen, choice, target, valid)
         assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
@@ -75,6 +78,16 @@ def test_calibrated_rule_rejects_about_q_whatever_the_scale() -> None:
                 float(choose_among(objective, candidates * scale, target * scale, valid).logs["rejection_rate"])
             )
         assert np.mean(rates[20:]) == pytest.approx(0.25, abs=0.05)
+
+
+def test_the_placebo_rejects_a_fraction_at_random_whatever_the_distance() -> None:
+    objective = RSIMLE(ObjectiveConfig(candidates=K, rule="random", quantile=0.25), A)
+    near, order = torch.rand(4000, K), torch.rand(4000, K)
+    rejected = objective.reject(near, Random(1))
+    assert float(rejected.float().mean()) == pytest.approx(0.25, abs=0.02)
+    assert torch.equal(rejected, objective.reject(order, Random(1)))
+    assert torch.equal(rejected[:1000], objective.reject(near[:1000], PartRandom(1, 0, 1000, 4000)))
+    assert float(objective.threshold) == 0.0
 
 
 def test_paper_rule_sits_on_its_clamp_for_data_of_order_one() -> None:

@@ -5,14 +5,15 @@ is pulled towards the item's own target (hard term; all candidates count where e
 A small soft term pulls the K' nearest. Only the chosen candidates receive a gradient, so they are
 chosen among candidates drawn without gradient, and `loss` is of the chosen ones drawn again with it.
 
-Two threshold rules (docs/explanation/deviations.md has the measurements):
+Rules (docs/explanation/deviations.md has the measurements):
   paper       EMA of the q-quantile of *all pairs*, clipped to [1e-4, 0.2], against min_j D_{i,k->j}; distances are
               sums over dimensions. On real data it sits on its clamp.
   calibrated  EMA of the q-quantile of the very quantity that is thresholded, so that about a fraction q is rejected
               at every stage of training, and the threshold shrinks as the policy improves. That quantity is the
               distance divided by its mean over the row's candidates to the power `relative`: at 0 a row that the
-              policy knows well loses all its candidates (the fallback), at 1 no row ever does; the default
-              is 0.5.
+              policy knows well loses all its candidates (the fallback), at 1 no row ever does.
+  random      a placebo: each candidate is rejected with chance q, whatever its distance.
+  none        plain IMLE.
 
 "Batch" is the global batch, whatever it is spread over: targets and the quantile are asked of
 `Batch.share`, candidates stay where they are. Two bounds keep a large G affordable; below them everything is exact:
@@ -37,11 +38,13 @@ from torch import Tensor, nn
 
 from prism.distance import EPS, batch_distance, nearest_distance, own_distance
 from prism.errors import PrismError, check_choices, check_numbers
-from prism.rows import WHOLE, Share
+from prism.rows import WHOLE, Random, Share
 
-Rule = Literal["calibrated", "paper", "none"]
+Rule = Literal["calibrated", "paper", "random", "none"]
 Scope = Literal["own", "batch"]
 Weights = Literal["uniform", "inverse_std"]
+
+_NO_THRESHOLD: tuple[Rule, ...] = ("random", "none")
 
 EXACT_PAIRS = 1 << 22  # G K G of G = 512, K = 16
 SAMPLED_PAIRS = 1 << 20
@@ -51,7 +54,7 @@ _PAIR_CHUNK = 1 << 16
 @dataclass(frozen=True)
 class ObjectiveConfig:
     candidates: int = 16  # K; paper, App. B: saturates at about 16
-    rule: Rule = "calibrated"  # threshold rule; "none" is plain IMLE
+    rule: Rule = "calibrated"  # which candidates are rejected; "none" is plain IMLE
     scope: Scope = "own"  # calibrated: reject by the own target, or by any target of the batch
     quantile: float = 0.2  # q; paper: 0.2 to 0.35
     momentum: float = 0.9  # alpha of the EMA; paper, App. A.3
@@ -167,7 +170,7 @@ class RSIMLE(nn.Module):
     ) -> Targets | None:
         """The targets that candidates are compared with beside their own; None where there are none."""
         rule, scope = self.config.rule, self.config.scope
-        if rule == "none" or (rule == "calibrated" and scope == "own"):
+        if rule in _NO_THRESHOLD or (rule == "calibrated" and scope == "own"):
             return None
         steps = target.shape[1]
         rows = share.gather(torch.cat([target.float().flatten(1), valid.float()], dim=1))  # one message, not two
@@ -232,7 +235,7 @@ class RSIMLE(nn.Module):
     def calibrate(self, pool: Float[Tensor, "..."], share: Share = WHOLE) -> None:
         """Alg. 1, line 10, Eq. 7: the threshold follows the quantile over the global batch."""
         config = self.config
-        if config.rule == "none":
+        if config.rule in _NO_THRESHOLD:
             return
         value = share.quantile(pool, config.quantile)
         momentum = torch.where(self.calibrated, config.momentum, 0.0)  # the first batch sets it outright
@@ -242,8 +245,10 @@ class RSIMLE(nn.Module):
             self.threshold.clamp_(*config.clamp)
 
     @torch.no_grad()
-    def reject(self, near: Float[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
-        """Alg. 1, line 11."""
+    def reject(self, near: Float[Tensor, "B K"], rng: Random) -> Bool[Tensor, "B K"]:
+        """Alg. 1, line 11. Only the rule `random` draws from `rng`."""
+        if self.config.rule == "random":
+            return (rng.rand(near.shape) < self.config.quantile).to(near.device)
         return torch.zeros_like(near, dtype=torch.bool) if self.config.rule == "none" else near < self.threshold
 
     @torch.no_grad()
@@ -259,6 +264,7 @@ class RSIMLE(nn.Module):
             "threshold": self.threshold.clone(),
             "threshold_clamped": clamped.float() if config.rule == "paper" else own.new_zeros(()),
             "own_distance": own.mean(),
+            "nearest_distance": own.amin(1).mean(),  # coverage: how far the best of the K is from the demonstration
         }
         index, soft_valid = hard.unsqueeze(1), None
         if config.soft_weight > 0:

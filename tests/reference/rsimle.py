@@ -43,6 +43,11 @@ def all_pairs(
     return out
 
 
+def reject_at_random(uniform: F64, q: float) -> NDArray[np.bool_]:
+    """The placebo for Eq. 5: a number below q rejects its candidate."""
+    return np.array([[u < q for u in row] for row in uniform])
+
+
 def hard_loss(own_distance: F64, rejected: NDArray[np.bool_]) -> tuple[float, list[int]]:
     """Eq. 6: the mean over i of the minimum over the candidates left, all of them where none is left."""
     total, chosen = 0.0, []

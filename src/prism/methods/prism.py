@@ -79,7 +79,7 @@ class PrismPolicy(ContextPolicy):
         distances = objective.distances(candidates, target, valid, targets)
         if self.training:
             objective.calibrate(distances.pool, batch.share)  # the threshold follows the quantile
-        rejected = objective.reject(distances.near)
+        rejected = objective.reject(distances.near, rng)
         choice = objective.choose(distances.own, rejected)  # the nearest that is left, and K' for the soft term
         index = choice.index.unsqueeze(-1).expand(-1, -1, latent.shape[-1])
         chosen = self._generate(prepared, latent.gather(1, index), example.anchor)
