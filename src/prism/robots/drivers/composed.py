@@ -47,7 +47,7 @@ from prism.sensors import ActionSpec, SensorSpec
 DRIVERS = {  # place -> driver -> where it is; the file is imported when a robot needs it
     "arm": {"ur": "ur:UR", "d1": "d1:D1", "ros": "ros:RosArm"},
     "gripper": {"robotiq": "robotiq:Robotiq"},
-    "base": {"go2": "go2:Go2"},
+    "base": {"go2": "unitree_go2:Go2"},
     "sensors": {
         "uvc": "cameras:Camera",
         "digit": "cameras:Digit",
