@@ -47,6 +47,7 @@ MODULES = {
     "failures": "failures",
     "trends": "trends",
     "tables": "tables",
+    "overview": "overview",
     "one-policy": "one_policy",
     "lerobot-pusht": "lerobot_pusht",
 }

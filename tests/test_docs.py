@@ -71,7 +71,7 @@ def test_every_recipe_is_named_where_a_task_is_added() -> None:
 
 
 def test_the_readme_is_for_ten_minutes() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda p: p.name)
