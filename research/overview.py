@@ -3,8 +3,8 @@
 Try:
     python -m research overview --plot docs/images/results.svg --overwrite
 
-Keys: `panels`, a list of {title, note, file, unit, rows: {label: {mean, trainings, interval}}}. A bar is a mean, a dot is
-one training.
+Keys: `panels`, a list of {title, note, file, unit, rows: {label: {mean, trainings, interval}}}. A bar is a mean, a dot
+is one training.
 """
 
 from __future__ import annotations
