@@ -99,6 +99,7 @@ def attend(kind: Kind, q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     resolved = choose(kind, q.shape[2], k.shape[2], *w.shape)
     if resolved == "softmax":
         return softmax_attention(q, k, v)
+    assert resolved != "uniform"
     return linear_attention(resolved, q, k, v, w)
 
 

@@ -18,16 +18,18 @@ from prism.attention import (
     Linear,
     Resolved,
     choose,
+    effective_features,
     gaussian_features,
     linear_attend,
     linear_keys,
+    of_length,
     orthogonal_features,
     softmax_attention,
 )
 from prism.errors import PrismError
 from tests.reference import attention as reference
 
-KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto")
+KINDS: tuple[Kind, ...] = ("softmax", "favor", "favor_paper", "auto", "uniform")
 both_orders = pytest.mark.parametrize("m", [12, 64], ids=["many keys", "few keys"])  # of 7 keys in heads of 8
 
 
@@ -205,12 +207,97 @@ def test_gradient_of_favor_is_that_of_its_estimate(m: int) -> None:
     assert torch.autograd.gradcheck(attention_of("favor", w), (q, k, v), eps=1e-6, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("length", [0.5, 1.0, 2.0])
+@both_orders
+def test_favor_at_a_fixed_length_matches_the_reference(m: int, length: float) -> None:
+    q, k, v = qkv(3, scale=5.0)
+    k[0, 0, 0] = 0.0  # a token of zeros has no direction
+    w = orthogonal_features(m, 8, generator(2))
+    call = attention_of("favor", w)
+    out = call(of_length(q, length), of_length(k, length), v).double().numpy()
+    for b in range(2):
+        for h in range(3):
+            rows = [x[b, h].double().numpy() for x in (q, k)]
+            sized = [reference.of_length(x, length) for x in rows]
+            expected = reference.favor(*sized, v[b, h].double().numpy(), w.double().numpy())
+            np.testing.assert_allclose(out[b, h], expected, rtol=1e-4, atol=1e-5)
+
+
+@both_orders
+def test_effective_features_match_the_reference_and_fall_with_length(m: int) -> None:
+    q, k, v = qkv(4, batch=1, heads=1)
+    w = orthogonal_features(m, 8, generator(2))
+    found = []
+    for length in (0.1, 1.0, 4.0):
+        sized_q, sized_k = of_length(q, length), of_length(k, length)
+        ours = float(effective_features("favor", sized_q, linear_keys("favor", sized_k, v, w), w))
+        rows = [x[0, 0].double().numpy() for x in (sized_q, sized_k)]
+        assert ours == pytest.approx(reference.effective_features(*rows, w.double().numpy()), rel=2e-2)  # eps
+        found.append(ours)
+    assert m > found[0] > found[1] > found[2] >= 1.0
+
+
 # --------------------------------------------------------------------------- module
 
 
-def module(kind: Kind, width: int = 16, heads: int = 4) -> Attention:
+def module(kind: Kind, width: int = 16, heads: int = 4, **more: float) -> Attention:
     torch.manual_seed(0)  # the initial weights; the features have their own generator
-    return Attention(width, AttentionConfig(kind=kind, heads=heads, features=24), generator())
+    return Attention(width, AttentionConfig(kind=kind, heads=heads, features=24, **more), generator())  # type: ignore[arg-type]
+
+
+def test_uniform_attention_is_the_mean_of_the_values_that_count() -> None:
+    attention = module("uniform")
+    x, context = torch.randn(2, 5, 16, generator=generator(1)), torch.randn(2, 4, 16, generator=generator(2))
+    mask = torch.tensor([[True, True, False, True], [False] * 4])
+    out = attention(x, attention.keys_values(context, mask))
+    values = torch.nn.functional.linear(context, attention.in_proj.weight[32:], attention.in_proj.bias[32:])
+    kept = values[0][mask[0]].detach().double().numpy()
+    mean = reference.uniform(x[0].numpy(), kept) @ attention.out_proj.weight.detach().double().numpy().T
+    expected = mean + attention.out_proj.bias.detach().numpy()
+    np.testing.assert_allclose(out[0].detach().numpy(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out[1], attention.out_proj.bias.expand(5, -1))
+
+
+@pytest.mark.parametrize("bound", [1.0, 2.0])
+def test_lengths_of_queries_and_keys_stay_within_their_bound(bound: float) -> None:
+    attention = module("favor", length=1.0, length_bound=bound)
+    assert ("length" in dict(attention.named_parameters())) == (bound > 1)
+    x, context = 50 * torch.randn(2, 3, 6, 16, generator=generator(1)), torch.randn(2, 4, 16, generator=generator(2))
+
+    def seen() -> tuple[float, float, float]:
+        attention(x, attention.keys_values(context)).square().sum().backward()
+        assert attention.seen is not None
+        queries, keys, features = attention.seen
+        return float(queries), float(keys), float(features)
+
+    assert seen()[:2] == pytest.approx((1.0, 1.0), rel=1e-2)
+    if attention.length is None:
+        return
+    assert attention.length.grad is not None
+    assert attention.length.grad.abs().max() > 0
+    for learned, squared in ((100.0, bound**2), (-100.0, bound**-2)):
+        attention.length.data.fill_(learned)
+        assert seen()[:2] == pytest.approx((squared, squared), rel=1e-2)
+
+
+def test_lengths_are_watched_in_training_with_gradient_only() -> None:
+    attention, x = module("favor"), torch.randn(2, 6, 16, generator=generator(1))
+    with torch.no_grad():
+        attention(x)
+    attention.eval()(x)
+    assert attention.seen is None
+    attention.train()(100 * x)
+    assert attention.seen is not None
+    queries, _, features = attention.seen
+    assert float(queries) > 100
+    assert 1 <= float(features) < 3
+    assert all(module(kind)(x).shape == x.shape for kind in KINDS)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "favor_paper", "uniform"])
+def test_length_concerns_favor_alone(kind: Kind) -> None:
+    x = torch.randn(2, 6, 16, generator=generator(1))
+    assert torch.equal(module(kind)(x), module(kind, length=1.0, length_bound=2.0)(x))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -332,7 +419,14 @@ def test_auto_is_exact_at_the_papers_sizes_and_linear_when_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"kind": "flash"}, "kind"), ({"heads": 0}, "heads"), ({"features": 0}, "features")]
+    ("change", "word"),
+    [
+        ({"kind": "flash"}, "kind"),
+        ({"heads": 0}, "heads"),
+        ({"features": 0}, "features"),
+        ({"length": -1.0}, "length"),
+        ({"length_bound": 0.5}, "length_bound"),
+    ],
 )
 def test_bad_config_is_one_clear_line(change: dict[str, object], word: str) -> None:
     with pytest.raises(PrismError, match=word) as caught:

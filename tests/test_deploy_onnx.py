@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from prism.errors import PrismError
+from prism.inference import tokens
 from prism.inference.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
 from prism.inference.backends_onnx import OnnxBackend, quantise_encoder, session
 from prism.inference.export_onnx import export_onnx
@@ -83,6 +85,29 @@ def test_onnx_equals_eager_for_any_batch_and_number_of_candidates(
     ours = BackendPolicy(backend).sample(observation, candidates, _rng())
     torch.testing.assert_close(ours, policy.sample(observation, candidates, _rng()), rtol=1e-4, atol=1e-5)
     assert compare(backend, observation, candidates).max_difference_scaled < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["favor", "uniform"])
+def test_linear_attention_is_the_same_in_an_export_and_from_kept_tokens(kind: str) -> None:
+    config = small_config()
+    attention = replace(config.generator.attention, kind=kind, length=1.0, length_bound=2.0)
+    config = replace(config, generator=replace(config.generator, attention=attention))
+    policy = small_policy(config, SENSORS[:1]).eval()
+    for name, parameter in policy.named_parameters():
+        if name.endswith("attention.length"):
+            parameter.data.uniform_(-1.0, 1.0)
+    rng = np.random.default_rng(0)
+    readings = rng.uniform(-1.0, 1.0, (2, 2, *SENSORS[0].shape)).astype(np.float32)
+    present = {SENSORS[0].name: torch.ones(2, 2, dtype=torch.bool)}
+    observation = Observation({SENSORS[0].name: torch.from_numpy(readings)}, present)
+    expected = policy.sample(observation, 5, _rng())
+    ours = BackendPolicy(OnnxBackend(policy, int8=False)).sample(observation, 5, _rng())
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    kept = tokens.Tokens(make_backend("eager", policy))
+    for frame in readings[0]:
+        kept.observe({SENSORS[0].name: frame}, {SENSORS[0].name: True})
+    alone = Observation({SENSORS[0].name: torch.from_numpy(readings[:1])}, {SENSORS[0].name: torch.ones(1, 2).bool()})
+    np.testing.assert_allclose(kept.plan(5, _rng()), policy.sample(alone, 5, _rng())[0], rtol=1e-4, atol=1e-5)
 
 
 def test_int8_is_near_eager_and_says_how_near(

@@ -27,6 +27,8 @@ from tests.golden.streams import FOLDER, ROUNDED, STREAMS
 STORED = streams.stored()
 FILES = FOLDER / "files"
 COMMANDS_OF: dict[str, list[str]] = json.loads((FOLDER / "commands.json").read_text())  # that made the files
+# Defaults of then that are others today: what a user of such a run has to type to go on with it.
+OLD_DEFAULTS = ["policy.generator.attention.length=0"]
 REMEDY = "meant to change? python -m tests.golden, and say in the commit which stream changed and why"
 
 
@@ -81,7 +83,7 @@ def test_a_run_opens_and_its_policy_gives_the_same_candidates(place: Path) -> No
 
 
 def test_a_run_is_trained_on_and_played(place: Path) -> None:
-    assert cli.main([*COMMANDS_OF["train"], "--resume", "--steps", "6"]) == 0
+    assert cli.main([*COMMANDS_OF["train"], *OLD_DEFAULTS, "--resume", "--steps", "6"]) == 0
     assert sorted(path.name for path in (place / "run" / "checkpoints").iterdir()) == ["step-00000006"]
     assert cli.main(["eval", "run", "--episodes", "1", "--workers", "1"]) == 0
     assert load_result(place / "run" / "evaluation" / "pusht.npz").controller.smoothing == 2
@@ -110,7 +112,7 @@ def test_a_recording_opens(place: Path) -> None:
 
 def test_a_comparison_opens(place: Path) -> None:
     stored = json.loads((place / "comparison" / "comparison.json").read_text())
-    assert cli.main(COMMANDS_OF["compare"]) == 0
+    assert cli.main([*COMMANDS_OF["compare"], *OLD_DEFAULTS]) == 0
     made = json.loads((place / "comparison" / "comparison.json").read_text())
     assert made["scores"] == stored["scores"]
     assert made["missing"] == []

@@ -61,7 +61,7 @@ def _back_propagate_all(policy: PrismPolicy, batch: Batch, rng: Random) -> torch
     ],
     ids=["hard", "soft", "soft_all", "paper", "batch"],
 )
-@pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper", "auto"])
+@pytest.mark.parametrize("kind", ["softmax", "favor", "favor_paper", "auto", "uniform"])
 def test_training_the_chosen_gives_the_gradients_of_training_all(objective: ObjectiveConfig, kind: str) -> None:
     config = small_config(objective=objective)
     attention = dataclasses.replace(config.generator.attention, kind=kind)

@@ -1,4 +1,4 @@
-"""Attention of the generator (Sec. 4.2, Eq. 3, Alg. 3): exact softmax, FAVOR+, and the paper's literal form.
+"""Attention of the generator (Sec. 4.2, Eq. 3, Alg. 3): exact softmax, FAVOR+, the paper's literal form, an average.
 
 Legend of the shape suffixes: B batch, H heads, T queries, S keys, D head width, M random features,
 E = D + 1 (values with a column of ones appended, so that one product gives numerator and normaliser).
@@ -12,6 +12,10 @@ laid end to end as K * T queries against the same keys: keys and values are comp
 | `favor`       | (T + S) * M          | FAVOR+: unbiased kernel estimate, its error falls as M grows   |
 | `favor_paper` | (T + S) * M          | Eq. 3 as printed: a biased estimate that does not converge     |
 | `auto`        | the cheaper of two   | `softmax` or `favor`, by `choose`                              |
+| `uniform`     | S                    | the mean of the values: a control without queries and keys     |
+
+`length` > 0 gives FAVOR+ queries and keys of that length. The variance of its estimate grows with exp(|q~ + k~|^2), so
+at heads of 64 free lengths that grow in training make the estimate noise (docs/explanation/attention.md).
 """
 
 from __future__ import annotations
@@ -27,12 +31,13 @@ from torch import Tensor, nn
 
 from prism.errors import PrismError, check_choices, check_numbers
 
-Kind = Literal["softmax", "favor", "favor_paper", "auto"]
+Kind = Literal["softmax", "favor", "favor_paper", "auto", "uniform"]
 Linear = Literal["favor", "favor_paper"]
-Resolved = Literal["softmax", Linear]
+Resolved = Literal["softmax", Linear, "uniform"]
 
 _FEATURE_EPS = 1e-6  # keeps every feature positive: a query whose features all miss the keys' still gets an average
 _DENOMINATOR_EPS = 1e-6  # eps_a of Eq. 3; the paper gives no value
+_LENGTH_EPS = 1e-6  # added to a squared length before the division: a token of zeros stays zero, its gradient finite
 _TINY = 1e-20  # only reached when every key is masked: 0 / tiny = 0
 
 
@@ -42,10 +47,13 @@ class AttentionConfig:
     heads: int = 4
     features: int = 256  # paper, Sec. 4.2: m random features a head
     bias: bool = True
+    # favor: |q~| and |k~|, the lengths of queries and keys after the division by D^(1/4); 0: as they come, as the paper
+    length: float = 0.0
+    length_bound: float = 1.0  # a head learns its length between length / this and length * this; 1: it stays
 
     def __post_init__(self) -> None:
         check_choices(self, "attention")
-        check_numbers(self, "attention", {"[1, inf)": "heads features"})
+        check_numbers(self, "attention", {"[1, inf)": "heads features length_bound", "[0, inf)": "length"})
 
 
 # --------------------------------------------------------------------------- exact
@@ -69,6 +77,12 @@ def softmax_attention(
 
 
 # --------------------------------------------------------------------------- linear: features
+
+
+def of_length(x_BHTD: Float[Tensor, "B H T D"], length: float | Tensor) -> Float[Tensor, "B H T D"]:
+    """x with |x~| = length, where x~ = x / D^(1/4). `length` may be (H, 1, 1)."""
+    squared_BHT1 = x_BHTD.square().sum(dim=-1, keepdim=True)
+    return x_BHTD * (torch.rsqrt(squared_BHT1 + _LENGTH_EPS) * (length * float(x_BHTD.shape[-1] ** 0.25)))
 
 
 def orthogonal_features(m: int, d: int, generator: torch.Generator) -> Float[Tensor, "M D"]:
@@ -174,6 +188,16 @@ def linear_attend(kind: Linear, q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) 
     return out_BHTE[..., :-1] / (total_BHT1.clamp_min(_TINY) if kind == "favor" else total_BHT1 + _DENOMINATOR_EPS)
 
 
+@torch.no_grad()
+def effective_features(kind: Linear, q_BHTD: Tensor, keys: LinearKeys, w_MD: Tensor) -> Float[Tensor, ""]:
+    """How many of the M features carry the normaliser phi(q) . sum_s phi(k_s): (sum_m t_m)^2 / sum_m t_m^2 over its
+    terms t_m, the mean over queries. 1: a single feature decides all weights."""
+    phi_BHTM = _row_exponentials(q_BHTD, w_MD) + _feature_eps(kind, w_MD)
+    total_BHM = keys.sums[..., -1] if keys.values is None else (keys.sums @ keys.values[..., -1:]).squeeze(-1)
+    t_BHTM = phi_BHTM * total_BHM.unsqueeze(-2)
+    return (t_BHTM.sum(-1).square() / t_BHTM.square().sum(-1).clamp_min(_TINY)).mean()
+
+
 def choose(kind: Kind, queries: int, keys: int, features: int, head_dim: int) -> Resolved:
     """Resolve `auto` to the cheaper of exact and linear attention: exact if T S <= c(D) (T + S) M.
 
@@ -211,10 +235,11 @@ class KeyValues:
     kind: Resolved
     contexts: int
     keys: Float[Tensor, "B H S D"] | None = None
-    values: Float[Tensor, "B H S D"] | None = None
+    values: Float[Tensor, "B H S D"] | None = None  # uniform: their mean, S = 1
     mask: Bool[Tensor, "B S"] | None = None
     linear: LinearKeys | None = None
     folded: Folded | None = None
+    squared: Float[Tensor, ""] | None = None  # linear, in training: mean |k~|^2 of the first context
 
 
 class Attention(nn.Module):
@@ -225,7 +250,8 @@ class Attention(nn.Module):
         x (B, K, T, W) or (B*K, T, W) -----> forward -----> same shape as x
 
     `forward(x)` without key-values is self-attention inside each sequence of x, with one fused projection. The
-    random features are a buffer: drawn once from `rng`, saved, never trained.
+    random features are a buffer: drawn once from `rng`, saved, never trained. In training a linear kind leaves in
+    `seen` the mean |q~|^2 and |k~|^2 and the effective features of its last pass with gradient, of the first context.
 
     Folding. With many candidates of a short context the two projections of every query cost more than all the rest.
     They are linear, so they can be applied to the context instead, once:
@@ -236,6 +262,7 @@ class Attention(nn.Module):
     """
 
     random_features: Tensor | None
+    length: nn.Parameter | None
 
     def __init__(self, width: int, config: AttentionConfig, rng: torch.Generator) -> None:
         super().__init__()
@@ -247,8 +274,11 @@ class Attention(nn.Module):
         self.in_proj = nn.Linear(width, 3 * width, bias=config.bias)  # rows: queries, keys, values
         self.out_proj = nn.Linear(width, width, bias=config.bias)
         draw = gaussian_features if config.kind == "favor_paper" else orthogonal_features
-        features = None if config.kind == "softmax" else draw(config.features, self.head_dim, rng)
+        features = None if config.kind in ("softmax", "uniform") else draw(config.features, self.head_dim, rng)
         self.register_buffer("random_features", features)
+        learned = features is not None and config.length > 0 and config.length_bound > 1
+        self.length = nn.Parameter(torch.zeros(config.heads, 1, 1)) if learned else None
+        self.seen: tuple[Tensor, Tensor, Tensor] | None = None
 
     def keys_values(
         self,
@@ -333,21 +363,61 @@ class Attention(nn.Module):
     def _key_values(self, kind: Resolved, k_BHSD: Tensor, v_BHSD: Tensor, mask_BS: Tensor | None) -> KeyValues:
         if kind == "softmax":
             return KeyValues(kind, k_BHSD.shape[0], keys=k_BHSD, values=v_BHSD, mask=mask_BS)
+        if kind == "uniform":
+            return KeyValues(kind, k_BHSD.shape[0], values=_mean(v_BHSD, mask_BS))
         with torch.autocast(k_BHSD.device.type, enabled=False):  # exponentials of sums: half precision overflows
-            linear = linear_keys(kind, k_BHSD.float(), v_BHSD.float(), self._features(), mask_BS)
-        return KeyValues(kind, k_BHSD.shape[0], linear=linear)
+            k_BHSD = self._sized(kind, k_BHSD.float())
+            linear = linear_keys(kind, k_BHSD, v_BHSD.float(), self._features(), mask_BS)
+        squared = _squared_length(k_BHSD, mask_BS) if self._watches() else None
+        return KeyValues(kind, k_BHSD.shape[0], linear=linear, squared=squared)
 
     def _attend(self, q_BHTD: Tensor, kv: KeyValues) -> Tensor:
-        if kv.linear is None or kv.kind == "softmax":
+        if kv.kind == "softmax":
             assert kv.keys is not None
             assert kv.values is not None
             return softmax_attention(q_BHTD, kv.keys, kv.values, kv.mask)
+        if kv.kind == "uniform":
+            assert kv.values is not None
+            return kv.values.expand_as(q_BHTD)
+        assert kv.linear is not None
         with torch.autocast(q_BHTD.device.type, enabled=False):
-            return linear_attend(kv.kind, q_BHTD.float(), kv.linear, self._features()).to(q_BHTD.dtype)
+            q = self._sized(kv.kind, q_BHTD.float())
+            if kv.squared is not None and self._watches():
+                first = LinearKeys(kv.linear.sums[:1], None if kv.linear.values is None else kv.linear.values[:1])
+                features = effective_features(kv.kind, q[:1], first, self._features())
+                self.seen = (_squared_length(q, None), kv.squared, features)
+            return linear_attend(kv.kind, q, kv.linear, self._features()).to(q_BHTD.dtype)
+
+    def _sized(self, kind: Linear, x_BHTD: Tensor) -> Tensor:
+        """Queries or keys, of the length that the config asks for."""
+        config = self.config
+        if kind != "favor" or config.length == 0:
+            return x_BHTD
+        if self.length is None:
+            return of_length(x_BHTD, config.length)
+        return of_length(x_BHTD, config.length * config.length_bound ** torch.tanh(self.length.float()))
+
+    def _watches(self) -> bool:
+        return self.training and torch.is_grad_enabled()
 
     def _features(self) -> Tensor:
         assert self.random_features is not None
         return self.random_features
+
+
+def _mean(v_BHSD: Tensor, mask_BS: Tensor | None) -> Float[Tensor, "B H 1 D"]:
+    """Over the keys where mask is True; zeros where no key is."""
+    if mask_BS is None:
+        return v_BHSD.mean(dim=2, keepdim=True)
+    weight_BHS1 = mask_BS[:, None, :, None]
+    return v_BHSD.masked_fill(~weight_BHS1, 0.0).sum(2, keepdim=True) / weight_BHS1.sum(2, keepdim=True).clamp_min(1)
+
+
+@torch.no_grad()
+def _squared_length(x_BHTD: Tensor, mask_BT: Tensor | None) -> Float[Tensor, ""]:
+    """Mean |x~|^2 of the first context."""
+    squared_HT = x_BHTD[0].square().sum(-1) * float(x_BHTD.shape[-1] ** -0.5)
+    return (squared_HT if mask_BT is None else squared_HT[:, mask_BT[0]]).mean()
 
 
 def _short_softmax(logits: Tensor) -> Tensor:

@@ -105,6 +105,21 @@ class Generator(nn.Module):
         kvs = tuple(b.cross_attention.keys_values(context, queries=self.count) for b in self.blocks)  # type: ignore[operator,union-attr]
         return Prepared(kvs, start)
 
+    def attention_logs(self) -> dict[str, Tensor]:
+        """Linear attention in training: the largest mean |q~|^2 and |k~|^2 of any layer, the fewest effective features.
+
+        Where lengths run away the gradient's norm (logged as gradient_norm) grows with them, and the loss.
+        """
+        seen = [layer.seen for layer in self.modules() if isinstance(layer, Attention) and layer.seen is not None]
+        if not seen:
+            return {}
+        queries, keys, features = (torch.stack(values) for values in zip(*seen, strict=True))
+        return {
+            "attention_q_squared": queries.max(),
+            "attention_k_squared": keys.max(),
+            "attention_features": features.min(),
+        }
+
     def forward(self, prepared: Prepared, latent: Float[Tensor, "B K Z"]) -> Float[Tensor, "B K Tp Da"]:
         x = prepared.start + self.latent(latent).unsqueeze(2)  # (B, K, Q, D)
         for block, kv in zip(self.blocks, prepared.keys_values, strict=True):

@@ -56,8 +56,8 @@ SMALL = PrismConfig(
 )  # fmt: skip
 
 
-def _attention(kind: str) -> PrismConfig:
-    attention = replace(SMALL.generator.attention, kind=kind)  # type: ignore[arg-type]
+def _attention(kind: str, **more: float) -> PrismConfig:
+    attention = replace(SMALL.generator.attention, kind=kind, **more)  # type: ignore[arg-type]
     return replace(SMALL, generator=replace(SMALL.generator, attention=attention))
 
 
@@ -79,6 +79,7 @@ CASES: dict[str, Callable[[], Policy]] = {
     ),
     "prism-paper": lambda: _prism(replace(SMALL, objective=replace(SMALL.objective, rule="paper", soft_weight=0.02))),
     "prism-favor": lambda: _prism(_attention("favor")),
+    "prism-favor-length": lambda: _prism(_attention("favor", length=1.0, length_bound=2.0)),
     "prism-favor-paper": lambda: _prism(_attention("favor_paper")),
     "prism-rgb": lambda: _prism(SMALL, (*SENSORS, CAMERA)),
     **{method: partial(_method, method) for method in METHODS if method != "prism"},

@@ -40,6 +40,26 @@ def favor(q_TD: Array, k_SD: Array, v_SD: Array, w_MD: Array, eps: float = 1e-6)
     return out
 
 
+def of_length(x_TD: Array, length: float, eps: float = 1e-6) -> Array:
+    """Rows whose x~ = x / d^(1/4) has this length; eps is added to the squared length that it is divided by."""
+    return np.array([x * length * len(x) ** 0.25 / np.sqrt(x @ x + eps) for x in x_TD])
+
+
+def uniform(q_TD: Array, v_SD: Array) -> Array:
+    """The control: every query gets the mean of the values."""
+    return np.array([sum(v_SD) / len(v_SD) for _ in q_TD])
+
+
+def effective_features(q_TD: Array, k_SD: Array, w_MD: Array) -> float:
+    """(sum_m t_m)^2 / sum_m t_m^2 of t_m = phi_m(q) sum_s phi_m(k_s), the mean over queries; without FAVOR+'s eps."""
+    scaled_q, scaled_k = (x / w_MD.shape[1] ** 0.25 for x in (q_TD, k_SD))
+    found = []
+    for query in scaled_q:
+        terms = [np.exp(w @ query) * sum(np.exp(w @ key - key @ key / 2) for key in scaled_k) for w in w_MD]
+        found.append(sum(terms) ** 2 / sum(t * t for t in terms))
+    return float(np.mean(found))
+
+
 def favor_paper(q_TD: Array, k_SD: Array, v_SD: Array, w_MD: Array, eps_a: float = 1e-6) -> Array:
     """Eq. 3 and Alg. 3 as printed, W ~ N(0, 1/sqrt(d)) read as a variance: W = w / d^(1/4)."""
     m, d = w_MD.shape

@@ -34,7 +34,7 @@ def tiny() -> PrismConfig:
         generator=GeneratorConfig(
             width=64,
             blocks=2,
-            attention=AttentionConfig(kind="auto", heads=2),
+            attention=AttentionConfig(kind="auto", heads=2, length=1.0),
             latent=16,
             mlp_ratio=2.0,
             actions_per_query=4,
@@ -50,7 +50,11 @@ def base() -> PrismConfig:
         pred_horizon=16,
         encoder=EncoderConfig(rgb="small", rgb_features=256, fusion_hidden=512, mix_blocks=3, mix_width=512),
         generator=GeneratorConfig(
-            width=256, blocks=4, attention=AttentionConfig(kind="auto", heads=8), latent=32, actions_per_query=1
+            width=256,
+            blocks=4,
+            attention=AttentionConfig(kind="auto", heads=8, length=1.0),
+            latent=32,
+            actions_per_query=1,
         ),
         objective=ObjectiveConfig(candidates=16),
     )
@@ -58,7 +62,10 @@ def base() -> PrismConfig:
 
 def paper() -> PrismConfig:
     """The paper's sizes (Sec. 5, App. A.2, A.3): d = 512, L = 6, 8 heads, ResNet-18 a camera, To = 8, Tp = 16."""
-    return PrismConfig(generator=GeneratorConfig(mlp_ratio=1.25), objective=ObjectiveConfig(soft_weight=0.02))
+    attention = AttentionConfig(kind="auto", heads=8, length=1.0)
+    return PrismConfig(
+        generator=GeneratorConfig(mlp_ratio=1.25, attention=attention), objective=ObjectiveConfig(soft_weight=0.02)
+    )
 
 
 def fast(size: str = "paper") -> PrismConfig:
@@ -71,7 +78,7 @@ def literal(size: str = "paper") -> PrismConfig:
     """The paper to the letter, also where it does not do what it says (docs/explanation/deviations.md): attention as
     written, the batch-global quantile of all pairs, weights on top of normalised actions, the soft term unscaled."""
     config = SIZES[size]()
-    attention = replace(config.generator.attention, kind="favor_paper", features=256)
+    attention = replace(config.generator.attention, kind="favor_paper", features=256, length=0.0)
     return replace(
         config,
         encoder=replace(config.encoder, mix_blocks=0),

@@ -83,7 +83,8 @@ class PrismPolicy(ContextPolicy):
         choice = objective.choose(distances.own, rejected)  # the nearest that is left, and K' for the soft term
         index = choice.index.unsqueeze(-1).expand(-1, -1, latent.shape[-1])
         chosen = self._generate(prepared, latent.gather(1, index), example.anchor)
-        return LossOutput(*objective.loss(chosen, choice, target, valid))
+        loss, logs = objective.loss(chosen, choice, target, valid)
+        return LossOutput(loss, {**logs, **self.generator.attention_logs()})
 
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         latent = self.latents(context.shape[0], candidates, rng)

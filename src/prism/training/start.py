@@ -22,6 +22,7 @@ from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.io import files
 from prism.io.files import exclusive
+from prism.io.jsonconfig import from_json, to_json
 from prism.policy import Policy, PolicySpec
 from prism.training import checkpoint
 from prism.training.checkpoint import TrainingState
@@ -142,7 +143,7 @@ def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, no
 
 def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
     """A resumed run is the same run: same policy, same data, same mathematics."""
-    there, here = checkpoint.read_spec(folder), policy.spec
+    there, here = _with_defaults(checkpoint.read_spec(folder), policy), policy.spec
     if not there.action.kind:  # of before kinds were looked for in the data
         here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=""))
     if _plain(there) != _plain(here):
@@ -164,6 +165,14 @@ def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str
         raise PrismError(
             f"{folder / 'training.json'}: the run was started with other data: resume with the same --data"
         )
+
+
+def _with_defaults(spec: PolicySpec, policy: Policy) -> PolicySpec:
+    """A stored spec, with the settings that were added since at their defaults."""
+    config = getattr(policy, "config", None)
+    if config is None or spec.method != policy.spec.method:
+        return spec
+    return dataclasses.replace(spec, config=to_json(from_json(type(config), spec.config)))
 
 
 def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
