@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ class RosBridge:
         from websockets.sync.server import serve
 
         self.commands: list[tuple[float, list[float]]] = []
+        self.written: list[dict[str, Any]] = []  # all but subscriptions
+        self.position: Callable[[np.ndarray], list[Any]] = lambda joints: [9.0, joints[1], joints[0]]
+        self.backlog = 0.0  # seconds that messages are on their way
+        self.clock = 1.7e9  # of its header stamps, ahead of this computer's
         self.joints = np.zeros(2)
         self.silent = False
         self._target = np.zeros(2)
@@ -41,6 +46,8 @@ class RosBridge:
         with contextlib.suppress(ConnectionClosed):
             for text in connection:
                 said = json.loads(text)
+                if said["op"] != "subscribe":
+                    self.written.append(said)
                 if said["op"] == "subscribe":
                     threading.Thread(target=self._publish, args=(connection, said), daemon=True).start()
                 elif said["op"] == "publish":
@@ -62,16 +69,18 @@ class RosBridge:
                     connection.send(json.dumps({"op": "publish", "topic": topic, "msg": self._message(topic)}))
 
     def _message(self, topic: str) -> dict[str, Any]:
+        stamp = time.monotonic() + self.clock - self.backlog
+        header = {"stamp": {"sec": int(stamp), "nanosec": int(1e9 * (stamp % 1.0))}, "frame_id": ""}
         if topic == "/joint_states":  # in an order of its own, with a joint that nobody asked for
-            return {"name": ["wheel", "b", "a"], "position": [9.0, self.joints[1], self.joints[0]]}
+            return {"header": header, "name": ["wheel", "b", "a"], "position": self.position(self.joints)}
         if topic == "/wrench":
             part = {"x": 1.0, "y": 2.0, "z": 3.0}
-            return {"wrench": {"force": part, "torque": part}}
+            return {"header": header, "wrench": {"force": part, "torque": part}}
         if topic == "/camera":
             pixels = np.zeros((4, 6, 3), np.uint8)
             pixels[..., 2] = 200  # red, in bgr8
-            return _image(pixels, "bgr8", 18)
-        return _image(np.full((4, 6), 500, "<u2"), "16UC1", 12)
+            return {"header": header, **_image(pixels, "bgr8", 18)}
+        return {"header": header, **_image(np.full((4, 6), 500, "<u2"), "16UC1", 12)}
 
 
 def _image(pixels: np.ndarray, encoding: str, step: int) -> dict[str, Any]:

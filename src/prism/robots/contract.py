@@ -14,6 +14,9 @@ It owns the clock: a driver's is the computer's, a twin's may run as fast as it 
     robot.stop()                           stands still within 100 ms; from any thread, at any time
     robot.close()
 
+A dry run sets `read_only` before `connect`: devices are opened for reading only, and nothing is written to them. A
+driver that can do so says it (`can_read_only`); others take no part in a dry run.
+
 A robot of another package is an entry point of the group prism.robots: name -> a callable that makes it, whose keyword
 arguments are its options. tests/test_robots_conformance.py holds every robot to what is written here.
 """
@@ -27,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +147,8 @@ class Robot(ABC):
     realtime: bool = field(default=True, kw_only=True)  # False: its clock stands still until somebody waits
     episode_seconds: float = field(default=60.0, kw_only=True)
     fps: float = field(default=0.0, kw_only=True)  # steps a second; default: `rate`
+    read_only: bool = field(default=False, kw_only=True)  # set before `connect`: its devices are read, never written to
+    can_read_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self.fps = self.fps or self.rate

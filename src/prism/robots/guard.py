@@ -218,12 +218,17 @@ class Guard:
     robot: Robot
     limits: Limits
     needs: Collection[str] = ()  # sensors without which nothing may move, beside those that safety needs
-    dry: bool = False  # commands are limited and counted, and not sent
+    dry: bool = False  # commands are limited and counted, and not sent; devices are opened for reading only
     state: Literal["go", "hold", "stopped"] = field(default="stopped", init=False)
     reason: str = field(default="it has not begun", init=False)
 
     def __post_init__(self) -> None:
         space = self.robot.actions
+        if self.dry and not (self.robot.can_read_only or self.robot.is_twin):
+            raise PrismError(
+                f"robot '{self.robot.name}': its driver has no way to read without writing; run without --dry-run"
+            )
+        self.robot.read_only = self.dry
         self.envelope = Envelope(space, self.limits, self.robot.rate)
         self._monitor = SensorMonitor(self.robot.sensors, self.robot.rate)
         names = {spec.name for spec in self.robot.sensors}

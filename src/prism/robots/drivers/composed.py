@@ -39,8 +39,9 @@ from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
 from prism.io.jsonconfig import from_json
+from prism.robots.claim import Claim
 from prism.robots.contract import ActionSpace, Health, Reading, Robot
-from prism.robots.drivers.parts import Part, Vector, state_age
+from prism.robots.drivers.parts import Bounds, Part, Vector, state_age
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -69,6 +70,8 @@ _KEYS = {
 
 
 class DrivenRobot(Robot):
+    can_read_only = True
+
     def __init__(
         self, name: str, rate: float, kind: str, parts: dict[str, Part], sensors: tuple[Part, ...], limits: Limits,
         episode_seconds: float = 60.0, fps: float = 0.0,
@@ -101,6 +104,7 @@ class DrivenRobot(Robot):
         self._check()
         self._lock = threading.RLock()
         self._connected = self._ready = False
+        self._claim = Claim()
 
     def _check(self) -> None:
         """That the file does not contradict itself."""
@@ -117,14 +121,19 @@ class DrivenRobot(Robot):
         self._speed = np.array(limits.speed, np.float64)
         self._low, self._high = np.array(limits.position, np.float64).T
         for place, part in self._movers.items():
-            part.limit_speed(self._speed[self._slices[place]])
+            own = self._slices[place]
+            low, high, speed = self._low[own], self._high[own], self._speed[own]
+            part.bounds = Bounds(-speed, speed, speed) if place == "base" else Bounds(low, high, speed)
 
     # -- the contract
 
     def connect(self) -> None:
         self.close()
         try:
+            if not self.read_only:
+                self._claim.take((one for part in self._movers.values() for one in part.addresses()), self.name)
             for part in self._parts:
+                part.read_only = self.read_only
                 part.connect()
         except BaseException:
             self._let_go()
@@ -137,7 +146,7 @@ class DrivenRobot(Robot):
                 raise PrismError(f"{self.name}: connect() first")
             if not (found := self.health()).ok:  # it would begin at where it was long ago
                 raise PrismError(f"{self.name}: {found.reason}")
-            for part in self._movers.values():
+            for part in () if self.read_only else self._movers.values():
                 part.prepare()
             self._target = np.concatenate([self._where(place) for place in self._movers])
             self._ready = True
@@ -150,6 +159,8 @@ class DrivenRobot(Robot):
             return np.full(dims, 0.0 if place == "base" else np.nan)
         if found is None:
             raise PrismError(f"{place}: it does not say where it is; is it switched on?")
+        if not np.isfinite(found[0][:dims]).all():
+            raise PrismError(f"{place}: it says that it is at {found[0][:dims].tolist()}: these are no finite numbers")
         return found[0][:dims].astype(np.float64)
 
     def read(self) -> dict[str, Reading]:
@@ -176,7 +187,12 @@ class DrivenRobot(Robot):
         with self._lock:
             if not self._connected or not self._ready:
                 raise PrismError(f"{self.name}: it takes no commands: connect(), then prepare(seed)")
-            self._target = self._aim(command)
+            if self.read_only:
+                raise PrismError(f"{self.name}: was opened for reading only")
+            target = self._aim(command)
+            for place, part in self._movers.items():
+                part.bounds.check(target[self._slices[place]])
+            self._target = target
             due = time.monotonic() + 1.0 / self.rate
             for place, part in self._movers.items():
                 part.send(self._target[self._slices[place]], due)
@@ -197,6 +213,8 @@ class DrivenRobot(Robot):
 
     def stop(self) -> None:
         self._ready = False  # before anything else, and whoever holds the lock
+        if self.read_only:
+            return
         for part in self._movers.values():
             part.halt()  # all, before one of them is waited for
         for part in self._movers.values():
@@ -210,6 +228,7 @@ class DrivenRobot(Robot):
 
     def _let_go(self) -> None:
         with ExitStack() as stack:  # each, whatever another raises
+            stack.callback(self._claim.release)  # last
             for part in self._parts:
                 stack.callback(part.close)
 

@@ -88,6 +88,8 @@ class D1(Part):
         self._follower = Follower(self.hz, self._go, self._hold)
         self._measured: tuple[Vector, float] | None = None  # radians, and the gripper's servo in degrees
         self._seq = self.unreachable = 0
+        self._null = False  # an angle is not a number
+        self._publisher: Any = None
         self._connected = False
 
     def axes(self) -> tuple[Axis, ...]:
@@ -98,15 +100,16 @@ class D1(Part):
     def state_names(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes())
 
-    def limit_speed(self, speed: Vector) -> None:
-        self._speed = speed
+    def addresses(self) -> tuple[str, ...]:
+        return (f"d1:{self.interface}:{self.domain}",)
 
     def connect(self) -> None:
         channel = join(self, self.interface, self.domain)
         self._model = ArmModel(MODEL)
         self._command, angles = messages()
-        self._publisher = channel.ChannelPublisher(COMMAND, self._command)
-        self._publisher.Init()
+        self._publisher = None if self.read_only else channel.ChannelPublisher(COMMAND, self._command)
+        if self._publisher is not None:
+            self._publisher.Init()
         self._subscriber = channel.ChannelSubscriber(ANGLES, angles)
         self._subscriber.Init(self._hear, 10)
         self._connected = True
@@ -117,11 +120,15 @@ class D1(Part):
                 remedy = "is the arm on, and is interface the one that it is at?"
                 raise self.error(f"no angles of the arm on {self.interface} ({ANGLES})", remedy)
             time.sleep(0.01)
-        self._follower.start(self.name)
+        if not self.read_only:
+            self._follower.start(self.name)
 
     def _hear(self, said: Any) -> None:
         angles = np.array([getattr(said, f"servo{i}_data_") for i in range(7)], np.float64)
         joints = np.radians(angles[:6]) * np.array(self.signs)
+        self._null = not bool(np.isfinite(angles).all())
+        if self._null:
+            return
         self._measured = np.array([*joints, angles[6]]), time.monotonic()
 
     def state(self) -> tuple[Vector, float] | None:
@@ -143,12 +150,14 @@ class D1(Part):
         if state is None or measured is None:
             raise self.error("it does not say where it is", "connect again")
         self._joints = measured[0][:6]
-        self._follower.begin(state[0], self._speed)
+        self._bounds = self.bounds.around(state[0])
+        self._follower.begin(state[0], self.bounds.speed)
 
     def send(self, target: Vector, due: float) -> None:
         self._follower.send(target, due)
 
     def _go(self, at: Vector) -> Vector:
+        self._bounds.check(at)
         joints, metres, radians = at[:6], 0.0, 0.0
         if self.control == "pose":
             pose = np.array([*at[:3], *from_reference(at[3:6], np.array(self.orientation))])
@@ -173,6 +182,8 @@ class D1(Part):
         self._publish(told)
 
     def _publish(self, numbers: Vector) -> None:
+        if not np.isfinite(numbers).all():
+            raise PrismError(f"{numbers.tolist()} was to be sent, which are no finite numbers: stopped")
         self._seq += 1
         angles = (*np.degrees(numbers[:6] * np.array(self.signs)), numbers[6])
         data = {"mode": _FAST} | {f"angle{i}": round(float(angle), 3) for i, angle in enumerate(angles)}
@@ -189,11 +200,14 @@ class D1(Part):
         self._follower.close()
         if self._connected:
             self._connected = False
-            self._publisher.Close()
+            if self._publisher is not None:
+                self._publisher.Close()
             self._subscriber.Close()
         self._measured = None
 
     def health(self) -> Health:
+        if self._null:
+            return Health(False, f"an angle of the arm on {self.interface} is not a number: is a servo unplugged?")
         if self._measured is None or time.monotonic() - self._measured[1] > _SILENT:
             return Health(False, f"no angles of the arm on {self.interface}: look at the cable, connect again")
         return Health(not self._follower.fault, self._follower.fault)

@@ -28,7 +28,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
+import os
 import pkgutil
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -40,8 +42,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
+from prism.robots.claim import Claim, host_address
 from prism.robots.contract import ActionSpace, Array, Health, Reading, Robot
-from prism.robots.drivers.parts import state_age
+from prism.robots.drivers.parts import Bounds, state_age
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
@@ -54,12 +57,15 @@ logger = logging.getLogger("prism.robots")
 
 
 class LeRobotRobot(Robot):
-    """`device` keeps the contract of lerobot.robots.Robot."""
+    """`device` keeps the contract of lerobot.robots.Robot; `addresses` are its ports and hosts (claim.py)."""
+
+    can_read_only = True
 
     def __init__(
         self, device: Any, rate: float, units: Mapping[str, str], limits: Mapping[str, Any], name: str = "",
-        ignore: tuple[str, ...] = (), episode_seconds: float = 60.0,
+        ignore: tuple[str, ...] = (), episode_seconds: float = 60.0, addresses: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
+        self._addresses, self._claim = addresses, Claim()
         self._device, self._actions = device, tuple(map(str, device.action_features))
         shown = {key: value for key, value in device.observation_features.items() if key not in ignore}
         self._numbers = tuple(key for key, value in shown.items() if not isinstance(value, tuple))
@@ -89,16 +95,25 @@ class LeRobotRobot(Robot):
         self._clear()
 
     def _clear(self) -> None:
-        self._ready = self._alive = self._stopping = False
+        self._ready = self._alive = self._stopping = self._stopping_now = False
         self._next: NDArray[np.float32] | None = None
         self._last: NDArray[np.float32] | None = None  # sent
         self._latest: dict[str, Reading] = {}
         self._problem, self._warned = "", False
+        self._unsafe = False  # a command was refused at the last look: until `prepare`
 
     # -- the contract
 
     def connect(self) -> None:
         self.close()
+        if (
+            self.read_only
+        ):  # LeRobot's `connect` writes settings and switches torque on, its `disconnect` switches it off
+            self._device.configure = lambda: None
+            if hasattr(getattr(self._device, "config", None), "disable_torque_on_disconnect"):
+                self._device.config.disable_torque_on_disconnect = False
+        else:
+            self._claim.take(self._addresses, self.name)
         try:
             self._device.connect(calibrate=False)  # it would ask questions
             if not self._device.is_calibrated:
@@ -118,6 +133,7 @@ class LeRobotRobot(Robot):
             if not self._alive:
                 raise PrismError(f"{self.name}: connect() first")
             self._ready, self._stopping, self._next = True, False, None
+            self._problem, self._unsafe = "" if self._unsafe else self._problem, False
 
     def read(self) -> dict[str, Reading]:
         if not self._alive:
@@ -132,6 +148,8 @@ class LeRobotRobot(Robot):
         with self._changed:
             if not self._alive or not self._ready:
                 raise PrismError(f"{self.name}: it takes no commands: connect(), then prepare(seed)")
+            if self.read_only:
+                raise PrismError(f"{self.name}: was opened for reading only")
             low, high = np.array(self.limits.position, np.float32).T
             speed = np.array(self.limits.speed, np.float32)
             self._next = np.where(self._velocity, np.clip(command, -speed, speed), np.clip(command, low, high))
@@ -139,7 +157,7 @@ class LeRobotRobot(Robot):
 
     def stop(self) -> None:
         with self._changed:
-            self._stopping = self._stopping or self._ready
+            self._stopping = self._stopping or (self._ready and not self.read_only)
             self._ready, self._next = False, None
             self._changed.notify()
 
@@ -168,6 +186,7 @@ class LeRobotRobot(Robot):
     def _let_go(self) -> None:
         with suppress(Exception):  # it is gone already, or was never there
             self._device.disconnect()
+        self._claim.release()
 
     # -- the thread that alone talks to the device
 
@@ -181,6 +200,7 @@ class LeRobotRobot(Robot):
                 self._next, self._stopping = None, False
                 if stopping:
                     command = self._still()
+                self._stopping_now = stopping
             try:
                 if command is not None:
                     self._command(command)
@@ -188,9 +208,10 @@ class LeRobotRobot(Robot):
                 if alive and self.now() >= due:
                     due = self.now() + 0.5 / self.rate
                     self._observe()
-                    self._problem = ""
+                    self._problem = self._problem if self._unsafe else ""
             except Exception as error:  # a bus that answers again is healthy again; until then nothing moves
                 self._problem = reason(error)
+                self._unsafe |= isinstance(error, PrismError)
                 with self._changed:  # a stop that did not get through is sent again
                     self._stopping |= stopping and not self._ready
                 time.sleep(0.01)
@@ -198,6 +219,7 @@ class LeRobotRobot(Robot):
                 return
 
     def _command(self, command: NDArray[np.float32]) -> None:
+        self._check(command)
         asked = dict(zip(self._actions, map(float, command), strict=True))
         sent = self._device.send_action(asked)
         self._last = command
@@ -205,6 +227,13 @@ class LeRobotRobot(Robot):
         if other and not self._warned:  # once: recordings say what was asked for
             self._warned = True
             logger.warning("%s: LeRobot changes commands of %s by limits of its own", self.name, ", ".join(other))
+
+    def _check(self, command: NDArray[np.float32]) -> None:
+        """The last look before the bus; a stop may leave an arm where it is, outside its limits."""
+        low, high = np.array(self.limits.position, np.float64).T
+        speed, at = np.array(self.limits.speed, np.float64), command.astype(np.float64)
+        most = Bounds(np.where(self._velocity, -speed, low), np.where(self._velocity, speed, high), speed)
+        (most.around(at) if self._stopping_now else most).check(at)
 
     def _still(self) -> NDArray[np.float32] | None:
         """The command that stops it: where it is measured, or was sent to; no velocity."""
@@ -284,7 +313,17 @@ def robot_from_table(data: Mapping[str, Any]) -> Robot:
     if not isinstance(limits, dict):
         raise PrismError("[limits] is missing: position and speed, one each action")
     more = {key: data[key] for key in ("name", "episode_seconds") if key in data}
-    return LeRobotRobot(make_device(table), float(rate), units, limits, ignore=tuple(data.get("ignore", ())), **more)
+    more |= {"ignore": tuple(data.get("ignore", ())), "addresses": _addresses(table)}
+    return LeRobotRobot(make_device(table), float(rate), units, limits, **more)
+
+
+def _addresses(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Ports and hosts of what moves; without one: its type and id."""
+    found = [
+        str(value) for key, value in table.items() if re.search(r"(^|_)(port|ip|host|address|url)$", key) and value
+    ]
+    named = [f"lerobot:{os.path.realpath(one) if one.startswith('/') else host_address(one)}" for one in found]
+    return tuple(named) or (f"lerobot:{table['type']}:{table.get('id', '')}",)
 
 
 def make_device(table: Mapping[str, Any]) -> Any:

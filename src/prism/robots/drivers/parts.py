@@ -37,11 +37,34 @@ class Axis:
     unit: str
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """What may go out to a part, whoever computed it, in its axes' units: a driver's last look before the wire."""
+
+    low: Vector
+    high: Vector
+    speed: Vector  # units a second
+
+    def around(self, here: Vector) -> Bounds:
+        """An arm that stands outside its limits may come back."""
+        low, high = np.fmin(self.low, here), np.fmax(self.high, here)
+        return Bounds(low, high, self.speed)
+
+    def check(self, at: Vector) -> None:
+        """PrismError unless these are finite numbers within the limits."""
+        slack = 1e-6 * (1.0 + np.abs(at))
+        if not np.isfinite(at).all():
+            raise PrismError(f"{at.tolist()} was to be sent, which are no finite numbers: stopped")
+        if ((at < self.low - slack) | (at > self.high + slack)).any():
+            raise PrismError(f"{at.tolist()} was to be sent, which is beyond the limits: stopped")
+
+
 class Part:
     """`name` is its place in the file ("arm", "sensors.rgb_wrist"), for messages; `rate` and `step_rate`: the robot's
-    commands and steps a second."""
+    commands and steps a second; `bounds`: of its axes; `read_only`: nothing may be written to the device."""
 
-    name, rate, step_rate = "", 0.0, 0.0
+    name, rate, step_rate, read_only = "", 0.0, 0.0, False
+    bounds: Bounds
 
     def axes(self) -> tuple[Axis, ...]:
         """What it is commanded by; none for a sensor."""
@@ -61,8 +84,9 @@ class Part:
         """Those numbers, and when they were measured; None: not yet."""
         return None
 
-    def limit_speed(self, speed: Vector) -> None:
-        """Of each axis, in its unit a second: the part itself goes no faster."""
+    def addresses(self) -> tuple[str, ...]:
+        """Of what it commands, on this machine or from it: two programs with one of them would drive one device."""
+        return ()
 
     def connect(self) -> None:
         """PrismError, with the remedy, where it cannot be reached."""

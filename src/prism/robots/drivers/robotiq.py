@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prism.errors import PrismError
+from prism.robots.claim import host_address
 from prism.robots.contract import Array, Health
 from prism.robots.drivers.parts import Axis, Stream, Vector, reach
 
@@ -44,6 +45,9 @@ class Robotiq(Stream):
     def axes(self) -> tuple[Axis, ...]:
         return (Axis("gripper", ""),)
 
+    def addresses(self) -> tuple[str, ...]:
+        return (f"robotiq:{host_address(self.host)}:{self.port}",)
+
     def state_names(self) -> tuple[str, ...]:
         return ("gripper",)
 
@@ -63,7 +67,7 @@ class Robotiq(Stream):
 
     def grab(self) -> Mapping[str, tuple[Array, float]]:
         """Tells it what is new, and asks where it is."""
-        if self._stopping and not self._stopped:
+        if self._stopping and not self._stopped and not self.read_only:
             self._say("SET GTO 0")
             self._stopped = True
         target, self._target = self._target, None
@@ -91,6 +95,8 @@ class Robotiq(Stream):
         self._target, self._stopping, self._stopped = None, False, False
 
     def send(self, target: Vector, due: float) -> None:
+        if not np.isfinite(target).all():
+            raise self.error(f"{target.tolist()} was to be sent, which are no finite numbers", "stopped")
         self._target = round(255.0 * (float(np.clip(target[0], -1.0, 1.0)) + 1.0) / 2.0)
 
     def halt(self) -> None:

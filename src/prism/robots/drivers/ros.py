@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from prism.data.formats.rosmsg import FIELDS, IMAGES, decode_image
 from prism.errors import PrismError, need
+from prism.robots.claim import host_address
 from prism.robots.contract import Array, Health
 from prism.robots.drivers.parts import Axis, Stream, Vector, state_age
 from prism.robots.drivers.waypoints import Follower
@@ -66,6 +69,31 @@ class Bridge:
         self._stack.close()
 
 
+class StampClock:
+    """When a message was measured, on this computer's clock.
+
+    A header's stamp is of the robot's clock. The difference between both clocks is that of the message that was on its
+    way the shortest; a backlog is longer on its way, and its messages look as old as they are. Clocks drift apart: the
+    difference may grow by DRIFT a second. A delay that was there from the first message on cannot be told from a
+    difference of the clocks. Messages without a stamp count from their arrival.
+    """
+
+    DRIFT = 5e-4
+
+    def __init__(self) -> None:
+        self._difference, self._arrived = math.inf, -math.inf
+
+    def here(self, message: Any, arrived: float) -> float:
+        stamp = getattr(getattr(message, "header", None), "stamp", None)
+        ros1 = getattr(stamp, "secs", 0), getattr(stamp, "nsecs", 0)
+        told = float(getattr(stamp, "sec", ros1[0])) + 1e-9 * float(getattr(stamp, "nanosec", ros1[1]))
+        if not told or not math.isfinite(told):
+            return arrived
+        grown = self._difference + self.DRIFT * max(0.0, arrived - self._arrived)
+        self._difference, self._arrived = min(arrived - told, grown), arrived
+        return min(told + self._difference, arrived)
+
+
 @dataclass
 class RosTopic(Stream):
     sensor: str  # default: the table's name
@@ -87,12 +115,12 @@ class RosTopic(Stream):
         return (SensorSpec(self.sensor, kind, self.shape, fps=self.fps),)
 
     def open(self) -> None:
-        self._bridge = Bridge(self.url, "driver ros")
+        self._bridge, self._clock = Bridge(self.url, "driver ros"), StampClock()
         self._bridge.subscribe(self.topic, self.type)
 
     def grab(self) -> Mapping[str, tuple[Array, float]]:
         message = self._bridge.next()
-        stamp = time.monotonic()
+        stamp = self._clock.here(message, time.monotonic())
         if self.type in IMAGES:
             message.data = np.frombuffer(base64.b64decode(message.data), np.uint8)  # uint8[] is base64 in JSON
             picture = decode_image(message)
@@ -123,6 +151,7 @@ class RosArm(Stream):
             raise PrismError("arm: name its joints, units are one each or none, hz and fps above 0")
         self.state_hz = self.fps
         self._state: tuple[Vector, float] | None = None
+        self._null = ""  # a joint whose position is none
         self._follower = Follower(self.hz, self._go, self._hold)
 
     def axes(self) -> tuple[Axis, ...]:
@@ -132,12 +161,15 @@ class RosArm(Stream):
     def state_names(self) -> tuple[str, ...]:
         return self.joints
 
-    def limit_speed(self, speed: Vector) -> None:
-        self._speed = speed
+    def addresses(self) -> tuple[str, ...]:
+        parts = urlsplit(self.url)
+        return (f"ros:{host_address(parts.hostname or '')}:{parts.port}:{self.command_topic}",)
 
     def open(self) -> None:
         self._bridge = Bridge(self.url, "driver ros")
-        self._bridge.advertise(self.command_topic, _NUMBERS)
+        if not self.read_only:
+            self._bridge.advertise(self.command_topic, _NUMBERS)
+        self._clock = StampClock()
         self._bridge.subscribe(self.state_topic, "sensor_msgs/msg/JointState")
 
     def grab(self) -> Mapping[str, tuple[Array, float]]:
@@ -145,7 +177,11 @@ class RosArm(Stream):
         where = dict(zip(said.name, said.position, strict=False))
         if missing := [name for name in self.joints if name not in where]:
             raise self.error(f"{self.state_topic} has no joint '{missing[0]}'", f"it has {', '.join(said.name)}")
-        self._state = np.array([where[name] for name in self.joints], np.float64), time.monotonic()
+        stamp = self._clock.here(said, time.monotonic())
+        at = np.array([where[name] for name in self.joints], np.float64)  # null is NaN
+        self._null = next((name for name, one in zip(self.joints, at, strict=True) if not np.isfinite(one)), "")
+        if not self._null and (self._state is None or stamp > self._state[1]):
+            self._state = at, stamp
         return {}
 
     def shut(self) -> None:
@@ -153,7 +189,11 @@ class RosArm(Stream):
 
     def connect(self) -> None:
         super().connect()
-        self._follower.start(self.name)
+        if self._null:
+            self.close()
+            raise self.error(*self._not_a_number())
+        if not self.read_only:
+            self._follower.start(self.name)
 
     def close(self) -> None:
         self._follower.close()
@@ -163,19 +203,28 @@ class RosArm(Stream):
         return self._state
 
     def prepare(self) -> None:
-        assert self._state is not None  # of `connect`
-        self._follower.begin(self._state[0], self._speed)
+        if self._null or self._state is None:
+            raise self.error(*self._not_a_number())
+        self._bounds = self.bounds.around(self._state[0])
+        self._follower.begin(self._state[0], self.bounds.speed)
 
     def send(self, target: Vector, due: float) -> None:
         self._follower.send(target, due)
 
     def _go(self, at: Vector) -> Vector:
-        self._bridge.publish(self.command_topic, {"layout": {"dim": [], "data_offset": 0}, "data": at.tolist()})
+        self._bounds.check(at)
+        self._publish(at)
         return at
 
+    def _publish(self, at: Vector) -> None:
+        self._bridge.publish(self.command_topic, {"layout": {"dim": [], "data_offset": 0}, "data": at.tolist()})
+
     def _hold(self, at: Vector) -> None:
-        state = self._state
-        self._go(at if state is None or time.monotonic() - state[1] > state_age(self.fps) else state[0])
+        state = self._state  # its numbers are finite, and so are those of the follower
+        self._publish(at if state is None or time.monotonic() - state[1] > state_age(self.fps) else state[0])
+
+    def _not_a_number(self) -> tuple[str, str]:
+        return f"{self.state_topic}: joint '{self._null}' is not a number", "is its encoder connected?"
 
     def halt(self) -> None:
         self._follower.halt()
@@ -184,6 +233,8 @@ class RosArm(Stream):
         self._follower.stop()
 
     def health(self) -> Health:
+        if self._null:
+            return Health(False, self._not_a_number()[0])
         if self._state is None or time.monotonic() - self._state[1] > 1.0:
             return Health(False, f"no news on {self.state_topic}: {self.remedy}")
         return Health(not self._follower.fault, self._follower.fault)

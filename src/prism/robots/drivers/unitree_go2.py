@@ -62,15 +62,19 @@ class Go2(Part):
     def state(self) -> tuple[Vector, float] | None:
         return self._state
 
+    def addresses(self) -> tuple[str, ...]:
+        return (f"go2:{self.interface}:{self.domain}",)
+
     def connect(self) -> None:
         channel = join(self, self.interface, self.domain)
         sport: Any = need("unitree_sdk2py.go2.sport.sport_client", "robots-go2", "driver go2")
         idl: Any = need("unitree_sdk2py.idl.unitree_go.msg.dds_", "robots-go2", "driver go2")
         self._subscriber = channel.ChannelSubscriber("rt/sportmodestate", idl.SportModeState_)
         self._subscriber.Init(self._hear, 10)
-        self._client = sport.SportClient()
-        self._client.SetTimeout(0.3)  # seconds that an answer may take
-        self._client.Init()
+        if not self.read_only:
+            self._client = sport.SportClient()
+            self._client.SetTimeout(0.3)  # seconds that an answer may take
+            self._client.Init()
         until = time.monotonic() + FIRST_READING
         while self._state is None and time.monotonic() < until:
             time.sleep(0.01)
@@ -80,7 +84,8 @@ class Go2(Part):
                 f"no news of the robot on {self.interface} (rt/sportmodestate)",
                 "is it on, is the cable in, has this computer an address in 192.168.123.x?",
             )
-        self._talker.start(self.name)
+        if not self.read_only:
+            self._talker.start(self.name)
 
     def _hear(self, said: Any) -> None:
         rpy = said.imu_state.rpy
@@ -89,6 +94,7 @@ class Go2(Part):
 
     def _say(self) -> None:
         if not self._talker.stopping and time.monotonic() < self._until:
+            self.bounds.check(np.array(self._velocity))
             self._code, self._moving = self._client.Move(*self._velocity), True
         elif self._moving or (self._talker.stopping and not self._talker.standing.is_set()):
             self._code = self._client.StopMove()

@@ -18,9 +18,10 @@ from typing import Literal
 import numpy as np
 
 from prism.errors import PrismError, check_choices, need
+from prism.robots.claim import host_address
 from prism.robots.contract import Health, Reading
 from prism.robots.drivers.parts import STATE_AGE, Axis, Part, Vector, reach
-from prism.robots.drivers.ur_servo import EMERGENCY, NO_PROGRAM, PROTECTIVE, Board, ServoConfig, serve
+from prism.robots.drivers.ur_servo import EMERGENCY, NO_PROGRAM, NOT_SENT, PROTECTIVE, Board, ServoConfig, serve
 from prism.sensors import SensorSpec
 
 DASHBOARD, RTDE = 29999, 30004  # ports
@@ -30,6 +31,7 @@ _SILENT = 1.0  # seconds without news of the controller
 _REASONS = {
     PROTECTIVE: "protective stop: clear it on the pendant",
     EMERGENCY: "emergency stop: release it, and start the robot on the pendant",
+    NOT_SENT: "a target beyond the limits, or not a number, was to be sent: stopped",
     NO_PROGRAM: "the controller ended the control program: look at its log on the pendant",
 }
 
@@ -57,7 +59,6 @@ class UR(Part):
                 raise PrismError(f"arm.{key} = {value:g} is out of range; use {low:g} to {high:g}")
         self.state_hz = min(self.frequency, 125.0)
         self._process: SpawnProcess | None = None
-        self._speed: tuple[float, ...] = ()
 
     def axes(self) -> tuple[Axis, ...]:
         if self.control == "joints":
@@ -71,8 +72,8 @@ class UR(Part):
         names = ("fx", "fy", "fz", "tx", "ty", "tz")
         return (SensorSpec("force", "vector", (6,), fps=self.state_hz, max_age=STATE_AGE, names=names),)
 
-    def limit_speed(self, speed: Vector) -> None:
-        self._speed = tuple(float(most) for most in speed)
+    def addresses(self) -> tuple[str, ...]:
+        return (f"ur:{host_address(self.host)}",)
 
     def connect(self) -> None:
         need("rtde_control", "robots-ur", "driver ur")
@@ -83,8 +84,8 @@ class UR(Part):
         self._board.set("stop", 1.0)
         ours, theirs = context.Pipe(duplex=False)
         config = ServoConfig(
-            self.host, self.frequency, self.control, self._speed, self.orientation, self.lookahead, self.gain,
-            self.zero_force, self.watchdog,
+            self.host, self.frequency, self.control, self.bounds, self.orientation, self.lookahead, self.gain,
+            self.zero_force, self.watchdog, self.read_only,
         )  # fmt: skip
         self._process = context.Process(target=serve, args=(config, self._board, theirs), name="ur-servo")
         self._process.start()
@@ -130,12 +131,12 @@ class UR(Part):
         self._board.write({"seq": self._board.get("seq") + 1, "due": due}, {"goal": target})
 
     def halt(self) -> None:
-        if self._process is not None:
+        if self._process is not None and not self.read_only:
             self._board.set("stop", 1.0)
 
     def stop(self) -> None:
         self.halt()
-        if self._process is not None and not self._wait("stopped", 1.0, _ACKNOWLEDGES):
+        if self._process is not None and not self.read_only and not self._wait("stopped", 1.0, _ACKNOWLEDGES):
             with contextlib.suppress(PrismError, OSError), reach(self, self.host, DASHBOARD, "controller", 0.03) as to:
                 to.sendall(b"stop\n")
 

@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.errors import PrismError
+from prism.robots.drivers.parts import Bounds
 from prism.robots.drivers.rotation import from_reference, to_reference
 from prism.robots.drivers.waypoints import Interpolator
 
 Vector = NDArray[np.float64]
-OK, PROTECTIVE, EMERGENCY, NO_PROGRAM = 0.0, 1.0, 2.0, 3.0  # Board's `status`
+OK, PROTECTIVE, EMERGENCY, NO_PROGRAM, NOT_SENT = 0.0, 1.0, 2.0, 3.0, 4.0  # Board's `status`
 _SINGLE = ("stop", "stopped", "close", "prepare", "prepared", "seq", "due", "stamp", "status")
 _SIX = ("goal", "pose", "joints", "force")
 
@@ -61,21 +63,22 @@ class ServoConfig:
     host: str
     frequency: float  # Hz
     control: str  # pose | joints
-    speed: tuple[float, ...]  # of each axis, units a second
+    bounds: Bounds  # of its axes
     orientation: tuple[float, float, float]  # of the tool, that rotations are measured from
     lookahead: float
     gain: float
     zero_force: bool
     watchdog: float  # Hz: the controller stops the arm where commands come more slowly
+    read_only: bool = False  # the arm is measured, and its controller is told nothing
 
 
 class Servo:
-    """One cycle after the other; `control` and `receive` are ur_rtde's interfaces."""
+    """One cycle after the other; `control` (None: read only) and `receive` are ur_rtde's interfaces."""
 
     def __init__(self, control: Any, receive: Any, config: ServoConfig, board: Board) -> None:
         self._control, self._receive, self._config, self._board = control, receive, config, board
         self._reference = np.array(config.orientation)
-        self._speed = np.array(config.speed)
+        self._bounds, self._refused = config.bounds, False
         self._path: Interpolator | None = None  # None: it stands, and takes no waypoints
         self._seq = self._prepared = 0.0
         self._told, self._stamp = -1.0, 0.0  # the controller's time of the last numbers, and ours
@@ -89,6 +92,8 @@ class Servo:
         pose[3:] = to_reference(pose[3:], self._reference)
         joints = np.array(receive.getActualQ())
         status = EMERGENCY if receive.isEmergencyStopped() else PROTECTIVE if receive.isProtectiveStopped() else OK
+        if self._refused:
+            status = NOT_SENT
         if status == OK and self._path is not None and not self._control.isProgramRunning():
             status = NO_PROGRAM
         numbers = {"pose": pose, "joints": joints, "force": np.array(receive.getActualTCPForce())}
@@ -97,6 +102,8 @@ class Servo:
 
     def cycle(self, now: float) -> None:
         here = self.measure(now)
+        if self._control is None:
+            return
         if self._board.get("stop"):
             self._stand()
         elif (asked := self._board.get("prepare")) != self._prepared:
@@ -107,18 +114,23 @@ class Servo:
             self._control.kickWatchdog()
             return
         seq, (goal,) = self._board.read("seq", "goal")
-        if seq != self._seq:
-            self._seq = seq
-            self._path.aim(goal, self._board.get("due"))
-        self._move(self._path.step(now, 1.0 / self._config.frequency))
+        try:
+            if seq != self._seq:
+                self._seq = seq
+                self._path.aim(goal, self._board.get("due"))
+            self._move(self._path.step(now, 1.0 / self._config.frequency))
+        except PrismError:  # the other process hears of it by `status`
+            self._refused = True
+            self._stand()
 
     def _prepare(self, here: Vector) -> None:
         self._start_program()
         if self._config.zero_force:
             self._control.zeroFtSensor()
             self._start_program()  # where that took longer than the watchdog allows
-        self._seq = self._board.get("seq")
-        self._path = Interpolator(here, self._speed)
+        self._seq, self._refused = self._board.get("seq"), False
+        self._bounds = self._config.bounds.around(here)
+        self._path = Interpolator(here, self._bounds.speed)
         self.measure(time.monotonic())  # how it is now
 
     def _start_program(self) -> None:
@@ -132,6 +144,7 @@ class Servo:
 
     def _move(self, at: Vector) -> None:
         config, dt = self._config, 1.0 / self._config.frequency
+        self._bounds.check(at)
         if config.control == "joints":
             self._control.servoJ(at.tolist(), 0.0, 0.0, dt, config.lookahead, config.gain)
             return
@@ -145,8 +158,10 @@ class Servo:
         self._board.set("stopped", 1.0)
 
     def end(self) -> None:
-        self._stand()
-        self._control.stopScript()
+        if self._control is not None:
+            self._stand()
+            self._control.stopScript()
+            self._control.disconnect()
 
 
 def serve(config: ServoConfig, board: Board, said: Connection) -> None:
@@ -158,8 +173,9 @@ def serve(config: ServoConfig, board: Board, said: Connection) -> None:
         import rtde_receive
 
         receive = rtde_receive.RTDEReceiveInterface(config.host, config.frequency)
-        control = rtde_control.RTDEControlInterface(config.host, config.frequency)
-        control.setWatchdog(config.watchdog)
+        control = None if config.read_only else rtde_control.RTDEControlInterface(config.host, config.frequency)
+        if control is not None:
+            control.setWatchdog(config.watchdog)
         servo = Servo(control, receive, config, board)
         servo.measure(time.monotonic())
     except Exception as error:  # of the C++ library, any kind
@@ -168,11 +184,10 @@ def serve(config: ServoConfig, board: Board, said: Connection) -> None:
     said.send("")
     try:
         while not board.get("close") and (parent is None or parent.is_alive()):
-            start = control.initPeriod()
+            start = receive.initPeriod()
             servo.cycle(time.monotonic())
-            control.waitPeriod(start)
+            receive.waitPeriod(start)
     finally:
         with contextlib.suppress(Exception):
             servo.end()
-        control.disconnect()
         receive.disconnect()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from prism.errors import PrismError
 from prism.robots.drivers.talker import Talker
 
 Vector = NDArray[np.float64]
@@ -18,9 +19,13 @@ class Interpolator:
     """Where the arm is told to be, from cycle to cycle."""
 
     def __init__(self, start: Vector, speed: Vector) -> None:
+        if not np.isfinite(start).all():
+            raise PrismError(f"it says that it is at {start.tolist()}: these are no finite numbers")
         self.at, self._goal, self._due, self._speed = start.copy(), start.copy(), -math.inf, speed
 
     def aim(self, goal: Vector, due: float) -> None:
+        if not np.isfinite(goal).all():
+            raise PrismError(f"{goal.tolist()} was to be its goal, which are no finite numbers: stopped")
         self._goal, self._due = goal, due
 
     def step(self, now: float, dt: float) -> Vector:
