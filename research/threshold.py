@@ -43,6 +43,7 @@ from prism.experiments.demonstrations import open_demonstrations
 from prism.experiments.recipes import Experiment, recipe, with_budget
 from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import with_settings
+from prism.methods.base import ContextPolicy
 from prism.methods.presets import build_policy
 from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.normalize import Normalizer, compute_statistics
@@ -181,10 +182,10 @@ def draft(
     """Candidates, targets and valid steps of a batch, as in Alg. 1 before it chooses."""
     rng = Random(seed)
     batch = windows.batch(indices)
-    example = policy.example(batch, rng)
+    draw = ContextPolicy.draw(policy, batch, rng)
     latent = policy.latents(len(indices), candidates, rng)
-    plans = policy.generator(policy.generator.prepare(example.context), latent)
-    return plans if example.anchor is None else plans + example.anchor, example.target, batch.action_valid
+    plans = policy.generator(policy.generator.prepare(draw.context), latent)
+    return plans if draw.anchor is None else plans + draw.anchor, draw.target, batch.action_valid
 
 
 def summarise_quantiles(values: Sequence[float], pool: Tensor, q: float) -> Result:

@@ -103,11 +103,11 @@ def make_batch(config: Config, policy: PrismPolicy) -> Batch:
 
 
 def chosen_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
-    return policy.loss(batch, Random(seed)).loss
+    return policy.batch_loss(batch, Random(seed)).loss
 
 
 def all_loss(policy: PrismPolicy, batch: Batch, seed: int) -> Tensor:
-    """`PrismPolicy.loss` with one change: the candidates are drawn once, with gradient, all K of them."""
+    """The same loss with one change: the candidates are drawn once, with gradient, all K of them."""
     rng = Random(seed)
     target = policy.normalizer.normalize_actions(batch.actions)
     context = policy.encoder(batch.observation, rng if policy.training else None)

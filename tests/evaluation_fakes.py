@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prism.normalize import Normalizer
-from prism.policy import LossOutput, Policy, PolicySpec
+from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.sims.environment import StepResult
-from prism.types import Batch, Observation
+from prism.types import Observation
 
 SENSORS = (SensorSpec("proprio", "vector", (2,)), SensorSpec("goal", "vector", (2,)))
 
@@ -75,7 +75,7 @@ class PointPolicy(Policy):
         self.noise = noise
         self.seen: list[Observation] = []
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
         raise NotImplementedError
 
     def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:

@@ -34,8 +34,7 @@ from prism.objective import ObjectiveConfig
 from prism.rows import EachRandom, Random
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
-from prism.training.step import Learner
-from prism.training.trainer import train
+from prism.training.trainer import Learner, train
 from prism.types import Batch, Observation
 from tests.baseline_fakes import SMALL_UNET, build, small_method, with_teacher
 from tests.policy_fakes import ACTION_DIM, VECTORS, random_batch, small_config
@@ -58,7 +57,7 @@ def _rows(observation: Observation, rows: slice) -> Observation:
 def test_loss_is_finite_and_reaches_the_weights(method: str) -> None:
     policy = build(small_method(method))
     policy.train()
-    output = policy.loss(random_batch(9), _rng())
+    output = policy.batch_loss(random_batch(9), _rng())
     assert output.loss.ndim == 0
     output.loss.backward()
     gradients = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
@@ -78,7 +77,7 @@ def test_loss_does_not_see_padded_actions(method: str) -> None:
     other = torch.where(batch.action_valid.unsqueeze(-1), batch.actions, batch.actions + 7.0)
     assert not torch.equal(other, batch.actions)
     first, second = (
-        policy.loss(Batch(batch.observation, a, batch.action_valid), _rng()) for a in (batch.actions, other)
+        policy.batch_loss(Batch(batch.observation, a, batch.action_valid), _rng()) for a in (batch.actions, other)
     )
     assert float(first.loss) == float(second.loss)
 
@@ -94,7 +93,7 @@ def test_half_precision_trains_the_weights_that_float32_does(method: str, accumu
         policy = build(small_method(method, one, **({"candidates": 1} if method == "imle" else {})))
         policy.train()
         learner = Learner(policy, TrainConfig(steps=1, precision=precision, accumulate=accumulate, grad_clip=0))
-        assert learner.gradient(random_batch(16), 1).finite
+        assert learner.step(random_batch(16), 1, 0.0, 0.0).finite
         gradients[precision] = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
         with learner.autocast:
             assert torch.is_autocast_enabled("cpu") == (precision == "bfloat16")
@@ -294,7 +293,7 @@ def test_a_constant_action_stays_exactly_constant_and_costs_nothing(method: str)
         policy = build(small_method(method), normalizer=normalizer)
         batch = random_batch(4)
         batch.actions[..., 1] = target
-        losses.append(float(policy.loss(batch, _rng()).loss.detach()))
+        losses.append(float(policy.batch_loss(batch, _rng()).loss.detach()))
         plans = policy.eval().sample(batch.observation, 3, _rng())
         assert (plans[..., 1] == 0.25).all()
         assert plans[..., 0].std() > 0

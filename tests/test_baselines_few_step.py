@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from prism.controller import Controller, ControllerConfig, ensemble
 from prism.errors import PrismError
 from prism.methods.adaflow import AdaFlowPolicy
-from prism.methods.base import ContextPolicy, Example
+from prism.methods.base import ContextPolicy, Encoded
 from prism.methods.consistency import ConsistencyPolicy
 from prism.methods.diffusion import DiffusionPolicy
 from prism.methods.flow_matching import FlowMatchingPolicy, RectifiedFlowConfig, RectifiedFlowPolicy
@@ -79,16 +79,16 @@ def train(
         assert isinstance(policy, Student)
         policy.learn_from(teacher)
     batch, rng = toy_batch(modes), Random(1)
-    constant = Example(batch.actions, policy.encoder(batch.observation).detach(), None)  # the one context, encoded once
-    policy.example = lambda batch, rng: constant  # type: ignore[method-assign]
+    context = policy.encoder(batch.observation).detach()  # the one context, encoded once
+    policy.draw = lambda batch, rng: Encoded(batch, rng, batch.actions, context, None)  # type: ignore[method-assign]
     if isinstance(policy, Student):
-        policy.teachers_films = lambda batch: ()  # type: ignore[method-assign]
+        policy.teachers_films = lambda draw: ()  # type: ignore[method-assign]
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     policy.train()
     for _ in range(steps):
         optimizer.zero_grad()
-        policy.loss(batch, rng).loss.backward()
+        policy.batch_loss(batch, rng).loss.backward()
         optimizer.step()
         schedule.step()
     return policy.eval()
@@ -196,7 +196,7 @@ def test_adaflow_takes_one_step_where_nothing_is_uncertain() -> None:
 def test_a_student_needs_the_right_teacher(flow: FlowMatchingPolicy) -> None:
     student = build_policy(small_method("rectified_flow").spec(VECTORS, ACTION_DIM, 10.0))
     with pytest.raises(PrismError, match="--teacher"):
-        student.loss(random_batch(4), Random())
+        student.batch_loss(random_batch(4), Random())
     consistency = build_policy(small_method("consistency").spec(VECTORS, ACTION_DIM, 10.0))
     assert isinstance(consistency, ConsistencyPolicy)
     with pytest.raises(PrismError, match="--method diffusion"):

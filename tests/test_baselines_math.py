@@ -223,7 +223,7 @@ def _on_path(noise: Tensor, data: Tensor, time: Tensor) -> Tensor:
 
 
 def _loss(policy: ContextPolicy, batch: Batch) -> float:
-    return float(policy.loss(batch, _rng(3)).loss)
+    return float(policy.batch_loss(batch, _rng(3)).loss)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
@@ -277,7 +277,7 @@ def test_consistency_learns_where_it_is_beyond_the_clip() -> None:
     assert isinstance(policy, ConsistencyPolicy)
     policy.unet = Says()  # type: ignore[assignment]
     batch, _ = _padded(6)
-    policy.loss(batch, _rng(3)).loss.backward()
+    policy.batch_loss(batch, _rng(3)).loss.backward()
     gradient = policy.unet.said.grad  # type: ignore[union-attr]
     assert isinstance(gradient, Tensor)
     assert (gradient[:, 0][batch.action_valid] > 0).all()  # all entries are beyond it
@@ -383,7 +383,7 @@ def test_flow_matching_loss_is_its_equation(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(policy, "velocity", velocity)
     batch = random_batch(5)
-    loss = float(policy.loss(batch, _rng(3)).loss)
+    loss = float(policy.batch_loss(batch, _rng(3)).loss)
     rng = _rng(3)
     time = torch.rand(5, generator=rng.generator).double()
     noise = torch.randn(5, 4, 3, generator=rng.generator).double()
@@ -404,12 +404,12 @@ def test_imle_loss_and_gradient_are_the_slow_ones(epsilon: float) -> None:
     assert isinstance(policy, ImlePolicy)
     batch = random_batch(8)
     batch = Batch(batch.observation, batch.actions * 0.6, batch.action_valid)
-    output = policy.loss(batch, _rng(1))
+    output = policy.batch_loss(batch, _rng(1))
     rng = _rng(1)
-    example = policy.example(batch, rng)
-    data = policy.data(example)
+    encoded = ContextPolicy.draw(policy, batch, rng)
+    data = policy.data(encoded)
     noise = rng.randn((8, policy.config.candidates, *data.shape[1:]))
-    plans = policy.unet(noise, policy.films(example.context))
+    plans = policy.unet(noise, policy.films(encoded.context))
     slow = reference.imle_loss(
         plans.detach().double().numpy(), batch.actions.double().numpy(), batch.action_valid.numpy(), epsilon
     )
@@ -437,7 +437,7 @@ def test_act_loss_is_l1_and_kl() -> None:
     assert isinstance(policy, ActPolicy)
     batch = random_batch(5)
     with torch.no_grad():
-        loss = policy.loss(batch, _rng(1)).loss
+        loss = policy.batch_loss(batch, _rng(1)).loss
         context = policy.encoder(batch.observation)
         mean, log_variance = policy.style_of(batch.actions, batch.action_valid, context, None)
         normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
@@ -452,7 +452,7 @@ def test_act_dropout_belongs_to_rows_and_is_off_in_use() -> None:
     policy = build(small_method("act", dropout=0.5))
     batch = random_batch(6)
     with torch.no_grad():
-        trained = [float(policy.train().loss(batch, _rng(seed)).loss) for seed in (1, 1, 2)]
+        trained = [float(policy.train().batch_loss(batch, _rng(seed)).loss) for seed in (1, 1, 2)]
         used = [policy.eval().sample(batch.observation, 2, _rng(seed)) for seed in (1, 2)]
     assert trained[0] == trained[1]
     assert trained[0] != trained[2]

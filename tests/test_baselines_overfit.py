@@ -62,7 +62,7 @@ def learn(policy: ContextPolicy, steps: int, copies: int = COPIES) -> ContextPol
     rng = Random(1)
     for _ in range(steps):
         optimizer.zero_grad()
-        policy.loss(training, rng).loss.backward()
+        policy.batch_loss(training, rng).loss.backward()
         optimizer.step()
         schedule.step()
     return policy

@@ -143,7 +143,7 @@ def test_a_back_end_as_a_policy_is_the_policy() -> None:
     ours = BackendPolicy(EagerBackend(policy)).sample(batch, K, _rng())
     torch.testing.assert_close(ours, policy.sample(batch, K, _rng()), rtol=1e-5, atol=1e-5)
     with pytest.raises(PrismError, match="cannot be trained"):
-        BackendPolicy(EagerBackend(policy)).loss(random_batch(2), _rng())
+        BackendPolicy(EagerBackend(policy)).batch_loss(random_batch(2), _rng())
 
 
 class Broken(EagerBackend):

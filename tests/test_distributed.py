@@ -15,9 +15,9 @@ from prism.methods.presets import build_policy
 from prism.objective import RSIMLE, ObjectiveConfig
 from prism.policy import Policy
 from prism.ranks import rows_of
-from prism.rows import quantile
+from prism.rows import derive_seed, quantile
 from prism.training.config import TrainConfig
-from prism.training.step import Learner, derive_seed
+from prism.training.trainer import Learner
 from prism.types import Batch, Observation
 from tests.baseline_fakes import small_method, with_teacher
 from tests.pins.cases import TOLERANCE, float64
@@ -68,10 +68,9 @@ def train_steps(rank: int, name: str, size: int, accumulate: int = 1, steps: int
         batch = random_batch(size, small_config(), seed=step)
         if ranks.world_size() > 1:
             batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
-        output = learner.gradient(batch, derive_seed(0, 1, step))
+        output = learner.step(batch, derive_seed(0, 1, step), 1e-3, 0.5)
         # A parameter that no row used has no gradient, on any rank: AdamW must leave it alone, as one process does.
         gradients = [torch.full_like(p, 99.0) if p.grad is None else p.grad for p in policy.parameters()]
-        learner.apply(1e-3, 0.5)
         found["loss"].append(output.loss)
         found["gradient"].append(torch.cat([g.flatten() for g in gradients]).numpy())
         found["threshold"].append(float(objective.threshold))
@@ -136,10 +135,9 @@ def method_steps(rank: int, size: int, accumulate: int = 1, steps: int = STEPS) 
             batch = random_batch(size, small_config(), seed=step)
             if ranks.world_size() > 1:
                 batch = rows(batch, *rows_of(size, rank, ranks.world_size()))
-            output = learner.gradient(batch, derive_seed(0, 1, step))
+            output = learner.step(batch, derive_seed(0, 1, step), 1e-3, 0.5)
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
             flat = torch.cat([g.flatten() for g in gradients]).numpy().copy()
-            learner.apply(1e-3, 0.5)
             logs = [float(output.logs[name]) for name in sorted(output.logs)]
             found[method].append((output.loss, logs, flat))
     return found
@@ -197,7 +195,7 @@ def half_precision(rank: int) -> list[Any]:
     batch = random_batch(12, small_config())
     if ranks.world_size() > 1:
         batch = rows(batch, *rows_of(12, rank, ranks.world_size()))
-    output = learner.gradient(batch, 1)
+    output = learner.step(batch, 1, 1e-3, 0.5)
     return [output.loss, float(objective.threshold), *kinds]
 
 
@@ -213,7 +211,7 @@ def with_camera(rank: int, missing: bool = False, accumulate: int = 1) -> tuple[
     if ranks.world_size() > 1:
         batch = rows(batch, *rows_of(7, rank, ranks.world_size()))
     config = dataclasses.replace(CONFIG, accumulate=accumulate)
-    output = Learner(policy, config).gradient(batch, 1)
+    output = Learner(policy, config).step(batch, 1, 1e-3, 0.5)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.parameters()]
     return output.loss, torch.cat([g.flatten() for g in gradients]).numpy()
 

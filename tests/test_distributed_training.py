@@ -22,7 +22,7 @@ from prism.cli.train import Train
 from prism.data.formats.store_writer import DatasetWriter
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
-from prism.rows import Random
+from prism.policy import Draw, LossOutput
 from prism.sensors import SensorSpec
 from prism.training import checkpoint, start, trainer
 from prism.training.config import TrainConfig
@@ -42,11 +42,11 @@ class EvenPolicy(FakePolicy):
 
     stop_at = 0
 
-    def loss(self, batch: Any, rng: Random) -> Any:
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
         if self.training and self.calls + 1 == self.stop_at:
             signal.raise_signal(signal.SIGTERM)
         before = self.threshold.clone()
-        output = super().loss(batch, rng)
+        output = super().loss(draw)
         self.threshold.copy_(before + 0.1)
         return output
 

@@ -89,13 +89,14 @@ def test_the_generator_decides_and_nothing_is_drawn_without_dropout() -> None:
 def test_training_with_dropout_is_deterministic_and_teaches_the_absent_vectors() -> None:
     batch = random_batch(16, sensors=THREE)
     policies = [small_policy(_with_dropout(0.5), THREE).train() for _ in range(2)]
-    losses = [policy.loss(batch, _rng(4)).loss for policy in policies]
+    losses = [policy.batch_loss(batch, _rng(4)).loss for policy in policies]
     assert torch.equal(losses[0], losses[1])
     losses[0].backward()
     assert all(e.absent.grad is not None and e.absent.grad.any() for e in policies[0].encoder.encoders)
     whole = small_policy(_with_dropout(0.5), THREE).eval()
     assert torch.equal(
-        whole.loss(batch, _rng(4)).loss, small_policy(small_config(), THREE).eval().loss(batch, _rng(4)).loss
+        whole.batch_loss(batch, _rng(4)).loss,
+        small_policy(small_config(), THREE).eval().batch_loss(batch, _rng(4)).loss,
     )
 
 
@@ -104,7 +105,7 @@ def test_an_anchor_that_is_dropped_is_dropped_as_an_anchor_too() -> None:
     policy, batch = small_policy(config).train(), random_batch(8)
     far = {**batch.observation.streams, "proprio": batch.observation.streams["proprio"] + 1000.0}
     moved = dataclasses.replace(batch, observation=Observation(far, batch.observation.present))
-    torch.testing.assert_close(policy.loss(moved, _rng()).loss, policy.loss(batch, _rng()).loss)
+    torch.testing.assert_close(policy.batch_loss(moved, _rng()).loss, policy.batch_loss(batch, _rng()).loss)
 
 
 def test_dropout_of_a_sensor_that_is_not_there_is_refused() -> None:

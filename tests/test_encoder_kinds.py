@@ -93,7 +93,7 @@ def test_all_kinds_in_one_policy_train_and_sample() -> None:
     present = {s.name: torch.ones(3, 2, dtype=torch.bool) for s in KINDS}
     batch = dataclasses.replace(batch, observation=Observation(streams, present))
     policy.train()
-    policy.loss(batch, _rng()).loss.backward()
+    policy.batch_loss(batch, _rng()).loss.backward()
     plans = [policy.eval().sample(batch.observation, 2, _rng()) for _ in range(2)]
     assert torch.equal(plans[0], plans[1])
     assert torch.isfinite(plans[0]).all()

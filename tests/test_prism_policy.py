@@ -68,7 +68,7 @@ def test_training_the_chosen_gives_the_gradients_of_training_all(objective: Obje
     config = dataclasses.replace(config, generator=dataclasses.replace(config.generator, attention=attention))
     batch = random_batch(7, config)
     ours, all_k = small_policy(config), small_policy(config)
-    loss = ours.loss(batch, _rng()).loss
+    loss = ours.batch_loss(batch, _rng()).loss
     loss.backward()
     expected = _back_propagate_all(all_k, batch, _rng())
     expected.backward()
@@ -104,7 +104,7 @@ def test_keys_and_values_are_computed_once_a_context(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Attention, "keys_values", counted)
     policy, batch = small_policy(), random_batch(5)
-    policy.loss(batch, _rng())
+    policy.batch_loss(batch, _rng())
     assert len(calls) == policy.config.generator.blocks  # drawing and training share them
     assert all(shape[0] == 5 for shape in calls)  # contexts, not contexts times candidates
     calls.clear()
@@ -162,7 +162,7 @@ def test_an_absent_sensor_may_hold_anything() -> None:
     assert torch.equal(out[0], out[1])
     full = policy.encoder(batch.observation)
     assert not torch.allclose(out[0][1], full[1])
-    loss = policy.loss(Batch(Observation(dirty, present), batch.actions, batch.action_valid), _rng()).loss
+    loss = policy.batch_loss(Batch(Observation(dirty, present), batch.actions, batch.action_valid), _rng()).loss
     loss.backward()
     assert all(torch.isfinite(g).all() for g in _gradients(policy).values())
     absent = [e.absent.grad for e in policy.encoder.encoders]
@@ -223,7 +223,7 @@ def test_policy_learns_two_modes() -> None:
     )
     for _ in range(250):
         optimizer.zero_grad()
-        policy.loss(batch, rng).loss.backward()
+        policy.batch_loss(batch, rng).loss.backward()
         optimizer.step()
     observation = Observation({k: v[:1] for k, v in streams.items()}, {k: v[:1] for k, v in present.items()})
     plans = policy.sample(observation, 200, _rng(4))[0]  # (200, 4, A)
@@ -281,7 +281,7 @@ def test_smooth_generator_trains_and_is_loaded_again(tmp_path):
     plain = small_policy(config)
     config = dataclasses.replace(config, generator=dataclasses.replace(config.generator, smooth=3.0))
     policy = small_policy(config)
-    policy.loss(random_batch(4, config), Random(0)).loss.backward()
+    policy.batch_loss(random_batch(4, config), Random(0)).loss.backward()
     assert policy.generator.head.weight.grad is not None
     observation = random_batch(2, config).observation
     rough, smooth = (one.sample(observation, 3, Random(1)) for one in (plain, policy))

@@ -33,7 +33,7 @@ from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.play import check_fits, run_episode
 from prism.normalize import Normalizer
-from prism.policy import LossOutput, Policy, PolicySpec
+from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
 from prism.sensors import SensorSpec, decode_text
 from prism.sims.task_table import make_env
@@ -142,7 +142,7 @@ class Puller(Policy):
         self.spec = PolicySpec("puller", {}, sensors, 7, 30.0, 2, 12)
         self.normalizer = Normalizer.empty(sensors, 7)
 
-    def loss(self, batch: object, rng: Random) -> LossOutput:
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
         raise NotImplementedError
 
     def sample(self, observation: object, candidates: int, rng: Random) -> torch.Tensor:

@@ -24,14 +24,12 @@ from prism.data.loader import BatchOrder
 from prism.errors import PrismError
 from prism.io.files import exclusive
 from prism.io.jsonconfig import from_json
-from prism.policy import LossOutput
-from prism.rows import Random
+from prism.policy import Draw, LossOutput
+from prism.rows import derive_seed
 from prism.training import checkpoint, trainer
-from prism.training.config import TrainConfig
+from prism.training.config import TrainConfig, ema_decay, learning_rate
 from prism.training.log import read_log
-from prism.training.step import derive_seed, ema_decay, learning_rate, parameter_groups
-from prism.training.trainer import TrainResult, train
-from prism.types import Batch
+from prism.training.trainer import TrainResult, parameter_groups, train
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
 CONFIG = TrainConfig(
@@ -45,8 +43,8 @@ class StoppingPolicy(FakePolicy):
     stop_at = 0
     number = signal.SIGTERM
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        output = super().loss(batch, rng)
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
+        output = super().loss(draw)
         if self.training and self.calls == self.stop_at:
             signal.raise_signal(self.number)
         return output
@@ -125,10 +123,10 @@ def test_average_follows_its_definition(tmp_path: Path) -> None:
     history: list[torch.Tensor] = []
 
     class Watched(FakePolicy):
-        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
             if self.training:
                 history.append(self.net[0].weight.detach().double().clone())
-            return super().loss(batch, rng)
+            return super().loss(draw)
 
     plain = make_policy()
     policy = Watched(plain.spec, plain.normalizer)
@@ -155,7 +153,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_failed_start_does_not_block_the_next_try(tmp_path: Path) -> None:
     class Broken(FakePolicy):
-        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
             raise PrismError("out of memory")
 
     plain = make_policy()
@@ -167,8 +165,8 @@ def test_a_failed_start_does_not_block_the_next_try(tmp_path: Path) -> None:
 
 def test_logs_may_be_plain_numbers(tmp_path: Path) -> None:
     class Plain(FakePolicy):
-        def loss(self, batch: Batch, rng: Random) -> LossOutput:
-            return LossOutput(super().loss(batch, rng).loss, {"luck": 0.25})  # type: ignore[dict-item]
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
+            return LossOutput(super().loss(draw).loss, {"luck": 0.25})  # type: ignore[dict-item]
 
     plain = make_policy()
     run(tmp_path / "run", Plain(plain.spec, plain.normalizer))
@@ -277,9 +275,9 @@ def test_a_signal_to_a_finished_run_is_not_lost(tmp_path: Path, monkeypatch: pyt
 
 def test_one_bad_step_is_skipped_and_leaves_no_trace(tmp_path: Path) -> None:
     class OnceBad(FakePolicy):
-        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
             self.nan_from = 3 if self.calls == 3 else None
-            return super().loss(batch, rng)
+            return super().loss(draw)
 
     plain = make_policy()
     result = run(tmp_path, OnceBad(plain.spec, plain.normalizer))
@@ -433,9 +431,9 @@ def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path) -> N
     assert "try --steps 500" in text_of(console)
 
     class SlowPolicy(FakePolicy):
-        def loss(self, batch: Batch, rng: Random) -> LossOutput:
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
             time.sleep(0.1)
-            return super().loss(batch, rng)
+            return super().loss(draw)
 
     plain = make_policy()
     console = quiet()

@@ -13,7 +13,7 @@ from torch.nn import functional
 from prism import attention, distance, objective, rows
 from prism.methods import diffusion
 from prism.methods.flow_matching import FlowMatchingPolicy
-from prism.training.step import Learner
+from prism.training.trainer import Learner
 from tests.pins import cases
 from tests.pins.cases import CASES, FOLDER, TOLERANCE, compute, deviation
 
@@ -49,8 +49,8 @@ CHANGES: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
     )),
     "noise schedule off by 1e-7": ("diffusion", diffusion, "cosine_alphas", lambda f: lambda t: f(t) * (1 - 1e-7)),
     "EMA decay off by 1e-6": ("mse", cases, "ema_decay", lambda f: lambda config, step: f(config, step) + 1e-6),
-    "learning rate 1e-6 larger": ("act", Learner, "apply", lambda f: (
-        lambda self, rate, decay: f(self, rate * (1 + 1e-6), decay)
+    "learning rate 1e-6 larger": ("act", Learner, "step", lambda f: (
+        lambda self, batch, seed, rate, decay: f(self, batch, seed, rate * (1 + 1e-6), decay)
     )),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from prism.data.episodes import Episode, IntArray
 from prism.data.windows import LazyStreams, Windows
 from prism.errors import PrismError
 from prism.normalize import Normalizer, compute_statistics
-from prism.policy import LossOutput, Policy, PolicySpec
+from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.types import Batch, Observation
@@ -90,11 +90,11 @@ class FakePolicy(Policy):
         actions: Tensor = self.net(window).unflatten(1, (8, 3))
         return actions
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
         self.calls += self.training
-        target = self.normalizer.normalize_actions(batch.actions)
-        noise = rng.randn(target.shape)
-        error = (self._predict(batch.observation) + 0.1 * noise - target).abs().mean()
+        target = self.normalizer.normalize_actions(draw.batch.actions)
+        noise = draw.rng.randn(target.shape)
+        error = (self._predict(draw.batch.observation) + 0.1 * noise - target).abs().mean()
         if self.training:
             self.threshold.lerp_(error.detach(), 0.1)
             if self.nan_from is not None and self.calls > self.nan_from:

@@ -4,7 +4,7 @@
     prism train pusht --method linear --steps 2000 && prism eval runs/pusht-linear --episodes 10
 
 This file and the entry point in pyproject.toml are all of it. Encoder, normalisation, data, training, evaluation,
-checkpoints and the server are PRISM's; a config says what is stored, a policy has the two verbs: loss and plan.
+checkpoints and the server are PRISM's; a config says what is stored, a policy has two verbs: loss and plan.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from prism.rows import Random
 from prism.encoder import Encoder
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Encoded, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
-from prism.types import Batch
+from prism.rows import Random
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,9 @@ class LinearPolicy(BaselinePolicy):
     def _plan(self, context: Tensor) -> Tensor:  # (B, S, D) -> (B, Tp, Da)
         return self.head(context.flatten(1)).float().unflatten(1, (self.config.pred_horizon, -1))
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        error = (self._plan(example.context) - self.data(example)).abs()
-        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        error = (self._plan(draw.context) - self.data(draw)).abs()
+        return LossOutput(self.row_mean(error, draw.batch.action_valid).mean(), {})
 
     def plan(self, context: Tensor, candidates: int, rng: Random) -> Tensor:  # (B, K, Tp, Da), normalised
         return self.config.offset_scale * self._plan(context).unsqueeze(1).expand(-1, candidates, -1, -1)

@@ -1,10 +1,17 @@
-"""The two verbs every method implements: loss(batch) and sample(observation, K)."""
+"""What every method implements: how it learns from a batch, and sample(observation, K).
+
+A training step has three phases (Alg. 1). Most methods have nothing to choose, and write `loss` alone.
+
+    draw(batch, rng)       what every row begins with: targets, context with gradient, random numbers
+    choose(draws, share)   which candidates are trained, over the global batch and without gradient
+    loss(draw, choice)     the chosen candidates with gradient, and their loss
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +20,7 @@ from torch import Tensor, nn
 
 from prism.errors import PrismError
 from prism.normalize import Normalizer
-from prism.rows import Random
+from prism.rows import Random, Share
 from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
 
@@ -56,6 +63,14 @@ class PolicySpec:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """Some rows of a batch, as the first phase leaves them. A method adds fields of its own."""
+
+    batch: Batch
+    rng: Random  # for what the loss itself draws
+
+
+@dataclass(frozen=True)
 class LossOutput:
     loss: Tensor  # scalar, differentiable
     logs: dict[str, Tensor]  # detached scalars by metric name; plain numbers will do
@@ -67,9 +82,26 @@ class Policy(nn.Module, ABC):
     spec: PolicySpec
     normalizer: Normalizer
 
+    def draw(self, batch: Batch, rng: Random) -> Any:
+        """Phase 1: a Draw of the rows of `batch`. It is made twice, with equal numbers, of the parts of a batch."""
+        return Draw(batch, rng)
+
+    def choose(self, draws: Iterable[Any], share: Share) -> Any:
+        """Phase 2: a dataclass of tensors with the rows of all `draws`, or None where there is nothing to choose.
+
+        `draws` are the rows at hand in one or several parts; `share` answers what concerns the other ranks' rows. A
+        buffer that follows the training, such as a threshold, moves here and nowhere else: once a step.
+        """
+        return None
+
     @abstractmethod
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        """The mean over the rows of `batch`. What concerns the other rows of the global batch: batch.share."""
+    def loss(self, draw: Any, choice: Any) -> LossOutput:
+        """Phase 3: the mean over the rows of `draw`; `choice` has the same rows."""
+
+    def batch_loss(self, batch: Batch, rng: Random) -> LossOutput:
+        """The three phases, of a batch in one part."""
+        draw = self.draw(batch, rng)
+        return self.loss(draw, self.choose([draw], batch.share))
 
     @abstractmethod
     def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:

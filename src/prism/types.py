@@ -25,12 +25,13 @@ window at step t sees observations t-To+1 .. t and predicts actions t .. t+Tp-1:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prism.rows import WHOLE, Share
+from prism.rows import WHOLE, Random, Share
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,22 @@ class Batch:
             self.action_valid.to(device, non_blocking=True),
             self.share,
         )
+
+    def random(self, seed: int) -> Random:
+        """The random numbers of these rows, the same in every split of the global batch."""
+        return self.share.random(seed, len(self.actions))
+
+    def split(self, count: int) -> list[Batch]:
+        """At most `count` parts of nearly equal size, each of which knows its place in the global batch."""
+        rows = len(self.actions)
+        count, total = min(count, rows), self.share.total or rows
+        if count == 1:
+            return [self]
+        parts = []
+        for start, stop in pairwise(part * rows // count for part in range(count + 1)):
+            streams = {name: value[start:stop] for name, value in self.observation.streams.items()}
+            present = {name: value[start:stop] for name, value in self.observation.present.items()}
+            share = Share(self.share.start + start, total)
+            observation = Observation(streams, present)
+            parts.append(Batch(observation, self.actions[start:stop], self.action_valid[start:stop], share))
+        return parts

@@ -28,10 +28,10 @@ from prism.methods.unet import UNetConfig, UNetPolicyConfig
 from prism.normalize import Normalizer, RunningStatistics, Statistics
 from prism.objective import ObjectiveConfig
 from prism.policy import Policy
-from prism.rows import Random
+from prism.rows import Random, derive_seed
 from prism.sensors import SensorSpec
-from prism.training.config import TrainConfig
-from prism.training.step import Learner, derive_seed, ema_decay
+from prism.training.config import TrainConfig, ema_decay
+from prism.training.trainer import Learner
 from prism.types import Batch, Observation
 from tests.baseline_fakes import with_teacher
 
@@ -136,13 +136,12 @@ def compute(name: str) -> dict[str, Tensor]:
     pinned: dict[str, Tensor] = {}
     policy.train()
     for step in range(STEPS):
-        output = learner.gradient(make_batch(step), derive_seed(0, 1, step))
+        output = learner.step(make_batch(step), derive_seed(0, 1, step), 1e-2, ema_decay(learner.config, step))
         losses += [output.loss, output.gradient_norm]
         if step == 0:
             for key, parameter in policy.named_parameters():
                 if parameter.grad is not None:
                     pinned[f"gradient.{key}"] = _some(parameter.grad)
-        learner.apply(1e-2, ema_decay(learner.config, step))
     learner.synchronise_buffers()
     pinned["losses_and_norms"] = torch.tensor(losses)
     pinned |= {f"logs.{key}": value.detach().double().reshape(1) for key, value in output.logs.items()}

@@ -29,10 +29,10 @@ from prism.errors import PrismError
 from prism.inference.export_onnx import PlanGraph, SensorGraph, example_stream, sensor_encoders
 from prism.methods.base import ContextPolicy
 from prism.methods.prism import PrismPolicy
-from prism.policy import LossOutput, Policy
+from prism.policy import Draw, LossOutput, Policy
 from prism.ranks import choose_device
 from prism.rows import Random
-from prism.types import Batch, Observation
+from prism.types import Observation
 
 BackendName = Literal["eager", "compile", "onnx", "onnx-int8"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
@@ -195,7 +195,7 @@ class BackendPolicy(Policy):
     def backend(self) -> Backend:
         return self._backend[0]
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+    def loss(self, draw: Draw, choice: None = None) -> LossOutput:
         raise PrismError(f"a policy behind the back end '{self._backend[0].name}' cannot be trained; train it in eager")
 
     @torch.inference_mode()

@@ -24,11 +24,10 @@ from prism.attention import Attention, AttentionConfig
 from prism.encoder import Encoder
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Encoded, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.rows import Random
-from prism.types import Batch
 
 if TYPE_CHECKING:
     from prism.methods.prism import PrismConfig
@@ -142,13 +141,12 @@ class ActPolicy(BaselinePolicy):
         plan: Tensor = self.head(x)
         return plan.float()
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        data, dropout = self.data(example), rng if self.training else None
-        mean, log_variance = self.style_of(data, batch.action_valid, example.context, dropout)
-        latent = mean + (0.5 * log_variance).exp() * rng.randn(mean.shape).to(mean.device)
-        plan = self.actions(latent, example.context, dropout)
-        error = self.row_mean(F.l1_loss(plan, data, reduction="none"), batch.action_valid).mean()
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        data, dropout = self.data(draw), draw.rng if self.training else None
+        mean, log_variance = self.style_of(data, draw.batch.action_valid, draw.context, dropout)
+        latent = mean + (0.5 * log_variance).exp() * draw.rng.randn(mean.shape).to(mean.device)
+        plan = self.actions(latent, draw.context, dropout)
+        error = self.row_mean(F.l1_loss(plan, data, reduction="none"), draw.batch.action_valid).mean()
         kl = -0.5 * (1.0 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
         logs = {"l1": error.detach(), "kl": kl.detach()}
         return LossOutput(error + self.config.kl_weight * kl, logs)

@@ -18,13 +18,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.errors import PrismError, check_numbers
-from prism.methods.base import Method, seeded
+from prism.methods.base import Encoded, Method, seeded
 from prism.methods.flow_matching import TIME_SCALE, FlowMatchingConfig, FlowMatchingPolicy
 from prism.methods.unet import Films, step_features
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.rows import Random
-from prism.types import Batch
 
 _TIME_FEATURES = 16
 _LOG_VARIANCE = (-12.0, 4.0)  # bounds: exp of the head's output stays a number
@@ -69,14 +68,13 @@ class AdaFlowPolicy(FlowMatchingPolicy):
         value: Tensor = self.uncertainty(torch.cat([repeated, x.flatten(2), clock], dim=2)).float()
         return value[..., 0].clamp(*_LOG_VARIANCE)
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        data = self.data(example)
-        time = rng.rand((len(data),)).to(data.device)
-        noise = rng.randn(data.shape).to(data.device)
-        condition = self.project(example.context.flatten(1))
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        data = self.data(draw)
+        time = draw.rng.rand((len(data),)).to(data.device)
+        noise = draw.rng.randn(data.shape).to(data.device)
+        condition = self.project(draw.context.flatten(1))
         films = self.unet.condition_films(condition)
-        error = self.row_mean(self.path_error(data, noise, time, films), batch.action_valid)  # (B,)
+        error = self.row_mean(self.path_error(data, noise, time, films), draw.batch.action_valid)  # (B,)
         x = torch.lerp(noise, data, time[:, None, None]).unsqueeze(1)
         log_variance = self.log_variance(x, condition.detach(), time.unsqueeze(1))[:, 0]
         likelihood = 0.5 * (error.detach() * (-log_variance).exp() + log_variance)

@@ -21,7 +21,7 @@ from prism.encoder import Encoder, EncoderConfig
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import to_json
 from prism.normalize import Normalizer
-from prism.policy import Policy, PolicySpec
+from prism.policy import Draw, Policy, PolicySpec
 from prism.rows import Random
 from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Batch, Observation
@@ -72,7 +72,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Example:
+class Encoded(Draw):
     """A batch, normalised and encoded: what a loss starts from."""
 
     target: Float[Tensor, "B Tp Da"]
@@ -137,14 +137,14 @@ class ContextPolicy(Policy):
         known = present.any(1, keepdim=True)
         return torch.where(known, normalised, torch.zeros_like(normalised))[:, None, None, :]
 
-    def example(self, batch: Batch, rng: Random) -> Example:
+    def draw(self, batch: Batch, rng: Random) -> Encoded:
         """Normalise, disturb (in training) and encode."""
         target = self.normalizer.normalize_actions(batch.actions)
         observation = self.encoder.drop(batch.observation, rng) if self.training else batch.observation
         anchor = self.anchor(observation)
         if self.training and self.config.observation_noise > 0:
             observation = self._disturb(observation, rng)
-        return Example(target, self.encoder(observation, rng if self.training else None), anchor)
+        return Encoded(batch, rng, target, self.encoder(observation, rng if self.training else None), anchor)
 
     def _disturb(self, observation: Observation, rng: Random) -> Observation:
         """Noise on every vector, in units of its standard deviation: a small dataset is soon known by heart."""
@@ -186,9 +186,9 @@ class BaselineConfig(ContextConfig):
 class BaselinePolicy(ContextPolicy):
     config: BaselineConfig
 
-    def data(self, example: Example) -> Float[Tensor, "B Tp Da"]:
+    def data(self, draw: Encoded) -> Float[Tensor, "B Tp Da"]:
         """The target in the method's own space."""
-        target = example.target if example.anchor is None else example.target - example.anchor[:, 0]
+        target = draw.target if draw.anchor is None else draw.target - draw.anchor[:, 0]
         return target / self.config.offset_scale
 
     def noise(self, rows: int, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:

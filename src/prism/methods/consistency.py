@@ -21,13 +21,12 @@ from torch import Tensor
 
 from prism.errors import PrismError, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.base import Method
+from prism.methods.base import Encoded, Method
 from prism.methods.diffusion import DenoiserConfig, DiffusionConfig, DiffusionPolicy, NoiseSchedule, timesteps
 from prism.methods.unet import Films, Student, UNetPolicy
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.rows import Random
-from prism.types import Batch
 
 
 @dataclass(frozen=True)
@@ -75,26 +74,25 @@ class ConsistencyPolicy(Student[DiffusionPolicy], UNetPolicy):
         """The same within +-clip: in use, and what is learned from."""
         return self.end_of(x, films, step).clamp(-self.config.clip, self.config.clip)
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        data, films = self.data(example), self.films(example.context)
-        place = rng.randint(self.config.grid, (len(data),))
-        noise = rng.randn(data.shape).to(data.device)
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        data, films = self.data(draw), self.films(draw.context)
+        place = draw.rng.randint(self.config.grid, (len(data),))
+        noise = draw.rng.randn(data.shape).to(data.device)
         times = torch.tensor([*self.grid, -1])
         step, into = times[place].to(data.device), times[place + 1].to(data.device)
         x = self.schedule.add_noise(data, noise, step).unsqueeze(1)
         landed = self.end_of(x, films, step)
         with torch.no_grad():
-            teachers_films = self.teachers_films(batch)
-            shift = self.in_my_space(torch.zeros_like(data), batch, example).unsqueeze(1)
+            teachers_films = self.teachers_films(draw)
+            shift = self.in_my_space(torch.zeros_like(data), draw).unsqueeze(1)
             seen = self.schedule.add_noise((data.unsqueeze(1) - shift), noise.unsqueeze(1), step)  # in its own space
             said = self.teacher.predict(seen, teachers_films, step)
             found, found_noise = self.schedule.split(seen, said, step, "epsilon", self.config.clip)
             moved = self.schedule.ddim(found + shift, found_noise, into)
             further = self.bounded_end_of(moved, films, into.clamp(min=0))
             target = torch.where((into < 0).view(-1, 1, 1, 1), moved, further)
-        consistency = self.row_mean((landed - target)[:, 0].square(), batch.action_valid).mean()
-        denoising = self.row_mean((landed[:, 0] - data).square(), batch.action_valid).mean()
+        consistency = self.row_mean((landed - target)[:, 0].square(), draw.batch.action_valid).mean()
+        denoising = self.row_mean((landed[:, 0] - data).square(), draw.batch.action_valid).mean()
         logs = {"consistency": consistency.detach(), "denoising": denoising.detach()}
         return LossOutput(consistency + self.config.denoising_weight * denoising, logs)
 

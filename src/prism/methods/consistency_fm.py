@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from prism.errors import PrismError, check_numbers
-from prism.methods.base import Method
+from prism.methods.base import Encoded, Method
 from prism.methods.flow_matching import FlowMatchingConfig, FlowMatchingPolicy
 from prism.policy import LossOutput
-from prism.rows import Random
-from prism.types import Batch
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,10 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
     config_type: ClassVar[type[FlowMatchingConfig]] = ConsistencyFmConfig
     config: ConsistencyFmConfig
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        data, films = self.data(example), self.films(example.context)
-        time = rng.rand((len(data),)).to(data.device)
-        noise = rng.randn(data.shape).to(data.device)
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        data, films = self.data(draw), self.films(draw.context)
+        time = draw.rng.rand((len(data),)).to(data.device)
+        noise = draw.rng.randn(data.shape).to(data.device)
         end = ((time * self.config.segments).floor() + 1.0) / self.config.segments
         later = torch.minimum(time + self.config.delta, end)
 
@@ -66,7 +63,7 @@ class ConsistencyFmPolicy(FlowMatchingPolicy):
         inside = (later < end).to(data.dtype)[:, None, None]
         apart = inside * (velocity - target_velocity).square()
         error = (landed - target).square() + self.config.velocity_weight * apart
-        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean(error, draw.batch.action_valid).mean(), {})
 
 
 METHOD = Method(ConsistencyFmConfig, ConsistencyFmPolicy)

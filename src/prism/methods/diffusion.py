@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.base import Method
+from prism.methods.base import Encoded, Method
 from prism.methods.unet import Films, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.rows import Random
-from prism.types import Batch, Observation
+from prism.types import Observation
 
 Sampler = Literal["ddim", "ddpm"]
 
@@ -94,16 +94,15 @@ class DiffusionPolicy(UNetPolicy):
         output: Tensor = self.unet(noisy, films, self.unet.step_films(step.float()))
         return output.float()
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
         """E |eps - eps_theta(sqrt(ab_t) a + sqrt(1 - ab_t) eps, t, context)|^2 over the steps that exist."""
-        example = self.example(batch, rng)
-        data = self.data(example)
-        step = rng.randint(self.config.train_steps, (len(data),)).to(data.device)
-        noise = rng.randn(data.shape).to(data.device)
+        data = self.data(draw)
+        step = draw.rng.randint(self.config.train_steps, (len(data),)).to(data.device)
+        noise = draw.rng.randn(data.shape).to(data.device)
         noisy = self.schedule.add_noise(data, noise, step)
-        output = self.predict(noisy.unsqueeze(1), self.films(example.context), step)[:, 0]
+        output = self.predict(noisy.unsqueeze(1), self.films(draw.context), step)[:, 0]
         goal = noise if self.config.prediction == "epsilon" else data
-        return LossOutput(self.row_mean((output - goal).square(), batch.action_valid).mean(), {})
+        return LossOutput(self.row_mean((output - goal).square(), draw.batch.action_valid).mean(), {})
 
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         films = self.films(context)

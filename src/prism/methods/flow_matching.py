@@ -22,12 +22,11 @@ from torch import Tensor
 
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.base import Method
+from prism.methods.base import Encoded, Method
 from prism.methods.unet import Films, Student, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, Policy, PolicySpec
 from prism.rows import Random
-from prism.types import Batch
 
 Solver = Literal["euler", "midpoint"]
 
@@ -62,13 +61,12 @@ class FlowMatchingPolicy(UNetPolicy):
         output: Tensor = self.unet(x, films, self.unet.step_films(TIME_SCALE * time))
         return output.float()
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        data = self.data(example)
-        time = rng.rand((len(data),)).to(data.device)
-        noise = rng.randn(data.shape).to(data.device)
-        error = self.path_error(data, noise, time, self.films(example.context))
-        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        data = self.data(draw)
+        time = draw.rng.rand((len(data),)).to(data.device)
+        noise = draw.rng.randn(data.shape).to(data.device)
+        error = self.path_error(data, noise, time, self.films(draw.context))
+        return LossOutput(self.row_mean(error, draw.batch.action_valid).mean(), {})
 
     def path_error(
         self,
@@ -127,17 +125,16 @@ class RectifiedFlowPolicy(Student[FlowMatchingPolicy], FlowMatchingPolicy):
             )
         super().learn_from(teacher)
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        time = rng.rand((len(example.target),)).to(example.target.device)
-        noise = rng.randn(example.target.shape).to(example.target.device)
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        time = draw.rng.rand((len(draw.target),)).to(draw.target.device)
+        noise = draw.rng.randn(draw.target.shape).to(draw.target.device)
         with torch.no_grad():
             asked = self.teacher.integrate(
-                noise.unsqueeze(1), self.teachers_films(batch), self.config.teacher_evaluations
+                noise.unsqueeze(1), self.teachers_films(draw), self.config.teacher_evaluations
             )
-            data = self.in_my_space(asked[:, 0], batch, example)
-        error = self.path_error(data, noise, time, self.films(example.context))
-        return LossOutput(self.row_mean(error, batch.action_valid).mean(), {})
+            data = self.in_my_space(asked[:, 0], draw)
+        error = self.path_error(data, noise, time, self.films(draw.context))
+        return LossOutput(self.row_mean(error, draw.batch.action_valid).mean(), {})
 
 
 METHOD = Method(FlowMatchingConfig, FlowMatchingPolicy)

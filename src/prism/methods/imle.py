@@ -10,6 +10,7 @@ Execution is the rule `overlap` of prism.selection on 32 candidates (METHOD belo
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from prism.errors import check_numbers
 from prism.io.jsonconfig import from_json
-from prism.methods.base import Method
-from prism.methods.unet import SIZES, UNetPolicy, UNetPolicyConfig
+from prism.methods.base import Encoded, Method
+from prism.methods.unet import SIZES, Films, UNetPolicy, UNetPolicyConfig
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
-from prism.rows import Random
+from prism.rows import Random, Share
 from prism.types import Batch
 
 if TYPE_CHECKING:
@@ -60,31 +61,55 @@ def choose(squared: Float[Tensor, "B K"], epsilon: float) -> tuple[Int[Tensor, "
     return squared.masked_fill(~far, math.inf).argmin(1), far.any(1)
 
 
+@dataclass(frozen=True)
+class ImleDraw(Encoded):
+    data: Float[Tensor, "B Tp Da"]
+    films: Films
+    noise: Float[Tensor, "B K Tp Da"]
+
+
+@dataclass(frozen=True)
+class ImleChoice:
+    index: Int[Tensor, " B"]
+    kept: Bool[Tensor, " B"]  # rows that have a valid candidate
+    fraction: Float[Tensor, ""]  # of such rows in the global batch
+    logs: dict[str, Tensor]
+
+
 class ImlePolicy(UNetPolicy):
     config: ImleConfig
 
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, seed: int = 0) -> None:
         super().__init__(spec, from_json(ImleConfig, spec.config), normalizer, seed, steps=False)
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        """All candidates without gradient, then the chosen ones with it: the same gradient for less.
+    def draw(self, batch: Batch, rng: Random) -> ImleDraw:
+        shared = super().draw(batch, rng)
+        data, films = self.data(shared), self.films(shared.context)
+        noise = rng.randn((len(data), self.config.candidates, *data.shape[1:])).to(data.device)
+        return ImleDraw(**vars(shared), data=data, films=films, noise=noise)
+
+    @torch.no_grad()
+    def choose(self, draws: Iterable[ImleDraw], share: Share) -> ImleChoice:
+        squared = torch.cat([self._squared(draw, draw.noise) * self.config.offset_scale**2 for draw in draws])
+        index, kept = choose(squared, self.config.epsilon)
+        rejected = (squared <= self.config.epsilon**2).float().mean()
+        logs = {"rejection_rate": rejected, "dropped_rows": 1.0 - kept.float().mean()}
+        return ImleChoice(index, kept, share.gather(kept.float()).mean(), logs)
+
+    def loss(self, draw: ImleDraw, choice: ImleChoice) -> LossOutput:
+        """The chosen candidates again, with gradient: that of all of them, for less.
 
         The mean is over the kept rows of the global batch: that over all rows, divided by the fraction that was kept.
         """
-        example = self.example(batch, rng)
-        data, films, valid = self.data(example), self.films(example.context), batch.action_valid
-        noise = rng.randn((len(data), self.config.candidates, *data.shape[1:])).to(data.device)
-        scale, epsilon, moves = self.config.offset_scale, self.config.epsilon, self.normalizer.action_moves
-        with torch.no_grad():
-            squared = batch.share.once(lambda: flat_distance(self.unet(noise, films) * moves, data, valid) * scale**2)
-            index, kept = choose(squared, epsilon)
-            fraction = batch.share.gather(kept.float()).mean()
-            rejected = (squared <= epsilon**2).float().mean()
-        chosen = noise[torch.arange(len(data), device=index.device), index].unsqueeze(1)
-        squared = flat_distance(self.unet(chosen, films) * moves, data, valid)[:, 0]
-        distance = torch.where(kept, squared, 1.0).sqrt() * kept * scale  # no sqrt of 0 where a row is dropped
-        loss = distance.mean() / fraction.clamp(min=1e-9)
-        return LossOutput(loss, {"rejection_rate": rejected, "dropped_rows": 1.0 - kept.float().mean()})
+        rows = torch.arange(len(choice.index), device=choice.index.device)
+        squared = self._squared(draw, draw.noise[rows, choice.index].unsqueeze(1))[:, 0]
+        kept = choice.kept
+        distance = torch.where(kept, squared, 1.0).sqrt() * kept * self.config.offset_scale  # no sqrt of 0
+        return LossOutput(distance.mean() / choice.fraction.clamp(min=1e-9), choice.logs)
+
+    def _squared(self, draw: ImleDraw, noise: Float[Tensor, "B C Tp Da"]) -> Float[Tensor, "B C"]:
+        plans = self.unet(noise, draw.films) * self.normalizer.action_moves
+        return flat_distance(plans, draw.data, draw.batch.action_valid)
 
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         plans: Tensor = self.unet(self.noise(context.shape[0], candidates, rng), self.films(context))

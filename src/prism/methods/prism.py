@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,11 +14,11 @@ from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig, Prepared
 from prism.io.jsonconfig import from_json
-from prism.methods.base import ContextConfig, ContextPolicy, Method, seeded
+from prism.methods.base import ContextConfig, ContextPolicy, Encoded, Method, seeded
 from prism.normalize import Normalizer
-from prism.objective import RSIMLE, ObjectiveConfig
+from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import LossOutput, PolicySpec
-from prism.rows import Random
+from prism.rows import Random, Share
 from prism.types import Batch
 
 
@@ -39,6 +40,12 @@ class PrismConfig(ContextConfig):
                 f"pred_horizon {self.pred_horizon} is not a multiple of "
                 f"generator.actions_per_query {self.generator.actions_per_query}"
             )
+
+
+@dataclass(frozen=True)
+class PrismDraw(Encoded):
+    prepared: Prepared  # with gradient
+    latent: Float[Tensor, "B K Z"]
 
 
 class PrismPolicy(ContextPolicy):
@@ -63,27 +70,35 @@ class PrismPolicy(ContextPolicy):
         device = self.normalizer.action_center.device
         return rng.randn((batch, candidates, self.config.generator.latent)).to(device)
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        """Alg. 1. Candidates are drawn without gradient, the chosen ones again with it.
+    def draw(self, batch: Batch, rng: Random) -> PrismDraw:
+        """Targets, context and K latents a row."""
+        shared = super().draw(batch, rng)
+        prepared = self.generator.prepare(shared.context)
+        latent = self.latents(len(shared.target), self.config.objective.candidates, rng)
+        return PrismDraw(**vars(shared), prepared=prepared, latent=latent)
+
+    @torch.no_grad()
+    def choose(self, draws: Iterable[PrismDraw], share: Share) -> Choice:
+        """K candidates a row, the threshold, rejection, and the nearest candidates that are left (objective.py)."""
+        objective = self.objective
+        parts = [(self._generate(d.prepared, d.latent, d.anchor), d.target, d.batch.action_valid, d.rng) for d in draws]
+        *rows, sources = zip(*parts, strict=True)
+        candidates, target, valid = (torch.cat(own) for own in rows)
+        distances = objective.distances(candidates, target, valid, objective.targets(target, valid, share))
+        if self.training:
+            objective.calibrate(distances.pool, share)  # the threshold follows the quantile
+        near = distances.near.split([len(own) for own in rows[0]])
+        rejected = torch.cat([objective.reject(*part) for part in zip(near, sources, strict=True)])
+        return objective.choose(distances.own, rejected)  # the nearest that is left, and K' for the soft term
+
+    def loss(self, draw: PrismDraw, choice: Choice) -> LossOutput:
+        """The chosen candidates again, with gradient.
 
         The gradient equals that of back-propagating all K (a test shows it) at a fraction of the time and memory.
         """
-        objective, valid = self.objective, batch.action_valid
-        target = self.normalizer.normalize_actions(batch.actions)
-        targets = objective.targets(target, valid, batch.share)  # of the global batch
-        example = self.example(batch, rng)  # encode
-        prepared = self.generator.prepare(example.context)
-        latent = self.latents(len(target), self.config.objective.candidates, rng)
-        with torch.no_grad():
-            candidates = batch.share.once(lambda: self._generate(prepared, latent, example.anchor))
-        distances = objective.distances(candidates, target, valid, targets)
-        if self.training:
-            objective.calibrate(distances.pool, batch.share)  # the threshold follows the quantile
-        rejected = objective.reject(distances.near, rng)
-        choice = objective.choose(distances.own, rejected)  # the nearest that is left, and K' for the soft term
-        index = choice.index.unsqueeze(-1).expand(-1, -1, latent.shape[-1])
-        chosen = self._generate(prepared, latent.gather(1, index), example.anchor)
-        loss, logs = objective.loss(chosen, choice, target, valid)
+        index = choice.index.unsqueeze(-1).expand(-1, -1, draw.latent.shape[-1])
+        chosen = self._generate(draw.prepared, draw.latent.gather(1, index), draw.anchor)
+        loss, logs = self.objective.loss(chosen, choice, draw.target, draw.batch.action_valid)
         return LossOutput(loss, {**logs, **self.generator.attention_logs()})
 
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:

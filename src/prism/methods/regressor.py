@@ -15,11 +15,10 @@ from prism.encoder import Encoder
 from prism.errors import PrismError
 from prism.generator import Generator, GeneratorConfig
 from prism.io.jsonconfig import from_json
-from prism.methods.base import BaselineConfig, BaselinePolicy, Method, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Encoded, Method, seeded
 from prism.normalize import Normalizer
 from prism.policy import LossOutput, PolicySpec
 from prism.rows import Random
-from prism.types import Batch
 
 if TYPE_CHECKING:
     from prism.methods.prism import PrismConfig
@@ -56,10 +55,9 @@ class RegressorPolicy(BaselinePolicy):
         plan: Tensor = self.generator(self.generator.prepare(context), latent)
         return plan.float()
 
-    def loss(self, batch: Batch, rng: Random) -> LossOutput:
-        example = self.example(batch, rng)
-        error = self._plan(example.context)[:, 0] - self.data(example)
-        return LossOutput(self.row_mean(error.square(), batch.action_valid).mean(), {})
+    def loss(self, draw: Encoded, choice: None = None) -> LossOutput:
+        error = self._plan(draw.context)[:, 0] - self.data(draw)
+        return LossOutput(self.row_mean(error.square(), draw.batch.action_valid).mean(), {})
 
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
         return self.config.offset_scale * self._plan(context).expand(-1, candidates, -1, -1)

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from prism.encoder import Encoder
 from prism.errors import PrismError, check_numbers
-from prism.methods.base import BaselineConfig, BaselinePolicy, Example, seeded
+from prism.methods.base import BaselineConfig, BaselinePolicy, Encoded, seeded
 from prism.normalize import Normalizer
 from prism.policy import Policy, PolicySpec
-from prism.types import Batch
 
 if TYPE_CHECKING:
     from prism.methods.prism import PrismConfig
@@ -246,13 +245,13 @@ class Student(BaselinePolicy, Generic[T]):
         return self._held.policy
 
     @torch.no_grad()
-    def teachers_films(self, batch: Batch) -> Films:
+    def teachers_films(self, draw: Encoded) -> Films:
         """The teacher sees the observation as it is; only the student is disturbed."""
-        return self.teacher.films(self.teacher.encoder(batch.observation))
+        return self.teacher.films(self.teacher.encoder(draw.batch.observation))
 
-    def in_my_space(self, plans: Float[Tensor, "B Tp Da"], batch: Batch, example: Example) -> Float[Tensor, "B Tp Da"]:
+    def in_my_space(self, plans: Float[Tensor, "B Tp Da"], draw: Encoded) -> Float[Tensor, "B Tp Da"]:
         """The teacher's plans as offsets from the student's anchor, which is 0 where its sensor was dropped."""
-        anchor = self.teacher.anchor(batch.observation)
-        if anchor is None or example.anchor is None:
+        anchor = self.teacher.anchor(draw.batch.observation)
+        if anchor is None or draw.anchor is None:
             return plans
-        return plans + (anchor - example.anchor)[:, 0] / self.config.offset_scale
+        return plans + (anchor - draw.anchor)[:, 0] / self.config.offset_scale

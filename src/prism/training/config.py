@@ -1,7 +1,8 @@
-"""Every setting of the training loop, checked when it is made."""
+"""Every setting of the training loop, checked when it is made, and the two schedules that follow from them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,3 +90,17 @@ class TrainConfig:
 
     def to_json(self) -> dict[str, Any]:
         return jsonconfig.to_json(self)
+
+
+def learning_rate(config: TrainConfig, step: int, fraction: float) -> float:
+    """eta = eta_0 warm-up (1 + cos(pi fraction)) / 2, where fraction is of the whole budget.
+
+    The warm-up is linear. It takes `warmup_steps` steps, and a tenth of the budget where that is less.
+    """
+    warmup = min(1.0, max((step + 1) / config.warmup_steps, 10 * fraction)) if config.warmup_steps else 1.0
+    return config.learning_rate * warmup * 0.5 * (1.0 + math.cos(math.pi * fraction))
+
+
+def ema_decay(config: TrainConfig, step: int) -> float:
+    """min(max_decay, 1 - (1 + t)^-power): the average covers about the last t^power steps, so it warms up by itself."""
+    return min(config.ema_max_decay, 1.0 - math.pow(1.0 + step, -config.ema_power))

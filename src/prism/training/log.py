@@ -23,22 +23,34 @@ import os
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from prism.errors import PrismError, need, reason
 from prism.io import files
 from prism.io.progress import short_bar
 from prism.training.config import TrainConfig
-from prism.training.step import StepOutput
 
 INTACT = "The checkpoints are intact (--resume)"  # where something beside them cannot be written
 _BAR_SECONDS = 0.5  # between updates of the bar
 _LINE_SECONDS = 15.0  # between lines where there is no terminal
 _SHOWN = (("rejection_rate", "rejected", "{:.0%}"), ("fallback_rate", "fallback", "{:.0%}"))
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    loss: float
+    gradient_norm: float  # before clipping
+    logs: dict[str, Tensor]
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 class Silent:

@@ -7,14 +7,17 @@ and a resumed run goes on bit for bit as if it had never stopped, on the same ma
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
 import math
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +28,8 @@ import numpy as np
 import safetensors.torch
 import torch
 from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from prism import ranks
 from prism.data.episodes import IntArray
@@ -33,18 +38,19 @@ from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.io import files
 from prism.policy import Policy
+from prism.rows import Random, cut_rows, derive_seed
 from prism.training import checkpoint, start
 from prism.training.checkpoint import TrainingState
-from prism.training.config import TrainConfig
+from prism.training.config import TrainConfig, ema_decay, learning_rate
 from prism.training.faults import disturbed
-from prism.training.log import INTACT, Monitor, Silent
-from prism.training.step import Learner, StepOutput, derive_seed, ema_decay, learning_rate, row_random
+from prism.training.log import INTACT, Monitor, Silent, StepOutput
 from prism.types import Batch
 
 _TRAINING, _VALIDATION, _FAULTS = 1, 2, 3  # streams of random numbers
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 _FEW_STEPS = 500  # a budget of less is worth a warning
 _TRIAL_STEPS = 20  # after which a time budget is converted into steps
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,7 @@ def train(
         learner = Learner(policy, config)
         keeper = _Keeper(learner, windows_val, run_dir, data, stop, until)
         notes = keeper.resume(resume)
-        monitor = keeper.open_monitor(console, title, notes)
-        stack.enter_context(monitor)
+        stack.enter_context(keeper.open_monitor(console, title, notes))
         loader = stack.enter_context(Loader(windows_train, order, keeper.step, config.workers))
         policy.train()
         while not keeper.over:
@@ -96,18 +101,225 @@ def train(
             batch = dataclasses.replace(next(loader), share=order.share())
             keeper.count_windows(batch)
             batch = batch.to(learner.device)
-            faults = row_random(derive_seed(config.seed, _FAULTS, step), batch)
+            faults = batch.random(derive_seed(config.seed, _FAULTS, step))
             batch = disturbed(batch, policy.spec.sensors, policy.normalizer, config.robust, faults)
-            output = learner.gradient(batch, derive_seed(config.seed, _TRAINING, step))
-            rate = learning_rate(config, step, keeper.fraction)
-            if output.finite:
-                learner.apply(rate, ema_decay(config, step))
-                monitor.record(output)
-            else:
-                learner.undo()
+            rate, decay = learning_rate(config, step, keeper.fraction), ema_decay(config, step)
+            output = learner.step(batch, derive_seed(config.seed, _TRAINING, step), rate, decay)
             keeper.after_step(output, batch, rate)
         learner.synchronise_buffers()
     return keeper.result()
+
+
+class _Loss(nn.Module):
+    """The last phase as a forward pass: DistributedDataParallel averages the gradients of what that returns."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = policy  # the parameters that DDP looks after
+
+    def forward(self, draw: Any, choice: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        output = self.policy.loss(draw, choice)
+        return output.loss, {name: torch.as_tensor(log) for name, log in output.logs.items()}
+
+
+class Learner:
+    """All that a training step changes: the weights, their average, the policy's buffers, AdamW, the loss scale.
+
+    `average` is a policy of its own with the averaged weights. Buffers (normaliser, threshold) are not averaged:
+    they are those of `policy`, copied when the average is used.
+    """
+
+    def __init__(self, policy: Policy, config: TrainConfig) -> None:
+        self.policy, self.config = policy, config
+        self.device = next(policy.parameters()).device
+        self.average = copy.deepcopy(policy).eval().requires_grad_(False)
+        named = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        twin = dict(self.average.named_parameters())
+        self.named = named
+        self._weights: list[Tensor] = list(named.values())
+        self._averages: list[Tensor] = [twin[name] for name in named]
+        self._buffers = list(policy.buffers())
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        groups = parameter_groups(policy, config.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+        self.autocast, self.scaler = _precision(config, self.device)
+        self._model = _spread(_Loss(policy))
+
+    def step(self, batch: Batch, seed: int, learning_rate: float, decay: float) -> StepOutput:
+        """Alg. 1: draw, choose, loss, AdamW; then the average.
+
+        The batch is computed in `accumulate` parts, and each rank has its rows of it; the choice is that of the global
+        batch. DDP takes the plain mean over ranks: weighted by its rows, W B_p / G, a part's loss has the gradient of
+        the mean over all rows. Waits for the device once, to see whether loss and gradient are finite, which they are
+        on every rank or on none; where they are not, nothing of the step stays but a smaller float16 scale.
+        """
+        policy, parts, drawn = self.policy, batch.split(self.config.accumulate), None
+        torch._foreach_copy_(self._buffers_before, self._buffers)
+        self.optimizer.zero_grad(set_to_none=True)
+        if len(parts) == 1:
+            with self.autocast:
+                drawn = policy.draw(batch, batch.random(seed))
+                choice = policy.choose([drawn], batch.share)
+        else:  # every part, to choose; then again with gradient, one at a time
+            with self.autocast, torch.no_grad():
+                choice = policy.choose((policy.draw(part, part.random(seed)) for part in parts), batch.share)
+        total, outputs = batch.share.total or len(batch.actions), []
+        for part in parts:
+            with self._sending(part is parts[-1]):
+                with self.autocast:
+                    draw = drawn or policy.draw(part, part.random(seed))
+                    start = part.share.start - batch.share.start
+                    loss, logs = self._model(draw, cut_rows(choice, start, start + len(part.actions)))
+                weight = len(part.actions) / total
+                outputs.append((weight, loss.detach(), logs))
+                with ranks.collective():
+                    self.scaler.scale(loss * (weight * ranks.world_size())).backward()
+        self.scaler.unscale_(self.optimizer)
+        mean, logs = _mean_over_rows(outputs)
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        length = torch.nn.utils.get_total_norm(gradients)
+        loss_value, norm = torch.stack([mean.float(), length.float()]).tolist()
+        output = StepOutput(loss_value, norm, logs)
+        if output.finite:
+            if 0 < self.config.grad_clip < norm:  # only then: scaling passes over all the memory
+                torch._foreach_mul_(gradients, self.config.grad_clip / norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.scaler.step(self.optimizer)
+            update_average(self._averages, self._weights, decay)
+        else:
+            torch._foreach_copy_(self._buffers, self._buffers_before)
+        self.scaler.update()
+        return output
+
+    def _sending(self, last: bool) -> AbstractContextManager[None]:
+        """Only the last part sends its gradient to the other ranks."""
+        model = self._model
+        return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
+
+    @torch.no_grad()
+    def validation_loss(self, batches: Sequence[Callable[[], Batch]], seeds: Sequence[int]) -> float | None:
+        """Loss of the average, weighted by batch size; each rank takes every W-th batch. None: not finite."""
+        self.synchronise_buffers()
+        sums = torch.zeros(len(batches), 2, dtype=torch.float64)
+        for index in range(ranks.rank(), len(batches), ranks.world_size()):
+            batch = batches[index]()
+            with self.autocast:
+                loss = self.average.batch_loss(batch.to(self.device), Random(seeds[index])).loss
+            rows = len(batch.actions)
+            sums[index] = torch.tensor([float(loss) * rows, rows], dtype=torch.float64)
+        values = ranks.sum_over_ranks(sums).tolist()
+        total, count = sum(value for value, _ in values), sum(rows for _, rows in values)
+        return total / count if math.isfinite(total) else None
+
+    def synchronise_buffers(self) -> None:
+        for mine, theirs in zip(self.average.buffers(), self._buffers, strict=True):
+            mine.copy_(theirs)
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """What is deployed: averaged weights, and the buffers as they are."""
+        return {**self.policy.state_dict(), **dict(self.average.named_parameters())}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """AdamW's state by parameter name. A parameter that never had a gradient has none."""
+        state = self.optimizer.state
+        return {f"{kind}.{name}": state[p][kind] for name, p in self.named.items() if p in state for kind in _MOMENTS}
+
+    @torch.no_grad()
+    def restore(
+        self, folder: Path, model: dict[str, Tensor], weights: dict[str, Tensor], optimizer: dict[str, Tensor],
+        scaler: dict[str, float],
+    ) -> None:  # fmt: skip
+        """Take over the tensors of a checkpoint; `folder` is for the message when they do not fit."""
+        try:
+            self.average.load_state_dict(model, strict=True)
+            self.policy.load_state_dict({**model, **weights}, strict=True)
+        except RuntimeError as error:
+            detail = " ".join(str(error).split())[:200]
+            raise PrismError(f"{folder} does not fit this policy ({detail}); start a new run") from None
+        for name, parameter in self.named.items():
+            kept = {kind: optimizer[f"{kind}.{name}"] for kind in _MOMENTS if f"{kind}.{name}" in optimizer}
+            if kept:
+                self.optimizer.state[parameter] = {kind: value.to(self.device) for kind, value in kept.items()}
+        if scaler:
+            self.scaler.load_state_dict(scaler)
+
+
+def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
+    """Wrap the model where there are other ranks; its weights and buffers become those of rank 0.
+
+    A parameter may have no gradient in a step (a learned "absent" vector where no sensor is missing), on one rank or
+    on all: DDP has to look for such ones, and warns once when it finds none.
+    """
+    if ranks.world_size() == 1:
+        return model
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+    # Buffers: the threshold moves alike on every rank, from the same distances. PyTorch 2.13 renamed the option.
+    names = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: False, "find_unused_parameters": True}
+    with ranks.collective():
+        return DistributedDataParallel(model, **options)
+
+
+def _mean_over_rows(outputs: list[tuple[float, Tensor, dict[str, Tensor]]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and logs of parts with their weights, over all ranks. A single whole batch is left as it is."""
+    if len(outputs) == 1 and ranks.world_size() == 1:
+        return outputs[0][1], outputs[0][2]
+    names = sorted(outputs[0][2])
+    rows = [
+        weight * torch.stack([loss.float(), *(logs[name].detach().float() for name in names)])
+        for weight, loss, logs in outputs
+    ]
+    mean, *values = ranks.sum_over_ranks(torch.stack(rows).sum(0)).unbind()
+    return mean, dict(zip(names, values, strict=True))
+
+
+def _precision(
+    config: TrainConfig, device: torch.device
+) -> tuple[AbstractContextManager[object], torch.amp.GradScaler]:
+    """Autocast and loss scale. On a CPU `auto` is float32: half precision is slower there, not faster."""
+    name: str = config.precision
+    if name == "auto":
+        half = "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float16"
+        name = half if device.type == "cuda" else "float32"
+    context: AbstractContextManager[object] = nullcontext()
+    if name != "float32":
+        half_type = torch.bfloat16 if name == "bfloat16" else torch.float16
+        # No cache: PyTorch before 2026 keeps the half copy of a weight also from where it was made without gradient, as
+        # candidates are drawn first, and those drawn again with it would give the weight none (pytorch#112583).
+        context = torch.autocast(device.type, dtype=half_type, cache_enabled=False)
+    return context, torch.amp.GradScaler(device.type, enabled=name == "float16")
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Decay for matrices and kernels; none for biases, norms, embeddings and other learned vectors.
+
+    A learned vector that is stored with leading dimensions (queries, absent vectors, positions) is a parameter
+    owned directly by a module that is neither linear nor a convolution; it is not a map, so it is not decayed.
+    """
+    maps = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if not parameter.requires_grad or parameter in seen:
+                continue
+            seen.add(parameter)
+            is_map = isinstance(module, maps) and parameter.ndim >= 2
+            (decayed if is_map else plain).append(parameter)
+    groups: list[dict[str, object]] = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+@torch.no_grad()
+def update_average(average: list[Tensor], weights: list[Tensor], decay: float) -> None:
+    """average <- decay * average + (1 - decay) * weights, one call for all tensors."""
+    torch._foreach_lerp_(average, weights, 1.0 - decay)
 
 
 class _Keeper:
@@ -226,6 +438,7 @@ class _Keeper:
 
     def _count(self, output: StepOutput, batch: Batch) -> None:
         if output.finite:
+            self.monitor.record(output)
             self.loss, self.skipped, self._suspect = output.loss, 0, None
         else:
             self._suspect = self._suspect or (self.step, batch)

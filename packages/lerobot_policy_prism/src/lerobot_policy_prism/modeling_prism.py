@@ -28,8 +28,8 @@ from prism.methods.presets import build_policy
 from prism.policy import Policy, PolicySpec
 from prism.rows import EachRandom, Random
 from prism.selection import SelectionState, select
-from prism.training.config import TrainConfig
-from prism.training.step import ema_decay, parameter_groups, update_average
+from prism.training.config import TrainConfig, ema_decay
+from prism.training.trainer import parameter_groups, update_average
 from prism.types import Batch
 from torch import Tensor
 
@@ -86,7 +86,7 @@ class PrismPolicy(PreTrainedPolicy):
         whole = Batch(observation, actions.float(), valid)
         if self.training:
             whole = self._memory.fill(whole, self.config.fill_batch, rng)
-        output = policy.loss(whole, rng)
+        output = policy.batch_loss(whole, rng)
         return output.loss, {name: float(value) for name, value in output.logs.items()}
 
     @torch.no_grad()
