@@ -17,9 +17,8 @@ from pathlib import Path
 from prism.errors import PrismError
 from prism.io.files import explain
 
-FOLDER = Path(
-    f"/tmp/prism-{os.getuid() if hasattr(os, 'getuid') else 0}"
-)  # not TMPDIR: every program must see the same
+# Not TMPDIR, which may differ between programs: all must see the same folder.
+FOLDER = Path("/tmp") / f"prism-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
 def host_address(host: str) -> str:
