@@ -18,7 +18,6 @@ import pytest
 
 from prism import cli
 from prism.cli.run import Run as RunCommand
-from prism.cli.run import announce
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
@@ -27,6 +26,7 @@ from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
 from prism.robots.loop import Keys, check_fit
+from prism.robots.program import announce
 from prism.sensors import ActionSpec, SensorSpec
 
 JOINTS = ("shoulder_pan.pos", "elbow_flex.pos", "gripper.pos")

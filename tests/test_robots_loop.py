@@ -18,15 +18,15 @@ pytest.importorskip("prism_client")
 
 from prism_client import Executor, PlanError, Reply, Step
 
-from prism.cli.run import Run
 from prism.data import open_dataset
 from prism.errors import PrismError
 from prism.experiments.recipes import own_data
 from prism.experiments.workflow import _with_actions
-from prism.robots import loop
+from prism.robots import program
 from prism.robots.contract import Robot, make_robot
 from prism.robots.guard import Guard, Seen
 from prism.robots.loop import Keys, Outcome, PolicyCommander, Takeover, check_fit, drive
+from prism.robots.program import Program
 from prism.robots.recording import Recording, Trace
 from prism.robots.teleop import Keyboard
 from prism.selection import SelectionConfig
@@ -100,13 +100,14 @@ def test_a_verdict_from_before_an_episode_is_not_of_it() -> None:
 def test_an_episode_is_kept_when_nobody_wants_to_judge_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C where it is asked whether it succeeded: all of it is there by then."""
     kept: list[dict[str, Any]] = []
-    monkeypatch.setattr(loop, "drive", lambda *_: Outcome(None, "", False, ""))
-    monkeypatch.setattr(loop, "ask_success", Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr(Run, "_keep", lambda run, recording, log, trace, row: kept.append(row))
-    guard: Any = SimpleNamespace(robot=SimpleNamespace(episode_seconds=1.0), stop=lambda reason: None)
-    run, nothing = Run(Path("run"), robot="my.toml"), Typed()
+    monkeypatch.setattr(program, "drive", lambda *_: Outcome(None, "", False, ""))
+    monkeypatch.setattr(program, "ask_success", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(Program, "_keep", lambda program, trace, row: kept.append(row))
+    robot = SimpleNamespace(episode_seconds=1.0)
+    guard: Any = SimpleNamespace(robot=robot, dry=False, stop=lambda reason: None)
+    nobody: Any = None
     with pytest.raises(KeyboardInterrupt):
-        run._episode(guard, None, 3, nothing, Trace(guard.robot), None, None)
+        Program(guard, nobody, Typed(), "run")._episode(3, [])
     assert kept == [{"stopped": "", "seed": 3, "success": None}]
 
 

@@ -257,7 +257,7 @@ def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: 
 def test_what_was_finished_before_a_stop_is_summarised(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stop: str
 ) -> None:
-    from prism.robots import loop
+    from prism.robots import loop, program
 
     real, ends, file = loop.drive, list[Any](), tmp_path / "j"
 
@@ -269,7 +269,7 @@ def test_what_was_finished_before_a_stop_is_summarised(
             raise KeyboardInterrupt
         return loop.Outcome(None, "by the operator", True, " ")
 
-    monkeypatch.setattr(loop, "drive", drive)
+    monkeypatch.setattr(program, "drive", drive)
     words = ["run", str(trained), *TWIN, "--seconds", "0.5", "--episodes", "3", "--json", str(file)]
     assert main([*words, "--out", str(tmp_path / "o")]) == 130
     assert len(json.loads(file.read_text())["episodes"]) == (2 if stop == "key" else 1)
@@ -474,7 +474,7 @@ def test_a_run_is_shown_and_replayed(trained: Path, tmp_path: Path, capsys: pyte
 
 def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("websockets")
-    from prism.robots import loop
+    from prism.robots import loop, program
 
     real, seen = loop.drive, []
 
@@ -484,7 +484,7 @@ def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: p
             seen.append(page.status)
         return real(*args, **more)
 
-    monkeypatch.setattr(loop, "drive", drive)
+    monkeypatch.setattr(program, "drive", drive)
     assert main(["run", str(trained), *TWIN, "--seconds", "1", "--out", str(tmp_path / "o"), "--live", "0"]) == 0
     assert seen == [200]
     assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]

@@ -67,7 +67,7 @@ class Record:
         check_numbers(self, "--", ranges)
 
     def run(self) -> None:
-        from prism.cli.run import announce, need_client
+        from prism.cli.run import need_client
         from prism.robots.contract import make_robot
         from prism.robots.limits import read_limits
 
@@ -76,6 +76,7 @@ class Record:
         from prism.robots.guard import Guard
         from prism.robots.instruction import instruct
         from prism.robots.loop import Keys, TeleopCommander
+        from prism.robots.program import announce, task_of
         from prism.robots.recording import Recording
         from prism.robots.teleop import make_teleop
 
@@ -83,7 +84,7 @@ class Record:
         if self.text is not None:
             instruct(robot, self.text)
         limits = robot.limits if self.limits is None else read_limits(self.limits, robot.limits, robot.actions.dim)
-        recording = Recording(self.folder, robot, str(getattr(robot, "task", robot.name)))
+        recording = Recording(self.folder, robot, task_of(robot))
         self._check_lerobot()
         with recording.alone(), Keys() as keys, ExitStack() as stack:
             teleop = make_teleop(self.teleop, robot, keys.is_terminal, self.noise)

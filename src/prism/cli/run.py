@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,14 +17,11 @@ if TYPE_CHECKING:
     from prism_client import Planner
 
     from prism.controller import ControllerConfig
-    from prism.data.formats.film import FilmWriter
     from prism.experiments.run_folder import Run as Trained
     from prism.report.rerun_log import RerunLog
     from prism.robots.contract import Robot
-    from prism.robots.guard import Guard
     from prism.robots.limits import Limits
-    from prism.robots.loop import Keys, Outcome
-    from prism.robots.recording import Recording, Trace
+    from prism.robots.loop import Commander, Keys
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,8 @@ class Run:
         need_client("prism run")
         from prism.robots.guard import Guard
         from prism.robots.limits import read_limits
-        from prism.robots.loop import KEYS, Keys
+        from prism.robots.loop import Keys
+        from prism.robots.program import Program, task_of, without_pauses
         from prism.robots.recording import Recording
 
         for file in (self.json, self.rerun):
@@ -130,21 +128,32 @@ class Run:
         limits = own.slowed(self.slow)
         with ExitStack() as stack:
             keys = stack.enter_context(Keys())
-            stack.enter_context(_steady(robot))  # before the threads of a policy start: they go behind it, not last
+            stack.enter_context(without_pauses(robot))  # before a policy's threads start: they go behind it, not last
             commander, needs = self._commander(robot, limits, keys, stack)
-            recording = None if self.dry_run else Recording(self._out(robot), robot, _task(robot))
-            if recording is not None:
+            out, recording, corrections = self._out(robot), None, None
+            if not self.dry_run:
+                recording = Recording(out, robot, task_of(robot))
                 stack.enter_context(recording.alone())
-            announce(robot, limits, f"{'dry run: nothing is sent. ' if self.dry_run else ''}{KEYS}")
-            guard, rows = Guard(robot, limits, needs, self.dry_run), list[dict[str, Any]]()
-            stack.callback(self._summarise, rows, robot, recording)  # after a stop too, when the robot is let go
-            robot.connect()
-            stack.callback(guard.close)
-            self._episodes(guard, commander, keys, recording, stack.enter_context(self._rerun(robot)), rows)
+                if self.teleop is not None:
+                    corrections = Recording(out.with_name(f"{out.name}-corrections"), robot, task_of(robot))
+            program = Program(
+                Guard(robot, limits, needs, self.dry_run),
+                commander,
+                keys,
+                made_by=str(self.run_folder or self.server or self.replay),
+                recording=recording,
+                corrections=corrections,
+                open_log=None if self.rerun is None else lambda: self._open_log(robot),
+                seconds=self.seconds or robot.episode_seconds / self.slow,
+                no_video=self.no_video,
+                json=self.json,
+            )
+            program.run([self._seed(number) for number in range(self.episodes)])
 
     def _robot(self) -> Robot:
         """A twin of several scenes shows that of the run, or of the episode to replay, where no option says which."""
         from prism.robots.contract import ROBOTS, make_robot
+        from prism.robots.program import task_of
 
         scenes = getattr(ROBOTS[self.robot], "tasks", ()) if self.robot in ROBOTS else ()
         if not scenes or any(given.startswith("task=") for given in self.option):
@@ -155,7 +164,7 @@ class Run:
         robot = make_robot(self.robot, (*self.option, *(f"task={task}" for task in shown)))
         said = f"as {self.run_folder or self.replay} says" if shown else f"its default: {self._why_unknown()}"
         warning = "" if shown else "warning: "
-        print(f"{warning}{self.robot}: task={_task(robot)}, {said} (--option task=... decides)")
+        print(f"{warning}{self.robot}: task={task_of(robot)}, {said} (--option task=... decides)")
         return robot
 
     def _why_unknown(self) -> str:
@@ -177,41 +186,25 @@ class Run:
             return Trained(self.run_folder).shown()
         return (StoreSource(self.replay).task,) if self.replay is not None and is_store(self.replay) else ()
 
-    def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Any, list[str]]:
+    def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Commander, list[str]]:
         """Who commands, and the sensors that it needs."""
-        from prism_client import Executor
-
-        from prism.robots.instruction import instruct_for
-        from prism.robots.loop import PolicyCommander, ReplayCommander, Takeover, check_fit
+        from prism.robots.loop import ReplayCommander, Takeover
+        from prism.robots.program import by_policy, recorded_actions
         from prism.robots.teleop import make_teleop
 
         if self.replay is not None:
-            return ReplayCommander(_recorded(self.replay, robot)), []
+            return ReplayCommander(recorded_actions(self.replay, robot)), []
         planner = stack.enter_context(self._planner(robot))
-        if self.text is not None:
-            instruct_for(robot, self.text, planner.info)
-        sizes = check_fit(robot, planner.info, self.resize, self.action_kind)
-        executor = Executor(
-            planner,
-            asynchronous=robot.realtime,
-            patience=(0.4 if robot.parts == 1 else 0.2) / robot.rate,  # a plan that comes within its step serves it
-            lost="stop",
-            action_kind=self.action_kind if planner.info.get("action_kind") is None else None,
-            base=robot.actions.base,
-            margin=limits.margin,
-            look=not self.trust_sensors,
-            clock=robot.now,
-            hook=(lambda _: "slow") if self.slow < 1 else None,
-            slow_factor=self.slow,
-        )
-        commander: Any = PolicyCommander(executor, sizes)
-        if self.teleop is not None:
-            teleop = make_teleop(self.teleop, robot, keys.is_terminal)
-            stack.callback(teleop.close)
-            print(teleop.help, end="\n" if teleop.help else "")
-            commander = Takeover(commander, teleop)
-        needs = [name for name in planner.info.get("needs", ()) if name in {s.name for s in robot.sensors}]
-        return commander, needs
+        policy, needs = by_policy(
+            planner, robot, limits, text=self.text, resize=self.resize, action_kind=self.action_kind,
+            look=not self.trust_sensors, slow=self.slow,
+        )  # fmt: skip
+        if self.teleop is None:
+            return policy, needs
+        teleop = make_teleop(self.teleop, robot, keys.is_terminal)
+        stack.callback(teleop.close)
+        print(teleop.help, end="\n" if teleop.help else "")
+        return Takeover(policy, teleop), needs
 
     def _out(self, robot: Robot) -> Path:
         if self.out is not None:
@@ -282,68 +275,11 @@ class Run:
             finally:
                 remote.close()
 
-    def _rerun(self, robot: Robot) -> AbstractContextManager[RerunLog | None]:
-        if self.rerun is None:
-            return nullcontext()
+    def _open_log(self, robot: Robot) -> RerunLog:
         from prism.report.rerun_log import RerunLog
 
+        assert self.rerun is not None
         return RerunLog(self.rerun, robot.name, keep=True)
-
-    def _episodes(
-        self, guard: Guard, commander: Any, keys: Keys, recording: Recording | None, log: RerunLog | None,
-        rows: list[dict[str, Any]],
-    ) -> None:  # fmt: skip
-        from prism.robots.recording import Trace, choose_films
-
-        robot = guard.robot
-        cameras = [] if recording is None else choose_films(robot, self.no_video)
-        for number in range(self.episodes):
-            seed = self._seed(number)
-            filming: AbstractContextManager[dict[str, FilmWriter]] = (
-                nullcontext({}) if recording is None else recording.filming(cameras)
-            )
-            with filming as films:
-                end, row = self._episode(guard, commander, seed, keys, Trace(robot, films), recording, log)
-            rows.append(row)
-            said = {True: "success", False: "failure", None: "not judged"}[row["success"]]
-            print(
-                f"episode {number + 1} of {self.episodes} (seed {seed}): {said}, {row['commands']} commands, "
-                f"{row['late']} late, {guard.changed} limited" + (f"; stopped: {end.stopped}" if end.stopped else "")
-            )
-            if end.by_operator:
-                raise KeyboardInterrupt
-            if end.stopped and not robot.is_twin:
-                raise PrismError(f"the robot was stopped: {end.stopped}; look at it, then run again")
-
-    def _episode(
-        self, guard: Guard, commander: Any, seed: int, keys: Keys, trace: Trace, recording: Recording | None,
-        log: RerunLog | None,
-    ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
-        """One, recorded; and what is said of it."""
-        from prism.robots.loop import ask_success, drive
-
-        stopped = "by the operator"
-        try:
-            seconds = self.seconds or guard.robot.episode_seconds / self.slow
-            end = drive(guard, commander, seed, seconds, keys, trace)
-            success, stopped = end.success, end.stopped
-            if success is None and not stopped and not self.dry_run:
-                success = ask_success(keys)
-        except KeyboardInterrupt:
-            guard.stop("by the operator")
-            self._keep(recording, log, trace, {"stopped": stopped, "seed": seed, "success": None})
-            raise
-        row = {
-            "seed": seed,
-            "success": success,
-            "stopped": end.stopped,
-            "commands": len(trace.latency_ms),
-            "late": trace.late(),
-            "limited": guard.changed,
-            "plans": commander.executor.stats.summary() if hasattr(commander, "executor") else {},
-        }
-        self._keep(recording, log, trace, row)
-        return end, row
 
     def _seed(self, number: int) -> int:
         """Of an episode's scene; a replay is in the recorded one, each time."""
@@ -354,95 +290,8 @@ class Run:
         seed = read_manifest(self.replay / MANIFEST).provenance.get("seed")
         return seed if isinstance(seed, int) else self.first_seed
 
-    def _keep(self, recording: Recording | None, log: RerunLog | None, trace: Trace, row: dict[str, Any]) -> None:
-        if (recording is None and log is None) or len(trace) < 2:
-            return
-        from prism.data.formats.store import StoreSource
-
-        episode, gaps = trace.episode()
-        streams = episode.streams
-        if recording is not None:
-            by = str(self.run_folder or self.server or self.replay)
-            made_by = {"by": "prism run", "run": by, "robot": trace.robot.name}
-            told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "streams": trace.heard(gaps)}
-            times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
-            kept = recording.add(episode, {**made_by, **row, **told, **times}, trace.details(), trace.films)
-            mended = {**made_by, "seed": row["seed"], "commanded_by": "operator"}
-            for part in trace.corrections(episode) if self.teleop is not None else ():
-                self._corrections(trace.robot).add(part, mended, films=trace.films)
-            if log is not None and trace.films:
-                streams = StoreSource(kept).read(0).streams
-        if log is not None:
-            said = f"seed {row['seed']}, success {row['success']}"
-            log.episode(trace.robot, replace(episode, streams=streams), trace.details(), said)
-
-    def _corrections(self, robot: Robot) -> Recording:
-        from prism.robots.recording import Recording
-
-        out = self._out(robot)
-        return Recording(out.with_name(f"{out.name}-corrections"), robot, _task(robot))
-
-    def _summarise(self, rows: list[dict[str, Any]], robot: Robot, recording: Recording | None) -> None:
-        from prism.evaluation.results import write_json
-
-        if not rows:
-            return
-        judged = [row["success"] for row in rows if row["success"] is not None]
-        commands = sum(row["commands"] for row in rows)
-        late = sum(row["late"] for row in rows) / max(commands, 1)
-        rate = f"{sum(judged)} of {len(judged)} succeeded, " if judged else ""
-        where = f"; recorded in {recording.path}" if recording is not None else "; nothing was sent or recorded"
-        print(f"{rate}{commands} commands, {late:.2%} late{where}")
-        if self.json is not None:
-            success = sum(judged) / len(judged) if judged else None
-            write_json(self.json, {"robot": robot.name, "success": success, "late_share": late, "episodes": rows})
-
-
-def _recorded(episode: Path, robot: Robot) -> Any:
-    """The actions of one recorded episode, of this robot."""
-    from prism.data.formats.store import StoreSource, is_store
-
-    if not is_store(episode):
-        raise PrismError(
-            f"--replay {episode}: is no recorded episode; give a folder episode-000000 of prism run or record"
-        )
-    source = StoreSource(episode)
-    mine, theirs = robot.actions.spec, source.action_spec
-    if source.action_dim != robot.actions.dim or (theirs.kind, theirs.robot) != (mine.kind, mine.robot):
-        raise PrismError(f"--replay {episode}: was recorded with '{theirs.robot}' ({theirs.kind}), not with this robot")
-    if abs(source.fps - robot.fps) > 0.02 * robot.fps:
-        raise PrismError(f"--replay {episode}: has {source.fps:g} steps a second, robot '{robot.name}' {robot.fps:g}")
-    return source.read(0, streams=()).actions
-
-
-def _task(robot: Robot) -> str:
-    return str(getattr(robot, "task", robot.name))
-
 
 def need_client(command: str) -> None:
     from prism.errors import need
 
     need("prism_client", "serve", command)
-
-
-def announce(robot: Robot, limits: Limits, keys: str) -> None:
-    """What will be driven, within which limits, and how to stop it."""
-    space = robot.actions
-    names = tuple(space.name(i) for i in range(space.dim))
-    steps = "" if robot.parts == 1 else f", {robot.fps:g} steps of {robot.parts}"
-    print(f"{robot.name}: {robot.rate:g} commands a second{steps} ({space.spec.kind}); limits, always on:")
-    for line in limits.describe(names, space.units):
-        print(f"  {line}")
-    print(keys)
-
-
-@contextmanager
-def _steady(robot: Robot) -> Iterator[None]:
-    """Around a loop in real time: no pauses of Python's making."""
-    if not robot.realtime:
-        yield
-        return
-    from prism.inference.lanes import steady
-
-    with steady(realtime=True):
-        yield

@@ -148,6 +148,7 @@ class Robot(ABC):
     episode_seconds: float = field(default=60.0, kw_only=True)
     fps: float = field(default=0.0, kw_only=True)  # steps a second; default: `rate`
     read_only: bool = field(default=False, kw_only=True)  # set before `connect`: its devices are read, never written to
+    told: dict[str, Array] = field(default_factory=dict, kw_only=True)  # what a person says, by text sensor
     can_read_only: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -171,6 +172,11 @@ class Robot(ABC):
     @abstractmethod
     def read(self) -> dict[str, Reading]:
         """The latest reading of every sensor that has one. Stamps never go back."""
+
+    def readings(self) -> dict[str, Reading]:
+        """`read`, and what a person says (instruction.py)."""
+        said = {name: Reading(words, self.now()) for name, words in self.told.items()}
+        return {**self.read(), **said}
 
     @abstractmethod
     def send(self, action: NDArray[np.float32]) -> None:

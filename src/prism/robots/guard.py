@@ -275,7 +275,7 @@ class Guard:
 
     def observe(self) -> Seen:
         """Read the robot, and judge what it says."""
-        now, readings = self.robot.now(), self.robot.read()
+        now, readings = self.robot.now(), self.robot.readings()
         faults: dict[str, str] = {}
         observation: dict[str, Array] = {}
         ages: dict[str, float] = {}

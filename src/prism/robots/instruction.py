@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism.errors import PrismError
-from prism.robots.contract import Reading, Robot
+from prism.robots.contract import Robot
 from prism.sensors import SensorSpec, encode_text
 
 TEXT, BYTES = "text", 64  # the sensor, and its size in recordings
@@ -16,14 +16,8 @@ def instruct(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> No
     """From now on `robot` has a text sensor that reads `text`; one that it has already says it instead."""
     if not text.strip():
         raise PrismError("--text is empty: say in words what is to be done, or leave it out")
-    words = encode_text(text, size)
-    read = robot.read
-
-    def with_text() -> dict[str, Reading]:
-        return {**read(), name: Reading(words, robot.now())}
-
     robot.sensors = (*(spec for spec in robot.sensors if spec.name != name), SensorSpec(name, "text", (size,)))
-    robot.read = with_text  # type: ignore[method-assign]
+    robot.told[name] = encode_text(text, size)
 
 
 def instruct_for(robot: Robot, text: str, info: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -196,15 +196,15 @@ def _timed(spec: SensorSpec, stamps: NDArray[np.float64], values: Sequence[Array
     return Timed(spec, stamps - size / spec.sample_rate, np.concatenate(values), chunks=chunks)
 
 
-def choose_films(robot: Robot, no_video: bool) -> list[str]:
+def choose_films(robot: Robot, no_video: bool, say: Callable[[str], None] = print) -> list[str]:
     """Which cameras become video while they are recorded, and say so."""
     cameras = [spec.name for spec in robot.sensors if spec.kind == "rgb"]
     if not cameras or no_video:
         return []
     if find_spec("av") is None:
-        print("cameras are kept pixel by pixel; as video they are smaller: pip install 'prism-policy[data]'")
+        say("cameras are kept pixel by pixel; as video they are smaller: pip install 'prism-policy[data]'")
         return []
-    print(f"as video, compressed meanwhile (--no-video keeps every pixel): {', '.join(cameras)}")
+    say(f"as video, compressed meanwhile (--no-video keeps every pixel): {', '.join(cameras)}")
     return cameras
 
 
