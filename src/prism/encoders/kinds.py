@@ -23,7 +23,7 @@ class SensorEncoder(nn.Module, ABC):
 
     def __init__(self, spec: SensorSpec, features: int) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec = self.moved = spec  # `moved`: by which its pictures are shifted in training
         self.features = features
         self.absent = nn.Parameter(torch.randn(features, generator=torch.Generator().manual_seed(0)) * 0.02)
 
@@ -39,7 +39,7 @@ class SensorEncoder(nn.Module, ABC):
         drawn: dict[str, Drawn] | None = None,
     ) -> Float[Tensor, "N F"]:
         """`drawn`: the shifts of each camera in this batch, shared by its pictures."""
-        shift = draw_shift(len(stream), self.spec, rng, drawn)  # for all: one's does not depend on the others
+        shift = draw_shift(len(stream), self.moved, rng, drawn)  # for all: one's does not depend on the others
         if bool(present.all()):
             return self.encode(stream, shift)
         features = self.absent.expand(present.shape[0], -1)

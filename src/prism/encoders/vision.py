@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -134,6 +134,27 @@ class BasicBlock(nn.Module):
         return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
+def read_weights(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that have these names and shapes; it may hold others."""
+    from safetensors.torch import load_file
+
+    try:
+        stored = load_file(path)
+    except Exception as error:  # safetensors raises its own kinds for a missing, cut or foreign file
+        raise PrismError(
+            f"{path}: cannot be read as safetensors ({error}); save torchvision's weights there"
+        ) from error
+    for name, value in own.items():
+        if name not in stored or stored[name].shape != value.shape:
+            raise PrismError(
+                f"{path}: key '{name}' is missing or not of shape {tuple(value.shape)}; "
+                "save torchvision's resnet18 state dict there"
+            )
+        if not stored[name].isfinite().all():
+            raise PrismError(f"{path}: key '{name}' holds NaN or infinity; save the weights again")
+    return {name: stored[name] for name in own}
+
+
 class ResNet18(nn.Module):
     """ResNet-18 with torchvision's parameter names and a linear projection for its last layer.
 
@@ -158,24 +179,8 @@ class ResNet18(nn.Module):
 
     def load_pretrained(self, path: Path) -> None:
         """A safetensors file with torchvision's names; all but the projection is replaced."""
-        from safetensors.torch import load_file
-
-        try:
-            stored = load_file(path)
-        except Exception as error:  # safetensors raises its own kinds for a missing, cut or foreign file
-            raise PrismError(
-                f"{path}: cannot be read as safetensors ({error}); save torchvision's weights there"
-            ) from error
         own = {k: v for k, v in self.state_dict().items() if not k.startswith("project")}
-        for name, value in own.items():
-            if name not in stored or stored[name].shape != value.shape:
-                raise PrismError(
-                    f"{path}: key '{name}' is missing or not of shape {tuple(value.shape)}; "
-                    "save torchvision's resnet18 state dict there"
-                )
-            if not stored[name].isfinite().all():
-                raise PrismError(f"{path}: key '{name}' holds NaN or infinity; save the weights again")
-        self.load_state_dict({name: stored[name] for name in own}, strict=False)
+        self.load_state_dict(read_weights(path, own), strict=False)
 
     def forward(self, x: Float[Tensor, "N C H W"]) -> Float[Tensor, "N F"]:
         if self.standardise:
