@@ -6,10 +6,10 @@ Try:
     python -m research ablations --factors rule depth --add ablations.json --json F     goes on with a results file
 
 Every variant differs from the recipe in the settings below and in nothing else; equal steps, the same data, seeds and
-episodes; cells, intervals and the paired test are those of `prism compare`.
+episodes; trials, intervals and the paired test are those of `prism compare`.
 
     table = rows of comparison.json; factors.NAME = {"VARIANT": score}; pairs = differences between two variants;
-    cells = every training with its episodes (research/cells.py)
+    trials = every training with its episodes (experiments/stored_trials.py)
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.evaluation.metrics import Difference, paired
-from prism.experiments.comparison import CompareConfig, Comparison, Contestant, EvaluationPlan, Row, compare, table
-from research.cells import cells_of, put_back
+from prism.experiments.comparison import CompareConfig, Comparison, Contestant, Row, compare, table
+from prism.experiments.stored_trials import put_back, trials_of
+from prism.experiments.trial import EvaluationPlan
 from research.report import SEEDS, Claim, Drawn, Study, Verdict, few_seeds, show_rows
 from research.selection import TUNING_SEED
 
@@ -100,7 +101,7 @@ class Config(Drawn):
     first_seed: int = TUNING_SEED
     """Seed of the first of them: what is chosen by an ablation is not chosen on the test's episodes."""
     add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
-    """Results files of this study, of whatever machine: their cells are put into --work and count as if run here."""
+    """Results files of this study, of whatever machine: their trials are put into --work and count as if run here."""
     jobs: int = 1
     """Runs at the same time, one thread each."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-ablations")
@@ -113,12 +114,12 @@ class Config(Drawn):
             raise PrismError("ablations: name at least one factor and one seed")
 
     def same(self) -> dict[str, Any]:
-        """What every cell of a study has in common, but for its variant and seed."""
+        """What every trial of a study has in common, but for its variant and seed."""
         steps = self.steps if self.minutes is None else None
         place = {"recipe": self.recipe, "episodes": self.episodes, "first_seed": self.first_seed}
         return {**place, "steps": steps, "cpu_minutes": self.minutes}
 
-    def grid(self) -> CompareConfig:
+    def comparison(self) -> CompareConfig:
         variants = [(name, settings) for factor in self.factors for name, settings in FACTORS[factor].items()]
         contestants = (Contestant(REFERENCE, "prism"), *(Contestant(n, "prism", s) for n, s in variants))
         return CompareConfig(
@@ -134,14 +135,14 @@ class Config(Drawn):
 
 def run(config: Config, console: Console) -> Study:
     """One comparison of all variants, seed by seed."""
-    grid = config.grid()
+    comparison_config = config.comparison()
     for file in config.add:
-        put_back(file, config.same(), {config.work: grid})
-    comparison = compare(config.work, grid, config.jobs, console)
+        put_back(file, config.same(), {config.work: comparison_config})
+    comparison = compare(config.work, comparison_config, config.jobs, console)
     rows = {row.contestant: row for row in comparison.rows}
-    missing = [f"{one.cell}: {one.reason}" for one in comparison.missing]
+    missing = [f"{one.trial}: {one.reason}" for one in comparison.missing]
     study = summarise(config, rows, pairs_of(comparison), missing)
-    study.figures["cells"] = cells_of([comparison])
+    study.figures["trials"] = trials_of([comparison])
     return replace(study, commits=comparison.commits)
 
 
@@ -150,7 +151,7 @@ def pairs_of(comparison: Comparison) -> Pairs:
     found: Pairs = {}
     for pair in PAIRS:
         one, other = (
-            {id.seed: cell for id, cell in comparison.cells.items() if id.contestant == name} for name in pair
+            {id.seed: trial for id, trial in comparison.trials.items() if id.contestant == name} for name in pair
         )
         if common := sorted(one.keys() & other.keys()):
             found[pair] = paired(table(one, common, "score"), table(other, common, "score"))
@@ -166,7 +167,7 @@ def summarise(config: Config, rows: dict[str, Row], pairs: Pairs, missing: list[
         },
         "pairs": {f"{one} - {other}": asdict(value) for (one, other), value in pairs.items()},
     }
-    contestants = config.grid().contestants
+    contestants = config.comparison().contestants
     settings: dict[str, Any] = {
         **config.same(),
         "methods": [f"{one.name}=prism" + f":{','.join(one.settings)}" * bool(one.settings) for one in contestants],

@@ -5,9 +5,9 @@ Try:
     python -m research benchmark calvin runs/calvin --task all --work benchmarks/calvin
 
 Everything that can be wrong is looked for before the first episode: the benchmark's name, the runs, the tasks, the
-sensors and actions of every policy, the simulator. Each task played by each run is a cell of a grid
-(prism.experiments.grid): killed at any moment, the same command goes on, and one whose checkpoint, controller, seeds or
-back end have changed is refused, never mixed in. WORK has the cells, benchmark.json and benchmark.html.
+sensors and actions of every policy, the simulator. Each task played by each run is a trial. Killed at
+any moment, the same command goes on; a trial whose checkpoint, controller, seeds or back end have changed is refused,
+never mixed in. WORK has the trials, benchmark.json and benchmark.html.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from prism.evaluation.results import (
     save_result,
     write_json,
 )
-from prism.experiments.grid import RESULT
 from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import EvalOptions, Run, is_run
+from prism.experiments.trial import RESULT
 from prism.io.jsonconfig import to_json
 from prism.policy import PolicySpec
 from prism.report.charts import interval_bar
@@ -48,7 +48,7 @@ from prism.sims.task_table import make_env
 from prism.training.checkpoint import list_checkpoints
 from prism.training.log import read_log
 from research.benchmark_protocols import OTHERS, Benchmark, BenchmarkResult, Row, benchmark
-from research.report import Cells, Result, Written
+from research.report import ComputedTrials, Result, Written
 
 ALL = "all"
 
@@ -60,7 +60,7 @@ class Config(Written):
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN ...", help_behavior_hint="")]
     """Run folders, checkpoints in them, or a folder of runs."""
     work: Path | None = None
-    """Where the cells and the page go; default: benchmark-NAME beside the runs."""
+    """Where the trials and the page go; default: benchmark-NAME beside the runs."""
     task: str | None = None
     """The task that the runs play, or "all"; default: the one that each was trained for."""
     episodes: int | None = None
@@ -100,7 +100,7 @@ def run(config: Config, console: Console) -> BenchmarkResult:
     for line in plan.skipped:
         print(f"not for {config.name}: {line}", file=sys.stderr)
     work = config.work or _beside(config.runs) / f"benchmark-{config.name}"
-    table = run_plan(plan, Cells(work, console), lambda table: write_files(work, table, plan))
+    table = run_plan(plan, ComputedTrials(work, console), lambda table: write_files(work, table, plan))
     console.print(f"page: {work / 'benchmark.html'}", highlight=False, soft_wrap=True)
     return table
 
@@ -120,11 +120,11 @@ def _beside(paths: Sequence[Path]) -> Path:
 def write_files(work: Path, table: BenchmarkResult, plan: Plan) -> None:
     """After each task: what is there now."""
     write_json(work / "benchmark.json", table.to_json(), overwrite=True)
-    write_benchmark(work / "benchmark.html", table, {c.task: read_log(Run(c.path).folder) for c in plan.cells})
+    write_benchmark(work / "benchmark.html", table, {c.task: read_log(Run(c.path).folder) for c in plan.trials})
 
 
 @dataclass(frozen=True)
-class Cell:
+class TrialResult:
     """One task played by one run."""
 
     base: str  # the benchmark's name of the task
@@ -143,7 +143,7 @@ class Cell:
 class Plan:
     benchmark: Benchmark
     options: EvalOptions
-    cells: tuple[Cell, ...]
+    trials: tuple[TrialResult, ...]
     skipped: tuple[str, ...] = ()  # runs in a folder that belong elsewhere
     expert: Mapping[str, float] = field(default_factory=dict)
     episodes: int | None = None  # default: the protocol's number
@@ -187,7 +187,7 @@ def make_plan(
         options = replace(options, record=_SMALL)
     if options.task not in (None, ALL) and bench.base(options.task or "") is None:
         raise PrismError(f"{name} has no task '{options.task}': it has {_some(bench.tasks)}")
-    cells: list[Cell] = []
+    trials: list[TrialResult] = []
     skipped: list[str] = []
     for path, named in find_runs(paths):
         experiment = Run(path).experiment
@@ -204,15 +204,15 @@ def make_plan(
                 raise PrismError(f"{path} was trained for '{task}', which is no task of {name}: leave it out")
             skipped.append(f"{path}: trained for {task}")
         else:
-            cells += _cells(bench, path, experiment, task, options)
-    if not cells:
+            trials += _trials(bench, path, experiment, task, options)
+    if not trials:
         raise PrismError(
             f"no run for {name} among {', '.join(map(str, paths))}: train one (prism train {bench.tasks[0]})"
         )
-    _check_twice(cells)
-    _check_fits(cells)
+    _check_twice(trials)
+    _check_fits(trials)
     rates = read_expert(expert, bench) if expert else {}
-    return Plan(bench, options, tuple(cells), tuple(skipped), rates, episodes)
+    return Plan(bench, options, tuple(trials), tuple(skipped), rates, episodes)
 
 
 def at_k(options: EvalOptions, k: int, specs: Sequence[PolicySpec]) -> EvalOptions:
@@ -230,11 +230,11 @@ def at_k(options: EvalOptions, k: int, specs: Sequence[PolicySpec]) -> EvalOptio
     return replace(options, candidates=k, selection="proxy_score", set=(*settings, *options.set))
 
 
-def _cells(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[Cell]:
+def _trials(bench: Benchmark, path: Path, experiment: Experiment, task: str, options: EvalOptions) -> list[TrialResult]:
     spec = Run(path).spec
     controller = options.controller(experiment.controller)
     tasks = [_variant_for(bench, base, spec) for base in bench.tasks] if task == ALL else [task]
-    return [Cell(bench.base(t) or t, t, path, spec, controller, experiment.train.seed) for t in tasks]
+    return [TrialResult(bench.base(t) or t, t, path, spec, controller, experiment.train.seed) for t in tasks]
 
 
 def _variant_for(bench: Benchmark, base: str, spec: PolicySpec) -> str:
@@ -250,35 +250,35 @@ def _variant_for(bench: Benchmark, base: str, spec: PolicySpec) -> str:
     return base + wanted if base + wanted in variants else base
 
 
-def _check_twice(cells: Sequence[Cell]) -> None:
+def _check_twice(trials: Sequence[TrialResult]) -> None:
     """Several runs for a task are several trainings of the same thing, or a mistake."""
-    for base, count in Counter(cell.base for cell in cells).items():
-        same = [cell for cell in cells if cell.base == base]
-        seeds = {cell.seed for cell in same}
-        if count > 1 and (len(seeds) < count or len({cell.task for cell in same}) > 1):
+    for base, count in Counter(trial.base for trial in trials).items():
+        same = [trial for trial in trials if trial.base == base]
+        seeds = {trial.seed for trial in same}
+        if count > 1 and (len(seeds) < count or len({trial.task for trial in same}) > 1):
             raise PrismError(
                 f"{same[0].path} and {same[1].path} both play {base}: name the one that counts, or give runs that "
                 "differ in their training seed and in nothing else"
             )
 
 
-def _check_fits(cells: Sequence[Cell]) -> None:
+def _check_fits(trials: Sequence[TrialResult]) -> None:
     """Make one environment for each kind of policy and task: the simulator is there, sensors and actions fit."""
     seen: set[object] = set()
-    for cell in cells:
+    for trial in trials:
         try:
-            check_controller(cell.controller, cell.spec)
+            check_controller(trial.controller, trial.spec)
         except PrismError as error:
-            raise PrismError(f"{cell.path}: {error}") from None
-        kind = (cell.spec.sensors, cell.spec.action_dim, cell.task.removeprefix(cell.base))
+            raise PrismError(f"{trial.path}: {error}") from None
+        kind = (trial.spec.sensors, trial.spec.action_dim, trial.task.removeprefix(trial.base))
         if kind in seen:
             continue
         seen.add(kind)
-        env = make_env(cell.task)
+        env = make_env(trial.task)
         try:
-            check_fits(env, cell.spec)
+            check_fits(env, trial.spec)
         except PrismError as error:
-            raise PrismError(f"{cell.path}: {error}") from None
+            raise PrismError(f"{trial.path}: {error}") from None
         finally:
             env.close()
 
@@ -303,42 +303,42 @@ def read_expert(path: Path, bench: Benchmark) -> dict[str, float]:
 
 
 def run_plan(
-    plan: Plan, grid: Cells, on_result: Callable[[BenchmarkResult], None] = lambda table: None
+    plan: Plan, trials: ComputedTrials, on_result: Callable[[BenchmarkResult], None] = lambda table: None
 ) -> BenchmarkResult:
     """Play what is not there yet. `on_result` hears of the table after each task."""
     results: dict[str, tuple[EvaluationResult, ...]] = {}
     failed: dict[str, str] = {}
     reused: list[str] = []
     table = BenchmarkResult(plan.benchmark, {}, plan.episodes, plan.expert)
-    for cell in plan.cells:
-        options = replace(plan.options, task=cell.task, episodes=plan.benchmark.planned(cell.base, plan.episodes))
-        recording = recording_path(grid.folder(cell.name), cell.task)
-        if (grid.folder(cell.name) / RESULT).exists():
-            reused.append(cell.base)
-        if grid.get(cell.name, spec_of(cell, options), lambda: _play(cell, options, recording)) is None:  # noqa: B023
-            failed[cell.base] = grid.missing[-1].partition(": ")[2]
+    for trial in plan.trials:
+        options = replace(plan.options, task=trial.task, episodes=plan.benchmark.planned(trial.base, plan.episodes))
+        recording = recording_path(trials.folder(trial.name), trial.task)
+        if (trials.folder(trial.name) / RESULT).exists():
+            reused.append(trial.base)
+        if trials.get(trial.name, spec_of(trial, options), lambda: _play(trial, options, recording)) is None:  # noqa: B023
+            failed[trial.base] = trials.missing[-1].partition(": ")[2]
         else:
-            results[cell.base] = (*results.get(cell.base, ()), load_result(recording))
+            results[trial.base] = (*results.get(trial.base, ()), load_result(recording))
         table = BenchmarkResult(plan.benchmark, dict(results), plan.episodes, plan.expert, tuple(reused), dict(failed))
         on_result(table)
     return table
 
 
-def spec_of(cell: Cell, options: EvalOptions) -> dict[str, Any]:
-    """Everything that determines the result of a cell."""
+def spec_of(trial: TrialResult, options: EvalOptions) -> dict[str, Any]:
+    """Everything that determines the result of a trial."""
     return {
-        "task": cell.task,
-        "checkpoint": Run(cell.path).weights_id(),
-        "controller": to_json(cell.controller),
+        "task": trial.task,
+        "checkpoint": Run(trial.path).weights_id(),
+        "controller": to_json(trial.controller),
         "first_seed": options.first_seed,
         "episodes": options.episodes,
         "backend": options.backend,
     }
 
 
-def _play(cell: Cell, options: EvalOptions, recording: Path) -> Result:
+def _play(trial: TrialResult, options: EvalOptions, recording: Path) -> Result:
     try:
-        result = Run(cell.path).play(options)
+        result = Run(trial.path).play(options)
     except IncompleteError as error:
         result = error.result  # the table says what was lost
     save_result(recording, result, overwrite=True)
@@ -375,7 +375,7 @@ def _row(row: Row, table: BenchmarkResult) -> str:
     bar = ""
     if row.success is not None and row.interval is not None:
         bar = interval_bar(row.success, *row.interval, f"{row.label}: {row.success:.0%}")
-    cells = [
+    columns = [
         percent(row.success) + bar,
         "" if row.interval is None else f"{100 * row.interval[0]:.0f} to {100 * row.interval[1]:.0f}",
         str(row.episodes or ""),
@@ -384,7 +384,7 @@ def _row(row: Row, table: BenchmarkResult) -> str:
         percent(row.paper),
         escape(row.note),
     ]
-    return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    return f'<tr><th scope="row">{label}</th>{"".join(f"<td>{column}</td>" for column in columns)}</tr>'
 
 
 def percent(value: float | None) -> str:
@@ -400,12 +400,12 @@ def show(table: BenchmarkResult, console: Console) -> None:
     rows = table.rows()
     absent = [row for row in rows if row.success is None and not row.is_mean and row.note == "missing"]
     line(f"{table.benchmark.title}: {table.benchmark.rule}; inputs: {', '.join(table.settings) or 'none'}")
-    grid = Table(box=None, padding=(0, 1, 0, 0))
-    grid.add_column("task", no_wrap=True)
+    shown = Table(box=None, padding=(0, 1, 0, 0))
+    shown.add_column("task", no_wrap=True)
     names = ("success [95 %]", "of", "score", *(["expert"] if table.expert else []), "paper's")
     for name in names:
-        grid.add_column(name, justify="right", no_wrap=True)
-    grid.add_column("")
+        shown.add_column(name, justify="right", no_wrap=True)
+    shown.add_column("")
     for row in rows:
         if row in absent:  # listed below: 47 empty lines help nobody
             continue
@@ -413,10 +413,10 @@ def show(table: BenchmarkResult, console: Console) -> None:
         if row.success is not None and row.interval is not None:
             success = f"{percent(row.success)} [{100 * row.interval[0]:.0f}, {100 * row.interval[1]:.0f}]"
         score = "" if row.score is None else f"{row.score:.3f}"
-        cells = [success, str(row.episodes or ""), score, *([percent(row.expert)] if table.expert else [])]
+        columns = [success, str(row.episodes or ""), score, *([percent(row.expert)] if table.expert else [])]
         style = "bold" if row.is_mean else None
-        grid.add_row(row.label, *cells, percent(row.paper), row.note, style=style)
-    console.print(grid)
+        shown.add_row(row.label, *columns, percent(row.paper), row.note, style=style)
+    console.print(shown)
     if absent:
         line(f"missing ({len(absent)}): {', '.join(row.label.partition('-')[2] or row.label for row in absent)}")
     for departure in table.departures():

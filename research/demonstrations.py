@@ -21,10 +21,11 @@ from rich.console import Console
 from prism.cli.style import option
 from prism.errors import PrismError
 from prism.evaluation.metrics import paired
-from prism.experiments.comparison import CellId, CompareConfig, Contestant, EvaluationPlan, compare, table
+from prism.experiments.comparison import CompareConfig, Contestant, compare, table
 from prism.experiments.demonstrations import record_if_missing
-from prism.experiments.grid import Cell, commits_of
 from prism.experiments.recipes import recipe
+from prism.experiments.trial import EvaluationPlan, TrialId, TrialResult
+from prism.experiments.trials import commits_of
 from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Config(Drawn):
         if len(self.counts) < 2 or min(self.counts) < 1 or list(self.counts) != sorted(set(self.counts)):
             raise PrismError(f"demonstrations: counts {self.counts}: give at least two, growing")
 
-    def grid(self, count: int) -> CompareConfig:
+    def comparison(self, count: int) -> CompareConfig:
         folder = self.work / "data" / f"{self.task}-{count}"
         return CompareConfig(
             recipes=(self.task,),
@@ -73,18 +74,18 @@ def run(config: Config, console: Console) -> Study:
         key: {method: {} for method in config.methods} for key in ("success", "success_ci", "score", "seeds_done")
     }
     missing: list[str] = []
-    cells: dict[int, Mapping[CellId, Cell]] = {}
+    trials: dict[int, Mapping[TrialId, TrialResult]] = {}
     for count in config.counts:
         record(config, count, console)
-        comparison = compare(config.work / str(count), config.grid(count), config.jobs, console)
-        cells[count] = comparison.cells
+        comparison = compare(config.work / str(count), config.comparison(count), config.jobs, console)
+        trials[count] = comparison.trials
         for row in comparison.rows:
             figures["success"][row.contestant][str(count)] = row.success
             figures["success_ci"][row.contestant][str(count)] = list(row.success_ci)
             figures["score"][row.contestant][str(count)] = row.score
             figures["seeds_done"][row.contestant][str(count)] = len(row.seeds)
-        missing += [f"{count} demonstrations, {one.cell}: {one.reason}" for one in comparison.missing]
-    gains = {"gain": gain(config, cells[config.counts[0]], cells[config.counts[-1]])}
+        missing += [f"{count} demonstrations, {one.trial}: {one.reason}" for one in comparison.missing]
+    gains = {"gain": gain(config, trials[config.counts[0]], trials[config.counts[-1]])}
     settings = {
         "task": config.task,
         "counts": list(config.counts),
@@ -92,18 +93,20 @@ def run(config: Config, console: Console) -> Study:
         "steps": config.steps,
         "episodes": config.episodes,
     }
-    found, commits = {**figures, **gains}, commits_of(cell for part in cells.values() for cell in part.values())
+    found, commits = {**figures, **gains}, commits_of(trial for part in trials.values() for trial in part.values())
     claimed = tuple(claims(found, config))
     return Study("demonstrations", found, claimed, settings, config.seeds, tuple(missing), commits)
 
 
-def gain(config: Config, few: Mapping[CellId, Cell], many: Mapping[CellId, Cell]) -> dict[str, dict[str, Any]]:
+def gain(
+    config: Config, few: Mapping[TrialId, TrialResult], many: Mapping[TrialId, TrialResult]
+) -> dict[str, dict[str, Any]]:
     """Success with many minus with few, on the training seeds that both have, episode by episode."""
     found = {}
     for method in config.methods:
-        both = [{id.seed: cell for id, cell in cells.items() if id.contestant == method} for cells in (many, few)]
+        both = [{id.seed: trial for id, trial in trials.items() if id.contestant == method} for trials in (many, few)]
         if seeds := sorted(both[0].keys() & both[1].keys()):
-            found[method] = asdict(paired(*(table(cells, seeds, "success") for cells in both)))
+            found[method] = asdict(paired(*(table(trials, seeds, "success") for trials in both)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 Try:
     python -m research failures runs/pusht-human --episodes 100 --json failures.json --plot failures.png
-    python -m research failures compare/pusht/cells/pusht-human/prism/seed-* --rule proxy_score --json failures.json
+    python -m research failures compare/pusht/trials/pusht-human/prism/seed-* --rule proxy_score --json failures.json
 
 The paper's classes, and what we measure for each (definitions of jerk and switches: docs/reference/metrics.md):
     invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
@@ -15,7 +15,7 @@ An episode belongs to the first class that fits, in this order; `signals` counts
 
     success, failures, classes.NAME, signals.NAME, usual_jerk, jerk_above_half   over all policies and episodes
     per_episode = [{policy, seed, success, score, jerk, invalid, absent, flicker, switches}]
-Rolled out PART episodes at a time, each part a file (prism.experiments.cells): killed, the same command goes on.
+Rolled out PART episodes at a time, each part a file: killed, the same command goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from prism.io.jsonconfig import to_json
 from prism.policy import Policy
 from prism.sims.task_table import make_env
 from prism.training.checkpoint import load_policy
-from research.report import Cells, Claim, Drawn, Result, Study, Verdict, settings_of, show_rows
+from research.report import Claim, ComputedTrials, Drawn, Result, Study, Verdict, settings_of, show_rows
 from research.selection import subjects
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def measure(path: Path, task: str, controller: ControllerConfig, seeds: range, c
 
 def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs, config.task)
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     rows: list[tuple[int, Signals]] = []
     stop = config.first_seed + config.episodes
     for at, policy in enumerate(policies):
@@ -193,10 +193,10 @@ def run(config: Config, console: Console) -> Study:
             settings = {**settings_of(replace(policy.experiment, controller=controller)), "sha256": policy.sha256}
             settings |= {"task": task, "seeds": [seeds[0], seeds[-1]]}
             name = f"{policy.label}-{controller.selection.rule}-{seeds[0]}-{len(seeds)}"
-            compute = functools.partial(measure, policy.path, task, controller, seeds, cells.console)
-            rows += [(at, Signals(**row)) for row in (cells.get(name, settings, compute) or {"rows": []})["rows"]]
+            compute = functools.partial(measure, policy.path, task, controller, seeds, trials.console)
+            rows += [(at, Signals(**row)) for row in (trials.get(name, settings, compute) or {"rows": []})["rows"]]
     if not rows:
-        raise PrismError(f"failures: no episode could be rolled out: {cells.missing[0]}")
+        raise PrismError(f"failures: no episode could be rolled out: {trials.missing[0]}")
     figures = sort_failures([row for _, row in rows])
     settings = {
         "task": task,
@@ -210,7 +210,7 @@ def run(config: Config, console: Console) -> Study:
     }
     figures["per_episode"] = [{"policy": at, **asdict(row)} for at, row in rows]
     training = tuple(policy.experiment.train.seed for policy in policies)
-    return Study("failures", figures, tuple(claims(figures)), settings, training, tuple(cells.missing), cells.commits)
+    return Study("failures", figures, tuple(claims(figures)), settings, training, tuple(trials.missing), trials.commits)
 
 
 def sort_failures(rows: list[Signals]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from prism.experiments.options import customized
 from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import EvalOptions, Run
 from prism.sims.view import sentence_of
-from research.report import Cells, Claim, Result, Study, Written, confirmed, show_rows, train_run
+from research.report import Claim, ComputedTrials, Result, Study, Written, confirmed, show_rows, train_run
 
 PARAPHRASES = {
     "stack-blue": ("put the blue cup on top of the green cup", "place the blue cup on the green one"),
@@ -91,27 +91,27 @@ def words(command: str) -> str:
 
 
 def run(config: Config, console: Console) -> Study:
-    grid = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     settings = config.settings("seeds", "status")
     found: dict[str, dict[int, Played]] = {name: {} for name in ("told", "swapped", "paraphrase")}
     for seed in config.seeds:
         for part, play in (("told", told), ("swapped", swapped), ("paraphrase", paraphrased)):
             name, spec = f"seed-{seed}/{part}", {**settings, "seed": seed, "part": part}
-            compute = None if config.status else job(config, seed, play, grid, console)
-            if (result := grid.get(name, spec, compute)) is not None:
+            compute = None if config.status else job(config, seed, play, trials, console)
+            if (result := trials.get(name, spec, compute)) is not None:
                 found[part][seed] = result
     figures = summary(found)
     claimed = tuple(claims(figures, found))
-    return Study("language", figures, claimed, settings, config.seeds, tuple(grid.missing), grid.commits)
+    return Study("language", figures, claimed, settings, config.seeds, tuple(trials.missing), trials.commits)
 
 
 def job(
-    config: Config, seed: int, play: Callable[[Config, Run], Played], grid: Cells, console: Console
+    config: Config, seed: int, play: Callable[[Config, Run], Played], trials: ComputedTrials, console: Console
 ) -> Callable[[], Result]:
     """Train the policy of this seed, or go on with it, then play."""
 
     def compute() -> Result:
-        folder = grid.training(f"seed-{seed}")
+        folder = trials.training(f"seed-{seed}")
         train_run(config.experiment(seed), folder, console)
         return dict(play(config, Run(folder)))
 

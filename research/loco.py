@@ -4,8 +4,8 @@ Try:
     python -m research loco --json research/results/loco.json
     python -m research loco --status --json loco.json       nothing is run: what is there so far
 
-Three tasks, each method at equal minutes of CPU time, 50 trials on seeds on which nothing was chosen. Cells are run in
-the order of what is asked first: PRISM with all demonstrations, the others with all, then PRISM with fewer, then the
+Three tasks, each method at equal minutes of CPU time, 50 episodes on seeds on which nothing was chosen. The trainings
+run in this order: PRISM with all demonstrations, the others with all, then PRISM with fewer, then the
 others. Killed at any moment, the same command goes on where it was.
 
     success.METHOD.TASK, ci.METHOD.TASK     with the most demonstrations; the 95 % interval
@@ -13,8 +13,8 @@ others. Killed at any moment, the same command goes on where it was.
     mean.METHOD                             of the tasks, with the most demonstrations; only where all are there
     ahead.METHOD                            {mean, low, high, p}: PRISM minus this method, all tasks' episodes, paired
     gain.METHOD.TASK                        {mean, low, high, p}: with the most demonstrations minus with the fewest
-    missing                                 cells that are not there, each with the reason
-    commits                                 of the code that made the cells, all of them
+    missing                                 trials that are not there, each with the reason
+    commits                                 of the code that made the trials, all of them
 State inputs and touch, in simulation; the paper's robot has cameras. Fewer demonstrations are a subset of more.
 """
 
@@ -32,18 +32,12 @@ from prism.cli.style import option
 from prism.errors import PrismError
 from prism.evaluation.metrics import paired
 from prism.evaluation.play import TEST_SEED
-from prism.experiments.comparison import (
-    CompareConfig,
-    Comparison,
-    Contestant,
-    EvaluationPlan,
-    compare,
-    summarise,
-)
+from prism.experiments.comparison import CompareConfig, Comparison, Contestant, compare, summarise
 from prism.experiments.demonstrations import record_if_missing
-from prism.experiments.grid import commits_of
 from prism.experiments.recipes import recipe
-from research.cells import contestant, successes
+from prism.experiments.stored_trials import contestant, successes
+from prism.experiments.trial import EvaluationPlan
+from prism.experiments.trials import commits_of
 from research.report import Claim, Drawn, Study, decided, show_rows
 
 if TYPE_CHECKING:
@@ -94,7 +88,7 @@ class Config(Drawn):
     def folder(self, task: str, count: int) -> Path:
         return self.work / task / str(count)
 
-    def grid(self, task: str, count: int, methods: tuple[str, ...]) -> CompareConfig:
+    def comparison(self, task: str, count: int, methods: tuple[str, ...]) -> CompareConfig:
         data = self.work / "data" / task
         return CompareConfig(
             recipes=(task,),
@@ -121,19 +115,19 @@ class Config(Drawn):
 def run(config: Config, console: Console) -> Study:
     for count, task, methods in () if config.status else config.order():
         record(config, task, console)
-        compare(config.folder(task, count), config.grid(task, count, methods), config.jobs, console)
+        compare(config.folder(task, count), config.comparison(task, count, methods), config.jobs, console)
     there = {
-        (task, count): summarise(config.folder(task, count), config.grid(task, count, config.methods))
+        (task, count): summarise(config.folder(task, count), config.comparison(task, count, config.methods))
         for task in config.tasks
         for count in config.counts
     }
     figures = figures_of(config, there)
     missing = tuple(
-        f"{count} demonstrations, {one.cell}: {one.reason}"
+        f"{count} demonstrations, {one.trial}: {one.reason}"
         for (_, count), comparison in there.items()
         for one in comparison.missing
     )
-    commits = commits_of(cell for comparison in there.values() for cell in comparison.cells.values())
+    commits = commits_of(trial for comparison in there.values() for trial in comparison.trials.values())
     settings = {**config.settings("status", "jobs"), "exec_horizon": recipe(config.tasks[0]).controller.exec_horizon}
     return Study("loco", figures, tuple(claims(figures, config)), settings, config.seeds, missing, commits)
 
@@ -150,8 +144,8 @@ def figures_of(config: Config, there: Mapping[tuple[str, int], Comparison]) -> d
     for (task, count), comparison in there.items():
         for row in comparison.rows:
             point = {"success": row.success, "ci": list(row.success_ci), "seeds": len(row.seeds)}
-            cells = [cell for id, cell in comparison.cells.items() if id.contestant == row.contestant]
-            curve[row.contestant].setdefault(task, {})[str(count)] = {**point, "commits": commits_of(cells)}
+            trials = [trial for id, trial in comparison.trials.items() if id.contestant == row.contestant]
+            curve[row.contestant].setdefault(task, {})[str(count)] = {**point, "commits": commits_of(trials)}
     full = {m: {t: points[str(most)] for t, points in by.items() if str(most) in points} for m, by in curve.items()}
     gain: dict[str, dict[str, Any]] = {method: {} for method in config.names}
     for method in config.names:

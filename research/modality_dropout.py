@@ -11,7 +11,7 @@ demonstrations with the same steps, one without and one with dropout, and each i
 
 cost: success with every sensor minus success without one of the two, mean over both. saved: cost without dropout minus
 cost with it, over the same seeds and episodes. Intervals: 95 %, bootstrap of training seeds and episodes, crossed
-(docs/howto/comparison.md). Every policy is a cell of the folder `work`: killed, the same command goes on; more seeds
+(docs/howto/comparison.md). Every policy is a trial of the folder `work`: killed, the same command goes on; more seeds
 are added.
     successes.ARM.CONDITION   one row a seed, one entry an episode
     claims                    the sentences of the paper, and what became of them
@@ -52,7 +52,7 @@ from prism.sims.task_table import make_env
 from prism.training.config import TrainConfig
 from prism.training.trainer import train
 from research.modality import DropSensors, EnvView
-from research.report import Cells, Claim, Result, Study, Verdict, Written, confirmed
+from research.report import Claim, ComputedTrials, Result, Study, Verdict, Written, confirmed
 
 # Where they are in MetaWorld's `object_state`: object, goal; object - hand, goal - hand.
 VIEWS: dict[str, list[int]] = {"object_world": [0, 1, 2, 3, 4, 5], "object_hand": [6, 7, 8, 12, 13, 14]}
@@ -169,7 +169,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def measure(config: Config, console: Console) -> dict[str, Any]:
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     settings = config.settings("seeds", "given")
     data = config.work / "demonstrations"
     if not data.exists():
@@ -178,8 +178,8 @@ def measure(config: Config, console: Console) -> dict[str, Any]:
     env = SeenTwiceEnv(make_env(config.task))
     kept: dict[int, dict[str, Result]] = {}  # seed, arm, condition
 
-    def cell(name: str, seed: int, dropout: float) -> Result:
-        policy = train_policy(config, source, seed, dropout, cells.training(name), console)
+    def trial(name: str, seed: int, dropout: float) -> Result:
+        policy = train_policy(config, source, seed, dropout, trials.training(name), console)
         return {missing: successes(config, policy, env, missing, console) for missing in (NOTHING, *VIEWS)}
 
     try:
@@ -187,7 +187,7 @@ def measure(config: Config, console: Console) -> dict[str, Any]:
             for arm, dropout in (("without", 0.0), ("with", config.dropout)):
                 name = f"seed-{seed}-{arm}"
                 stamp = {**settings, "seed": seed, "arm": arm}
-                if (won := cells.get(name, stamp, functools.partial(cell, name, seed, dropout))) is not None:
+                if (won := trials.get(name, stamp, functools.partial(trial, name, seed, dropout))) is not None:
                     kept.setdefault(seed, {})[arm] = won
                     said = ", ".join(f"without {missing} {sum(v)}/{len(v)}" for missing, v in won.items())
                     console.print(f"seed {seed}, {arm} dropout: {said}", highlight=False)
@@ -195,8 +195,8 @@ def measure(config: Config, console: Console) -> dict[str, Any]:
         env.close()
     pairs = {seed: arms for seed, arms in kept.items() if len(arms) == 2}
     if not pairs:
-        raise PrismError(f"modality-dropout: no seed has both policies: {cells.missing[0]}")
-    found = {"missing": cells.missing, "commits": cells.commits, "settings": {**settings, "seeds": len(pairs)}}
+        raise PrismError(f"modality-dropout: no seed has both policies: {trials.missing[0]}")
+    found = {"missing": trials.missing, "commits": trials.commits, "settings": {**settings, "seeds": len(pairs)}}
     return {**summarise(pairs), **found}
 
 
@@ -266,8 +266,8 @@ def show(study: Study, console: Console) -> None:
         table.add_column(column, justify="left" if column == "trained" else "right")
     for arm in ("without", "with"):
         row = result["success"][arm]
-        cells = [f"{row[name]:.0%}" for name in (NOTHING, *VIEWS)]
-        table.add_row(f"{arm} dropout", *cells, f"{result[f'cost_{arm}_dropout']:.0%}")
+        shares = [f"{row[name]:.0%}" for name in (NOTHING, *VIEWS)]
+        table.add_row(f"{arm} dropout", *shares, f"{result[f'cost_{arm}_dropout']:.0%}")
     console.print(table)
     low, high = result["saved_ci"]
     console.print(f"dropout saves {result['saved']:.0%} [{low:.0%}, {high:.0%}] of success when a sensor is missing")

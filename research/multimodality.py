@@ -38,7 +38,7 @@ from prism.evaluation import metrics
 from prism.experiments.recipes import Experiment, recipe, with_budget, with_method
 from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import with_settings
-from research.report import Cells, Claim, Drawn, Result, Study, confirmed, settings_of, show_rows, train_run
+from research.report import Claim, ComputedTrials, Drawn, Result, Study, confirmed, settings_of, show_rows, train_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -187,10 +187,10 @@ def experiment_of(config: Config, method: str) -> Experiment:
     return with_settings(with_budget(experiment, steps=config.steps, seed=config.seed), ["train.threads=1"])
 
 
-def train_and_roll(config: Config, cells: Cells, method: str) -> Result:
+def train_and_roll(config: Config, trials: ComputedTrials, method: str) -> Result:
     experiment = experiment_of(config, method)
-    train_run(experiment, cells.training(method), cells.console)
-    return roll_policy(config, cells.training(method), cells.console)
+    train_run(experiment, trials.training(method), trials.console)
+    return roll_policy(config, trials.training(method), trials.console)
 
 
 def roll_policy(config: Config, run: Path, console: Console) -> Result:
@@ -246,26 +246,28 @@ def expert_rollout(env: PushTEnv, expert: PushTExpert, state: Float, seed: int, 
 
 
 def run(config: Config, console: Console) -> Study:
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     plan = {"offsets": list(config.offsets), "beyond": config.beyond, "gap": config.gap}
     plan |= {"rollouts": config.rollouts, "max_steps": config.max_steps, "seed": config.seed}
     shares: dict[str, Result] = {}
-    if (cell := cells.get(EXPERT, plan, functools.partial(roll_expert, config, cells.console))) is not None:
-        shares[EXPERT] = cell
+    if (trial := trials.get(EXPERT, plan, functools.partial(roll_expert, config, trials.console))) is not None:
+        shares[EXPERT] = trial
     for method in config.methods:
         settings = {**settings_of(experiment_of(config, method)), **plan}
-        if (cell := cells.get(method, settings, functools.partial(train_and_roll, config, cells, method))) is not None:
-            shares[method] = cell
+        if (
+            trial := trials.get(method, settings, functools.partial(train_and_roll, config, trials, method))
+        ) is not None:
+            shares[method] = trial
     for text in config.policies:
         name, _, path = text.partition("=")
         run = Run(path)
         settings = {**settings_of(run.experiment), **plan, "sha256": run.weights_id()["sha256"]}
         if (
-            cell := cells.get(
-                f"{name}-given", settings, functools.partial(roll_policy, config, Path(path), cells.console)
+            trial := trials.get(
+                f"{name}-given", settings, functools.partial(roll_policy, config, Path(path), trials.console)
             )
         ) is not None:
-            shares[name] = cell
+            shares[name] = trial
     settings = {"recipe": config.recipe, "methods": list(config.methods), "steps": config.steps, **plan}
     settings["policies"] = [text.partition("=")[0] for text in config.policies]
     return Study(
@@ -274,8 +276,8 @@ def run(config: Config, console: Console) -> Study:
         claims(shares),
         settings,
         (config.seed,),
-        tuple(cells.missing),
-        cells.commits,
+        tuple(trials.missing),
+        trials.commits,
     )
 
 

@@ -34,7 +34,7 @@ from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import EvalOptions, Run
 from prism.io import files
 from research import tables
-from research.report import Cells, Claim, Result, Study, Written, decided, show_rows, train_run
+from research.report import Claim, ComputedTrials, Result, Study, Written, decided, show_rows, train_run
 
 # What 50 tasks need beyond one: room, and features that the sentence scales.
 WIDER = ("policy.encoder.mix_width=512", "policy.encoder.text.gates=true")
@@ -83,9 +83,9 @@ class Config(Written):
 def run(config: Config, console: Console) -> Study:
     if not config.separate.is_file():
         raise PrismError(f"--separate {config.separate} is not there: python -m research tables metaworld --json F")
-    table, grid = config.table(), Cells(config.work / "one-policy", console)
+    table, trials = config.table(), ComputedTrials(config.work / "one-policy", console)
     settings = config.settings("status", "separate", "tasks")
-    folder = grid.training(f"seed-{config.seed}")
+    folder = trials.training(f"seed-{config.seed}")
     if not config.status:
         for task in table.rows:
             tables.record(table, config.work, task, console)
@@ -93,12 +93,12 @@ def run(config: Config, console: Console) -> Study:
     won: dict[str, list[bool]] = {}
     for task in table.rows:
         compute = None if config.status else functools.partial(play, config, folder, task)
-        result = grid.get(f"seed-{config.seed}/{task}", {**settings, "task": task}, compute)
+        result = trials.get(f"seed-{config.seed}/{task}", {**settings, "task": task}, compute)
         if result is not None:
             won[tables.short(task)] = result["success"]
     figures = summary(won, files.read_json(config.separate), tables.groups_of(table.rows))
-    missing = tuple(grid.missing)
-    return Study("one-policy", figures, tuple(claims(figures)), settings, (config.seed,), missing, grid.commits)
+    missing = tuple(trials.missing)
+    return Study("one-policy", figures, tuple(claims(figures)), settings, (config.seed,), missing, trials.commits)
 
 
 def play(config: Config, folder: Path, task: str) -> Result:

@@ -2,7 +2,7 @@
 
 Try:
     python -m research replan runs/prism runs/flow runs/diffusion --json replan.json --plot replan.svg
-    python -m research replan compare/cells/*/*/seed-0 --exec-horizons 8 4 2 1 --delays
+    python -m research replan compare/trials/*/*/seed-0 --exec-horizons 8 4 2 1 --delays
 
 Trained policies of one task, of each method the same training with other seeds: a row is their mean. Two sweeps on the
 same episodes (seeds from 200,000: those of the tests choose nothing):
@@ -33,12 +33,12 @@ from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.metrics import success_interval
 from prism.evaluation.play import evaluate
-from prism.experiments.cell import definition
-from prism.experiments.grid import refuse_other
 from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import Run
+from prism.experiments.trial import definition
+from prism.experiments.trials import refuse_other
 from prism.io.jsonconfig import to_json
-from research.report import Cells, Drawn, Result, Study, show_rows
+from research.report import ComputedTrials, Drawn, Result, Study, show_rows
 from research.selection import TUNING_SEED, Subject, subjects
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class Config(Drawn):
 
 def run(config: Config, console: Console) -> Study:
     found, task = subjects(config.runs)
-    cells = Cells(config.work, console)
-    play = functools.partial(_play, config, cells, task)
+    trials = ComputedTrials(config.work, console)
+    play = functools.partial(_play, config, trials, task)
     horizons, delays = [], []
     for method, policies in by_method(found).items():
-        pace = {one.sha256: _pace(config, cells, task, one) for one in policies}
+        pace = {one.sha256: _pace(config, trials, task, one) for one in policies}
         for count in config.exec_horizons:
             late = {one.sha256: round(pace[one.sha256][0] / pace[one.sha256][1]) for one in policies}
             results = [
@@ -98,7 +98,7 @@ def run(config: Config, console: Console) -> Study:
     settings = config.settings("runs") | {"policies": [one.name for one in found], "task": task}
     figures = {"task": task, "horizons": horizons, "delays": delays}
     seeds = tuple(sorted({one.experiment.train.seed for one in found}))
-    return Study("replan", figures, (), settings, seeds, tuple(cells.missing), cells.commits)
+    return Study("replan", figures, (), settings, seeds, tuple(trials.missing), trials.commits)
 
 
 def by_method(found: Iterable[Subject]) -> dict[str, list[Subject]]:
@@ -134,7 +134,7 @@ def _distinct(late: dict[str, int]) -> list[int]:
     return sorted(set(late.values()))
 
 
-def _pace(config: Config, cells: Cells, task: str, one: Subject) -> tuple[float, float]:
+def _pace(config: Config, trials: ComputedTrials, task: str, one: Subject) -> tuple[float, float]:
     """Milliseconds: of drawing a plan and choosing (median), of a time step."""
 
     def measure() -> Result:
@@ -142,13 +142,15 @@ def _pace(config: Config, cells: Cells, task: str, one: Subject) -> tuple[float,
         ms = [value for episode in result.episodes for value in episode.latency_ms]
         return {"latency_ms": float(np.median(ms)), "step_ms": 1000.0 / (result.fps or 10.0)}
 
-    found = cells.get(f"{one.label}/pace", {"policy": one.name}, measure)
+    found = trials.get(f"{one.label}/pace", {"policy": one.name}, measure)
     if found is None:
-        raise PrismError(f"{one.path}: not one episode could be played: {cells.missing[-1]}")
+        raise PrismError(f"{one.path}: not one episode could be played: {trials.missing[-1]}")
     return found["latency_ms"], found["step_ms"]
 
 
-def _play(config: Config, cells: Cells, task: str, one: Subject, controller: ControllerConfig) -> Result | None:
+def _play(
+    config: Config, trials: ComputedTrials, task: str, one: Subject, controller: ControllerConfig
+) -> Result | None:
     """One number an episode of each of _KEPT; None where this cannot be executed (a plan too short for the delay)."""
     spec = {
         "policy": one.name,
@@ -163,7 +165,7 @@ def _play(config: Config, cells: Cells, task: str, one: Subject, controller: Con
         result = evaluate(one.path, task, config.episodes, config.first_seed, controller, 0)
         return {key: [float(getattr(episode, key)) for episode in result.episodes] for key in _KEPT}
 
-    return cells.get(name, spec, measure)
+    return trials.get(name, spec, measure)
 
 
 def _row(results: list[Result | None], what: dict[str, Any]) -> list[dict[str, Any]]:

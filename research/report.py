@@ -24,8 +24,9 @@ from rich.table import Table
 from prism.cli.style import JsonOutput, OutputFile
 from prism.errors import PrismError
 from prism.evaluation.results import refuse_existing, run_info, write_atomic, write_json
-from prism.experiments.grid import CELL, REMEDY, RESULT, Grid, refuse_other, several_versions
 from prism.experiments.recipes import Experiment
+from prism.experiments.trial import REMEDY, RESULT, TRIAL, spec_file
+from prism.experiments.trials import Trials, refuse_other, several_versions
 from prism.experiments.workflow import train_experiment
 from prism.io import files
 from prism.io.jsonconfig import to_json
@@ -78,8 +79,8 @@ class Study:
     claims: tuple[Claim, ...]
     settings: dict[str, Any]
     seeds: tuple[int, ...] = (0,)
-    missing: tuple[str, ...] = ()  # cells that failed, each with its reason: never averaged over silently
-    commits: Sequence[str] = ()  # of the code that made the cells; several: the terminal says so
+    missing: tuple[str, ...] = ()  # trials that failed, each with its reason: never averaged over silently
+    commits: Sequence[str] = ()  # of the code that made the trials; several: the terminal says so
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -198,35 +199,35 @@ def show_rows(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]],
     console.print(table)
 
 
-class Cells(Grid):
-    """A grid whose cells are computed in this process.
+class ComputedTrials(Trials):
+    """Trials that are computed in this process.
 
-    OUT/runs/NAME/ holds the trainings that several cells look at.
+    OUT/runs/NAME/ holds the trainings that several trials look at.
     """
 
     def __init__(self, out: Path, console: Console) -> None:
         super().__init__(out, console)
         self.out = out
-        self.missing: list[str] = []  # a line for each cell that `get` could not give
+        self.missing: list[str] = []  # a line for each trial that `get` could not give
         self._commits: set[str] = set()
 
     @property
     def commits(self) -> list[str]:
-        """Of the code that computed the cells that `get` gave."""
+        """Of the code that computed the trials that `get` gave."""
         return sorted(self._commits)
 
     def training(self, name: str) -> Path:
-        """The run folder of a training that cells share."""
+        """The run folder of a training that trials share."""
         return self.out / "runs" / name
 
     def get(self, name: str, spec: dict[str, Any], compute: Callable[[], Result] | None) -> Result | None:
-        """The result of a cell: stored, or computed in this process and stored now. None where it failed (a diverged
+        """The result of a trial: stored, or computed in this process and stored now. None where it failed (a diverged
         run, a simulator that is not there): `missing` then says so, the others go on, and the next call tries again. A
         result that could not be stored (a full disk) is in `missing` too, but counts now. `compute` None: only what is
         stored."""
         folder = self.folder(name)
         if (folder / RESULT).exists():
-            there = files.read_json(folder / CELL, REMEDY)
+            there = files.read_json(spec_file(folder), REMEDY)
             self._commits.add(str(there.pop("commit", "unknown")))
             refuse_other(folder, there, spec)
             self.say(f"{name}: done before")
@@ -237,14 +238,14 @@ class Cells(Grid):
         self.say(f"{name}: ...")
         try:
             result = compute()
-        except Exception as error:  # whatever it was, the other cells are worth having
+        except Exception as error:  # whatever it was, the other trials are worth having
             reason = str(error) if isinstance(error, PrismError) else f"{type(error).__name__}: {error}"
             self._miss(f"{name}: {reason}")
             return None
         commit = str(run_info(0).get("commit", "unknown"))
         self._commits.add(commit)
         try:
-            write_json(folder / CELL, {**spec, "commit": commit}, overwrite=True)
+            write_json(folder / TRIAL, {**spec, "commit": commit}, overwrite=True)
             write_json(folder / RESULT, result, overwrite=True)
         except PrismError as error:
             self._miss(f"{name}: counted, but not kept for the next time: {error}")

@@ -2,7 +2,7 @@
 
 Try:
     python -m research selection runs/pusht-human --episodes 100 --json selection.json --plot selection.png
-    python -m research selection compare/pusht/cells/pusht-human/prism/seed-* --json selection.json
+    python -m research selection compare/pusht/trials/pusht-human/prism/seed-* --json selection.json
 
 Trained policies of one task (one a training seed, for example); every selection rule at every execution horizon on the
 same episodes. Jerk, mode switch and avoidable switch: docs/reference/metrics.md. Seeds from 200,000: those of the
@@ -35,7 +35,7 @@ from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import Run
 from prism.io.jsonconfig import to_json
 from prism.selection import Rule
-from research.report import Cells, Claim, Drawn, Result, Study, decided, settings_of, show_rows
+from research.report import Claim, ComputedTrials, Drawn, Result, Study, decided, settings_of, show_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +120,7 @@ def measure(config: Config, policy: Path, task: str, controller: ControllerConfi
 
 def run(config: Config, console: Console) -> Study:
     policies, task = subjects(config.runs)
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     found: dict[tuple[str, int], dict[int, Result]] = {}
     for at, policy in enumerate(policies):
         for exec_horizon in config.exec_horizons:
@@ -129,9 +129,9 @@ def run(config: Config, console: Console) -> Study:
                 settings = {**settings_of(replace(policy.experiment, controller=controller)), "sha256": policy.sha256}
                 settings |= {"episodes": config.episodes, "first_seed": config.first_seed}
                 compute = functools.partial(measure, config, policy.path, task, controller)
-                cell = cells.get(f"{policy.label}-{rule}-{exec_horizon}", settings, compute)
-                if cell is not None:
-                    found.setdefault((rule, exec_horizon), {})[at] = cell
+                trial = trials.get(f"{policy.label}-{rule}-{exec_horizon}", settings, compute)
+                if trial is not None:
+                    found.setdefault((rule, exec_horizon), {})[at] = trial
     figures = summarise(found)
     settings = {
         "policies": [policy.name for policy in policies],
@@ -141,35 +141,37 @@ def run(config: Config, console: Console) -> Study:
         "first_seed": config.first_seed,
     }
     seeds = tuple(policy.experiment.train.seed for policy in policies)
-    return Study("selection", figures, tuple(claims(figures)), settings, seeds, tuple(cells.missing), cells.commits)
+    return Study("selection", figures, tuple(claims(figures)), settings, seeds, tuple(trials.missing), trials.commits)
 
 
 def summarise(found: dict[tuple[str, int], dict[int, Result]]) -> dict[str, Any]:
     """`found`: (rule, exec_horizon) -> number of the policy -> what `measure` gave."""
 
-    def table(cells: dict[int, Result], key: str, policies: list[int] | None = None) -> FloatArray:
-        return np.array([cells[at][key] for at in policies or sorted(cells)])
+    def table(trials: dict[int, Result], key: str, policies: list[int] | None = None) -> FloatArray:
+        return np.array([trials[at][key] for at in policies or sorted(trials)])
 
     def both(one: str, other: str, exec_horizon: int, key: str, share: float = 1.0) -> dict[str, Any] | None:
         """One rule minus (a share of) another on the policies that both have, and the two means."""
-        cells = [found.get((rule, exec_horizon), {}) for rule in (one, other)]
-        if not (common := sorted(cells[0].keys() & cells[1].keys())):
+        trials = [found.get((rule, exec_horizon), {}) for rule in (one, other)]
+        if not (common := sorted(trials[0].keys() & trials[1].keys())):
             return None
-        tables = [table(rule, key, common) for rule in cells]
+        tables = [table(rule, key, common) for rule in trials]
         means = {rule: float(values.mean()) for rule, values in zip((one, other), tables, strict=True)}
-        success = {rule: float(table(c, "success", common).mean()) for rule, c in zip((one, other), cells, strict=True)}
+        success = {
+            rule: float(table(c, "success", common).mean()) for rule, c in zip((one, other), trials, strict=True)
+        }
         return {**asdict(paired(tables[0], share * tables[1])), "means": means, "success": success}
 
     rows: list[Result] = []
     fewer: dict[str, dict[str, Any]] = {}
     left: dict[str, dict[str, Any]] = {}
-    for (rule, exec_horizon), cells in found.items():
-        values = {key: table(cells, key) for key in _KEPT}
+    for (rule, exec_horizon), trials in found.items():
+        values = {key: table(trials, key) for key in _KEPT}
         rows.append(
             {
                 "rule": rule,
                 "exec_horizon": exec_horizon,
-                "policies": len(cells),
+                "policies": len(trials),
                 "episodes": values["score"].shape[1],
                 **{key: float(value.mean()) for key, value in values.items()},
                 "success_ci": list(success_interval(values["success"])),

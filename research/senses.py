@@ -11,15 +11,15 @@ Three tasks of the tabletop (docs/reference/tabletop.md). Trainings have the sam
     baselines   Diffusion Policy, Flow Matching and IMLE Policy with all senses
     dropout     PRISM as it is, and trained with dropout (three times as long: more to learn), with each sensor and
                 each pair missing at run time
-Every policy is a cell of the folder `work`: killed, the same command goes on; each part may have a process of its own.
-Cells that are not there are in `missing`, and a mean says how many seeds it is of.
+Every policy is a trial of the folder `work`: killed, the same command goes on; each part may have a process of its own.
+ComputedTrials that are not there are in `missing`, and a mean says how many seeds it is of.
 
     tasks.SENSE.{all,without}          {success, ci, jerk, mode_switches, seeds}
     tasks.SENSE.gain                   {mean, low, high, p, seeds, episodes}: all minus without, the same episodes
     tasks.SENSE.methods.METHOD         as `all`; `ahead`: PRISM minus the method
     dropout.SENSE.{plain,trained}      {nothing, SENSOR, SENSOR + SENSOR}: as `all`; `change`: minus nothing missing
     redundant.SENSE                    sensors whose information another one has too
-    means.METHOD                       mean success over the three tasks, null where a cell is missing; `ahead`
+    means.METHOD                       mean success over the three tasks, null where a trial is missing; `ahead`
 The page in `work` has a chart of each of the three parts for each task.
 """
 
@@ -39,20 +39,13 @@ from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
 from prism.evaluation.metrics import FloatArray, paired, success_interval
 from prism.evaluation.results import write_atomic
-from prism.experiments.comparison import (
-    CellId,
-    CompareConfig,
-    Contestant,
-    EvaluationPlan,
-    compare,
-    folder_of,
-    summarise,
-)
-from prism.experiments.grid import RESULT, Cell, commits_of
+from prism.experiments.comparison import CompareConfig, Contestant, compare, folder_of, summarise
 from prism.experiments.run_folder import Run
+from prism.experiments.trial import RESULT, EvaluationPlan, TrialId, TrialResult
+from prism.experiments.trials import commits_of
 from prism.report.charts import BAR_STYLE, Bar, bar_chart, page
 from research import modality
-from research.report import Cells, Claim, Result, Study, Verdict, Written, decided, show_rows
+from research.report import Claim, ComputedTrials, Result, Study, Verdict, Written, decided, show_rows
 
 Part = Literal["all", "without", "baselines", "dropout"]
 SENSES = {
@@ -104,7 +97,7 @@ class Config(Written):
             raise PrismError("senses: seeds, episodes, dropped-episodes, demonstrations and jobs must be at least 1")
         check_numbers(self, "--", {"(0, inf)": "minutes"})
 
-    def grid(self, contestants: Sequence[Contestant], seeds: Sequence[int], without: str = "") -> CompareConfig:
+    def comparison(self, contestants: Sequence[Contestant], seeds: Sequence[int], without: str = "") -> CompareConfig:
         """Of all senses' tasks; or, `without` one of the senses, of its task."""
         names = (without,) if without else self.senses
         settings = [f"demonstrations.episodes={self.demonstrations}"]
@@ -135,8 +128,8 @@ def run(config: Config, console: Console) -> Study:
     for part in config.parts:
         for seed in config.seeds:  # a first, complete table after a third of the time
             for sense in config.senses if part == "without" else ("",):
-                grid = config.grid(config.contestants(part), [seed], sense)
-                compare(config.folder(part, sense), grid, config.jobs, console)
+                comparison_config = config.comparison(config.contestants(part), [seed], sense)
+                compare(config.folder(part, sense), comparison_config, config.jobs, console)
     drops = Drops(config, console)
     if "dropout" in config.parts:
         drops.run()
@@ -146,11 +139,11 @@ def run(config: Config, console: Console) -> Study:
 
 
 class Drops:
-    """Success of the trained policies with sensors missing at run time, a cell a policy."""
+    """Success of the trained policies with sensors missing at run time, a trial a policy."""
 
     def __init__(self, config: Config, console: Console) -> None:
         self.config, self.console = config, console
-        self.cells = Cells(config.work / "dropped", console)
+        self.trials = ComputedTrials(config.work / "dropped", console)
 
     def name(self, sense: str, arm: str, seed: int) -> str:
         return f"{sense}/{arm}/seed-{seed}"
@@ -159,18 +152,18 @@ class Drops:
         for seed in self.config.seeds:
             for sense in self.config.senses:
                 for arm in ARMS:
-                    self.cell(sense, arm, seed, play=True)
+                    self.trial(sense, arm, seed, play=True)
 
-    def cell(self, sense: str, arm: str, seed: int, play: bool) -> Result | None:
+    def trial(self, sense: str, arm: str, seed: int, play: bool) -> Result | None:
         """What is there, or played now; None where its training is not."""
-        id = CellId(SENSES[sense][0], ARMS[arm].name, seed)
+        id = TrialId(SENSES[sense][0], ARMS[arm].name, seed)
         folder = folder_of(self.config.folder("all" if arm == "plain" else "dropout"), id)
         if not (folder / RESULT).is_file():
             return None
         episodes = [self.config.dropped_episodes, self.config.episodes]
         spec = {"policy": id.name, **Run(folder).weights_id(), "episodes": episodes, "redundant": REDUNDANT[sense]}
         compute = functools.partial(self.play, folder, REDUNDANT[sense]) if play else None
-        return self.cells.get(self.name(sense, arm, seed), spec, compute)
+        return self.trials.get(self.name(sense, arm, seed), spec, compute)
 
     def play(self, folder: Path, redundant: Sequence[str]) -> Result:
         """condition -> a row an episode."""
@@ -183,7 +176,7 @@ class Drops:
 
     def read(self, sense: str, arm: str) -> dict[int, dict[str, Any]]:
         """By seed, what is there."""
-        found = {seed: self.cell(sense, arm, seed, play=False) for seed in self.config.seeds}
+        found = {seed: self.trial(sense, arm, seed, play=False) for seed in self.config.seeds}
         return {seed: one for seed, one in found.items() if one is not None}
 
 
@@ -211,29 +204,29 @@ def difference(
     return asdict(paired(*(table[:, :shared] for table in tables)))
 
 
-def episodes_of(cells: Mapping[CellId, Cell], task: str, name: str) -> dict[int, Sequence[Mapping[str, Any]]]:
-    return {id.seed: cell["per_episode"] for id, cell in cells.items() if (id.recipe, id.contestant) == (task, name)}
+def episodes_of(trials: Mapping[TrialId, TrialResult], task: str, name: str) -> dict[int, Sequence[Mapping[str, Any]]]:
+    return {id.seed: trial["per_episode"] for id, trial in trials.items() if (id.recipe, id.contestant) == (task, name)}
 
 
 def summary(config: Config, drops: Drops) -> Study:
-    cells: dict[CellId, Cell] = {}
-    missing, trained = [], list[Cell]()
+    trials: dict[TrialId, TrialResult] = {}
+    missing, trained = [], list[TrialResult]()
     for part in ("all", "baselines", "dropout"):
-        found = summarise(config.folder(part), config.grid(config.contestants(part), config.seeds))
-        cells |= found.cells
-        missing += [f"{part}, {one.cell}: {one.reason}" for one in found.missing]
-        trained += found.cells.values()
+        found = summarise(config.folder(part), config.comparison(config.contestants(part), config.seeds))
+        trials |= found.trials
+        missing += [f"{part}, {one.trial}: {one.reason}" for one in found.missing]
+        trained += found.trials.values()
     tasks: dict[str, Any] = {}
     dropout: dict[str, Any] = {}
     for sense in config.senses:
         task, sensor = SENSES[sense]
-        blind = summarise(config.folder("without", sense), config.grid([PRISM], config.seeds, sense))
-        missing += [f"without {sensor}, {one.cell}: {one.reason}" for one in blind.missing]
-        trained += blind.cells.values()
-        full, lost = (episodes_of(found, task, PRISM.name) for found in (cells, blind.cells))
+        blind = summarise(config.folder("without", sense), config.comparison([PRISM], config.seeds, sense))
+        missing += [f"without {sensor}, {one.trial}: {one.reason}" for one in blind.missing]
+        trained += blind.trials.values()
+        full, lost = (episodes_of(found, task, PRISM.name) for found in (trials, blind.trials))
         tasks[sense] = {"task": task, "sensor": sensor, "all": None, "without": None, "gain": difference(full, lost)}
         tasks[sense] |= {key: figures_of(rows) for key, rows in (("all", full), ("without", lost)) if rows}
-        others = {name: episodes_of(cells, task, name) for name in config.names}
+        others = {name: episodes_of(trials, task, name) for name in config.names}
         tasks[sense]["methods"] = {
             name: {**figures_of(rows), "ahead": difference(full, rows)} for name, rows in others.items() if rows
         }
@@ -242,7 +235,7 @@ def summary(config: Config, drops: Drops) -> Study:
             there = drops.read(sense, arm)
             dropout[sense][arm] = dropped(there)
             missing += [f"dropped, {sense} {arm} seed {seed}" for seed in config.seeds if seed not in there]
-    means = {name: mean_of(config, cells, name) for name in (PRISM.name, *config.names)}
+    means = {name: mean_of(config, trials, name) for name in (PRISM.name, *config.names)}
     figures = {
         "tasks": tasks,
         "dropout": dropout,
@@ -266,10 +259,10 @@ def dropped(by_seed: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def mean_of(config: Config, cells: Mapping[CellId, Cell], name: str) -> dict[str, Any]:
-    """Mean success over the tasks and, of a baseline, how far PRISM is ahead; null where a cell is missing."""
+def mean_of(config: Config, trials: Mapping[TrialId, TrialResult], name: str) -> dict[str, Any]:
+    """Mean success over the tasks and, of a baseline, how far PRISM is ahead; null where a trial is missing."""
     names = [SENSES[sense][0] for sense in config.senses]
-    tables = [[episodes_of(cells, task, who) for task in names] for who in (name, PRISM.name)]
+    tables = [[episodes_of(trials, task, who) for task in names] for who in (name, PRISM.name)]
     if any(len(rows) < len(config.seeds) for found in tables for rows in found):
         return {"success": None, "ahead": None}
     mine, ours = (np.hstack([values(rows, config.seeds, "success") for rows in found]) for found in tables)
@@ -335,12 +328,12 @@ def show(study: Study, console: Console) -> None:
         entries = {"all senses": row["all"], f"without {row['sensor']}": row["without"], **row["methods"]}
         for name, one in entries.items():
             if one is not None:
-                cells = (
+                trials = (
                     f"{one['success']:.0%} {_percent(one['ci'])}",
                     f"{one['jerk']:.3f}",
                     f"{one['mode_switches']:.1f}",
                 )
-                rows.append([f"{sense}: {name}", *cells, str(len(one["seeds"]))])
+                rows.append([f"{sense}: {name}", *trials, str(len(one["seeds"]))])
     show_rows("What a sense is worth", ("policy", "success", "jerk", "mode switches", "seeds"), rows, console)
     rows = [
         [f"{sense}, {arm}: without {name}", f"{one['success']:.0%} {_percent(one['ci'])}", str(len(one["seeds"]))]
@@ -363,7 +356,7 @@ def render(study: Study) -> str:
 test episodes (at least {settings["dropped_episodes"]} where sensors are missing); with dropout {LONGER} times as long.
 Lines are 95 % intervals over training seeds and episodes."""
     if study.missing:
-        lead += f" <b>{len(study.missing)} cells are missing</b>: a bar says how many seeds it is of."
+        lead += f" <b>{len(study.missing)} trials are missing</b>: a bar says how many seeds it is of."
     sections = "".join(_section(study, sense) for sense in study.figures["tasks"])
     gaps = "".join(f"<li>{escape(line)}</li>" for line in study.missing)
     content = sections + (f"<h3>Missing</h3><ul>{gaps}</ul>" if gaps else "")

@@ -23,8 +23,8 @@ called again; more methods or seeds add to what is there.
                                seeds and episodes, common.ahead.METHOD how far PRISM is ahead there, paired;
                                common.jerk.METHOD
     expert.TASK                how often the scripted expert itself succeeds
-    processors                 empty, or which ones the cells had where they are several: CPU time is not the same there
-    cells                      every training with its episodes: what --add goes on with (research/cells.py)
+    processors                 empty, or the processors if there are several: their CPU times cannot be compared
+    trials                     every training with its episodes: what --add goes on with (experiments/stored_trials.py)
 TASK is the simulator's own name for it (pick-place, lift).
 A task without all its seeds is under `missing`, never in a mean; so are finished seeds and methods of the folder that
 this call does not name.
@@ -44,22 +44,15 @@ from tyro.conf import Positional
 from prism.cli.style import option
 from prism.errors import PrismError, check_numbers
 from prism.evaluation.metrics import paired, success_interval
-from prism.experiments.comparison import (
-    CompareConfig,
-    Comparison,
-    Contestant,
-    EvaluationPlan,
-    Row,
-    compare,
-    summarise,
-)
+from prism.experiments.comparison import CompareConfig, Comparison, Contestant, Row, compare, summarise
 from prism.experiments.demonstrations import record_if_missing
-from prism.experiments.grid import commits_of
 from prism.experiments.recipes import recipe
+from prism.experiments.stored_trials import contestant, put_back, several_processors, successes, trials_of
+from prism.experiments.trial import EvaluationPlan
+from prism.experiments.trials import commits_of
 from prism.io import files
 from prism.methods import METHODS
 from prism.sims.task_table import TASKS
-from research.cells import cells_of, contestant, put_back, several_processors, successes
 from research.report import SEEDS, Claim, Study, Verdict, Written, decided, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
@@ -139,7 +132,7 @@ class Config(Written):
     trained: Annotated[Path | None, option("FOLDER")] = None
     """The work folder of another table: its policies play again, with this --first-seed. Nothing is trained twice."""
     add: Annotated[tuple[Path, ...], option("FILE ...")] = ()
-    """Results files of this table, of whatever machine: their cells are put into --work and count as if run here."""
+    """Results files of this table, of whatever machine: their trials are put into --work and count as if run here."""
     status: bool = False
     """Run nothing: the figures of what is there."""
 
@@ -185,12 +178,12 @@ class Config(Written):
         return self.minutes or protocol(self.table).minutes or recipe(task).train.minutes
 
     def protocol_settings(self) -> dict[str, Any]:
-        """What every cell of a table has in common, but for its method and seed."""
+        """What every trial of a table has in common, but for its method and seed."""
         minutes = {short(task): self.minutes_of(task) for task in self.rows}
         same = {"table": self.table, "episodes": self.episodes, "first_seed": self.first_seed, "set": self.set}
         return {**same, "demonstrations": self.count, "minutes": minutes, "clock": "cpu"}
 
-    def grid(self, work: Path, task: str) -> CompareConfig:
+    def comparison(self, work: Path, task: str) -> CompareConfig:
         return CompareConfig(
             recipes=(task,),
             contestants=tuple(contestant(method, AS_PUBLISHED) for method in self.methods),
@@ -210,16 +203,16 @@ class Config(Written):
 def run(config: Config, console: Console) -> Study:
     work = config.folder
     for file in config.add:
-        grids = {work / task: config.grid(work, task) for task in config.rows}
-        put_back(file, config.protocol_settings(), grids, lambda text: contestant(text, AS_PUBLISHED))
+        configs = {work / task: config.comparison(work, task) for task in config.rows}
+        put_back(file, config.protocol_settings(), configs, lambda text: contestant(text, AS_PUBLISHED))
     done = {}
     for task in config.rows:
-        grid = config.grid(work, task)
-        done[task] = summarise(work / task, grid)
+        comparison_config = config.comparison(work, task)
+        done[task] = summarise(work / task, comparison_config)
         if done[task].missing and not config.status:  # demonstrations are for what has to be trained
             record(config, work, task, console)
             trained = config.trained and config.trained / task
-            done[task] = compare(work / task, grid, config.jobs, console, trained=trained)
+            done[task] = compare(work / task, comparison_config, config.jobs, console, trained=trained)
     return summary(config, done)
 
 
@@ -235,7 +228,7 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
             if row.complete:
                 rows.setdefault(row.contestant, {})[short(task)] = row
     missing = [
-        f"{one.cell.recipe}, {one.cell.contestant}, seed {one.cell.seed}: {one.reason}"
+        f"{one.trial.recipe}, {one.trial.contestant}, seed {one.trial.seed}: {one.reason}"
         for comparison in done.values()
         for one in comparison.missing
     ]
@@ -261,9 +254,9 @@ def summary(config: Config, done: Mapping[str, Comparison]) -> Study:
         "bars": dict(plan.bars),
     }
     figures["processors"] = several_processors(done.values())
-    figures["cells"] = cells_of(done.values())
+    figures["trials"] = trials_of(done.values())
     settings = {**config.settings("jobs", "status", "trained", "add"), **config.protocol_settings()}
-    commits = commits_of(cell for comparison in done.values() for cell in comparison.cells.values())
+    commits = commits_of(trial for comparison in done.values() for trial in comparison.trials.values())
     claimed = tuple(claims(figures, plan, len(config.seeds), config.departures))
     return Study(config.table, figures, claimed, settings, config.seeds, tuple(missing), commits)
 
@@ -374,7 +367,7 @@ def show(study: Study, console: Console) -> None:
     lines = [
         [
             task,
-            *(cell(figures, method, task) for method in methods),
+            *(trial(figures, method, task) for method in methods),
             rate(figures["expert"].get(task)),
         ]
         for task in figures["expert"]
@@ -392,7 +385,7 @@ def show(study: Study, console: Console) -> None:
         console.print(several, markup=False)
 
 
-def cell(figures: Mapping[str, Any], method: str, task: str) -> str:
+def trial(figures: Mapping[str, Any], method: str, task: str) -> str:
     if task not in figures["success"][method]:
         return "missing"
     jerk, switches = (figures[key][method][task] for key in ("jerk", "mode_switches"))

@@ -51,7 +51,18 @@ from prism.objective import RSIMLE, ObjectiveConfig
 from prism.rows import Random, quantile
 from prism.training.checkpoint import load_policy
 from prism.training.log import read_log
-from research.report import Cells, Claim, Drawn, Result, Study, Verdict, confirmed, settings_of, show_rows, train_run
+from research.report import (
+    Claim,
+    ComputedTrials,
+    Drawn,
+    Result,
+    Study,
+    Verdict,
+    confirmed,
+    settings_of,
+    show_rows,
+    train_run,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -143,12 +154,12 @@ def rates(log: Sequence[dict[str, Any]], warmup: int) -> Result:
     }
 
 
-def train_rates(config: Config, cells: Cells, task: str, rule: str) -> Result | None:
+def train_rates(config: Config, trials: ComputedTrials, task: str, rule: str) -> Result | None:
     experiment = experiment_of(config, task, rule)
     name = f"{task}-{rule}"
     settings = {**settings_of(experiment), "warmup": config.warmup}
-    compute = functools.partial(train_run, experiment, cells.training(name), cells.console)
-    return cells.get(name, settings, lambda: rates(compute(), config.warmup))
+    compute = functools.partial(train_run, experiment, trials.training(name), trials.console)
+    return trials.get(name, settings, lambda: rates(compute(), config.warmup))
 
 
 def read_rates(config: Config) -> dict[str, dict[str, Result]]:
@@ -252,18 +263,18 @@ def windows_of(experiment: Experiment) -> Windows:
 
 
 def calibration(
-    config: Config, cells: Cells, found_rates: Mapping[str, Mapping[str, Result]]
+    config: Config, trials: ComputedTrials, found_rates: Mapping[str, Mapping[str, Result]]
 ) -> dict[str, dict[str, dict[str, Result]]]:
     """{stage: {rule: {batch size: entry}}} of one policy, before training and after it: the first that was trained,
     or the first run that was given."""
     trained = [(task, rule) for task in config.tasks for rule in config.rules if rule in found_rates.get(task, {})]
     if trained:
-        run, experiment = cells.training("-".join(trained[0])), experiment_of(config, *trained[0])
+        run, experiment = trials.training("-".join(trained[0])), experiment_of(config, *trained[0])
     elif config.runs:
         run = Path(config.runs[0].partition("=")[2])
         experiment = Run(run).experiment
     else:
-        cells.missing.append("calibration: no training came to its end")
+        trials.missing.append("calibration: no training came to its end")
         return {}
     windows = windows_of(experiment)
     source = windows.source
@@ -280,12 +291,12 @@ def calibration(
             settings |= {"candidates": config.candidates, "rules": list(config.rules)}
             settings |= {"seed": config.seed, "sha256": weights[stage], **form(policy)}
             compute = functools.partial(calibrate, policy, windows, size, config.candidates, config)
-            for rule, row in (cells.get(f"calibration-{stage}-{size}", settings, compute) or {}).items():
+            for rule, row in (trials.get(f"calibration-{stage}-{size}", settings, compute) or {}).items():
                 found[stage][rule][str(size)] = row
     return found
 
 
-def on_policies(config: Config, cells: Cells) -> dict[str, dict[str, Result]]:
+def on_policies(config: Config, trials: ComputedTrials) -> dict[str, dict[str, Result]]:
     """{name: {rule: entry}}: every rule on the candidates of every policy that was given."""
     found: dict[str, dict[str, Result]] = {}
     for text in config.runs:
@@ -297,22 +308,22 @@ def on_policies(config: Config, cells: Cells) -> dict[str, dict[str, Result]]:
         settings = {**settings_of(experiment), "draws": config.draws, "rules": list(config.rules)}
         settings |= {"seed": config.seed, "sha256": run.weights_id()["sha256"], **form(policy)}
         compute = functools.partial(calibrate, policy, windows_of(experiment), PAPER_BATCH, candidates, config)
-        if (cell := cells.get(f"policy-{name}", settings, compute)) is not None:
-            found[name] = cell
+        if (trial := trials.get(f"policy-{name}", settings, compute)) is not None:
+            found[name] = trial
     return found
 
 
 def run(config: Config, console: Console) -> Study:
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     found: dict[str, dict[str, Result]] = {}
     for task in config.tasks:
         for rule in config.rules:
-            if (cell := train_rates(config, cells, task, rule)) is not None:
-                found.setdefault(task, {})[rule] = cell
+            if (trial := train_rates(config, trials, task, rule)) is not None:
+                found.setdefault(task, {})[rule] = trial
     for name, by_rule in read_rates(config).items():
         found.setdefault(name, {}).update(by_rule)
-    applied = on_policies(config, cells)
-    table = calibration(config, cells, found)
+    applied = on_policies(config, trials)
+    table = calibration(config, trials, found)
     settings = {
         name: getattr(config, name)
         for name in ("tasks", "rules", "steps", "warmup", "quantile", "batch_sizes", "candidates", "draws")
@@ -327,8 +338,8 @@ def run(config: Config, console: Console) -> Study:
         ),
         {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()},
         (config.seed,),
-        tuple(cells.missing),
-        cells.commits,
+        tuple(trials.missing),
+        trials.commits,
     )
 
 
@@ -336,14 +347,14 @@ def claims_on_rates(found: Mapping[str, Mapping[str, Result]], rules: Sequence[s
     """Our bar for every rule in training, {task: {rule: rates}}, and the paper's "consistent acceptance rate"."""
     claims = []
     for rule in rules:
-        cells = [by_rule[rule] for by_rule in found.values() if rule in by_rule]
-        if not cells:
+        trials = [by_rule[rule] for by_rule in found.values() if rule in by_rule]
+        if not trials:
             continue
-        after = f" at q = {q:.0%}", f", in {len(cells)} trainings"
+        after = f" at q = {q:.0%}", f", in {len(trials)} trainings"
         if rule == "paper":
-            clamped = np.mean([cell["clamped"] for cell in cells])
+            clamped = np.mean([trial["clamped"] for trial in trials])
             after = after[0], f"{after[1]}; on the clamp in {clamped:.0%} of the steps"
-        claims.append(_consistent(f"{rule}, in training", cells, q, *after))
+        claims.append(_consistent(f"{rule}, in training", trials, q, *after))
     return claims
 
 
@@ -354,15 +365,15 @@ def claims_on_policies(applied: Mapping[str, Mapping[str, Result]], rules: Seque
     return [_consistent(f"{rule}, {words}", entries, q) for rule, entries in by_rule.items()]
 
 
-def _consistent(where: str, cells: Sequence[Result], q: float, after_rejection: str = "", end: str = "") -> Claim:
-    """Is the rejection near q, and the fallback rare, in every one of these cells?"""
-    rejected = [cell["rejection_rate"] for cell in cells]
-    fallen = [cell["fallback_rate"] for cell in cells]
+def _consistent(where: str, trials: Sequence[Result], q: float, after_rejection: str = "", end: str = "") -> Claim:
+    """Is the rejection near q, and the fallback rare, in every one of these trials?"""
+    rejected = [trial["rejection_rate"] for trial in trials]
+    fallen = [trial["fallback_rate"] for trial in trials]
     ours = (
         f"{where}: rejection {min(rejected):.1%} to {max(rejected):.1%}{after_rejection}, "
         f"fallback {min(fallen):.1%} to {max(fallen):.1%}{end}"
     )
-    near = [abs(cell["rejection_rate"] - cell.get("quantile", q)) <= REJECTION_TOLERANCE for cell in cells]
+    near = [abs(trial["rejection_rate"] - trial.get("quantile", q)) <= REJECTION_TOLERANCE for trial in trials]
     held = all(near) and max(fallen) < FALLBACK_LIMIT
     note = "" if held else f"asked: q +- {REJECTION_TOLERANCE:.0%} and a fallback below {FALLBACK_LIMIT:.0%}"
     return Claim("App. E.2, Fig. 11", CONSISTENT, ours, confirmed(held), note)
@@ -469,10 +480,10 @@ def draw(study: Study) -> Figure:
     names: list[str] = []
     ticks: list[int] = []
     for task, by_rule in (study.figures["on_policies"] or study.figures["rates"]).items():
-        for rule, cell in by_rule.items():
+        for rule, trial in by_rule.items():
             at = len(ticks)
-            right.barh(at + 0.2, 100 * cell["rejection_rate"], 0.4, color=colors[rule])
-            right.barh(at - 0.2, 100 * cell["fallback_rate"], 0.4, color=colors[rule], alpha=0.45)
+            right.barh(at + 0.2, 100 * trial["rejection_rate"], 0.4, color=colors[rule])
+            right.barh(at - 0.2, 100 * trial["fallback_rate"], 0.4, color=colors[rule], alpha=0.45)
             names.append(f"{task}, {rule}")
             ticks.append(at)
     right.set_yticks(ticks, names, fontsize=7)

@@ -5,7 +5,7 @@ Try:
     python -m research trends --recipe pusht-human --minutes 5 --episodes 50 --json trends.json      3 hours
     python -m research trends --recipe pusht-human --minutes 2.5 --methods act mse --shares 0.01 0.05 0.95 --seeds 0
     python -m research trends --methods flow_matching rectified_flow --seeds 0 --steps 500
-    python -m research trends --runs compare/pusht/cells/pusht-human/flow_matching/seed-* --episodes 50
+    python -m research trends --runs compare/pusht/trials/pusht-human/flow_matching/seed-* --episodes 50
 
 Three trends, each decided by the paired interval over training seeds and episodes (docs/howto/comparison.md):
     data          trained on more of the demonstrations a method is better; every method
@@ -47,7 +47,7 @@ from prism.methods.flow_matching import FlowMatchingConfig
 from prism.policy import Policy
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import load_policy
-from research.report import Cells, Claim, Result, Study, Written, decided, settings_of, show_rows, train_run
+from research.report import Claim, ComputedTrials, Result, Study, Written, decided, settings_of, show_rows, train_run
 from research.selection import TUNING_SEED, subjects
 
 OWN = "own"  # as many evaluations as the method takes by itself
@@ -139,7 +139,7 @@ def load_asked(run: Path, evaluations: int | None) -> Policy:
 
 def run(config: Config, console: Console) -> Study:
     """Method by method, so that what is there after an interruption is whole trends."""
-    cells = Cells(config.work, console)
+    trials = ComputedTrials(config.work, console)
     found: dict[tuple[str, float, int], Result] = {}
     for method in config.trained:
         for seed in config.seeds:
@@ -151,8 +151,8 @@ def run(config: Config, console: Console) -> Study:
                     "first_seed": config.first_seed,
                 }
                 name = _name(method, share, seed)
-                compute = functools.partial(_cell, config, cells, method, share, seed)
-                if (result := cells.get(name, settings, compute)) is not None:
+                compute = functools.partial(_trial, config, trials, method, share, seed)
+                if (result := trials.get(name, settings, compute)) is not None:
                     found[method, share, seed] = result
     policies, task = subjects(config.runs) if config.runs else ([], "")
     for policy in policies:
@@ -164,7 +164,7 @@ def run(config: Config, console: Console) -> Study:
         }
         settings |= {"episodes": config.episodes, "first_seed": config.first_seed}
         compute = functools.partial(_roll_out, config, policy.path, method, task)
-        if (result := cells.get(f"{method}-{policy.label}", settings, compute)) is not None:
+        if (result := trials.get(f"{method}-{policy.label}", settings, compute)) is not None:
             key = method, config.shares[-1], policy.experiment.train.seed
             if key in found:
                 raise PrismError(f"trends: two runs of {method} have seed {key[2]}: give one of each")
@@ -185,7 +185,7 @@ def run(config: Config, console: Console) -> Study:
     }
     seeds = _seeds(found, config)
     return Study(
-        "trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(cells.missing), cells.commits
+        "trends", figures, tuple(claims(figures, config)), settings, seeds, tuple(trials.missing), trials.commits
     )
 
 
@@ -198,18 +198,18 @@ def _name(method: str, share: float, seed: int) -> str:
     return f"{method}-{share:g}-seed-{seed}"
 
 
-def _train(config: Config, cells: Cells, method: str, share: float, seed: int) -> Path:
+def _train(config: Config, trials: ComputedTrials, method: str, share: float, seed: int) -> Path:
     """The run of a method; a distilled one's teacher, of the same share, steps and seed, is trained before it."""
-    folder = cells.training(_name(method, share, seed))
+    folder = trials.training(_name(method, share, seed))
     experiment = config.experiment(method, share, seed)
     if method in TEACHERS:
-        experiment = with_teacher(experiment, _train(config, cells, TEACHERS[method], share, seed))
-    train_run(experiment, folder, cells.console)
+        experiment = with_teacher(experiment, _train(config, trials, TEACHERS[method], share, seed))
+    train_run(experiment, folder, trials.console)
     return folder
 
 
-def _cell(config: Config, cells: Cells, method: str, share: float, seed: int) -> Result:
-    folder = _train(config, cells, method, share, seed)
+def _trial(config: Config, trials: ComputedTrials, method: str, share: float, seed: int) -> Result:
+    folder = _train(config, trials, method, share, seed)
     return _roll_out(config, folder, method, config.experiment(method, share, seed).task or "pusht")
 
 
@@ -240,8 +240,8 @@ def summarise(found: dict[tuple[str, float, int], Result], config: Config) -> di
     def table(method: str, share: float, count: str, seeds: tuple[int, ...], key: str = "score") -> FloatArray:
         return np.array([found[method, share, seed][count][key] for seed in seeds])
 
-    def there(*cells: tuple[str, float]) -> tuple[int, ...]:
-        return tuple(seed for seed in all_seeds if all((*cell, seed) in found for cell in cells))
+    def there(*trials: tuple[str, float]) -> tuple[int, ...]:
+        return tuple(seed for seed in all_seeds if all((*trial, seed) in found for trial in trials))
 
     def trend(name: str, method: str, one: tuple[str, float, str], other: tuple[str, float, str]) -> None:
         """one - other on the seeds that both have."""

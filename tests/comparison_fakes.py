@@ -1,4 +1,4 @@
-"""A small comparison, and cells of it that are finished without having been run."""
+"""A small comparison, and trials of it that are finished without having been run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from prism.experiments.comparison import (
-    CellId,
-    CompareConfig,
-    Contestant,
-    EvaluationPlan,
-    folder_of,
-)
-from prism.experiments.grid import RESULT
+from prism.experiments.comparison import CompareConfig, Contestant, folder_of
+from prism.experiments.trial import RESULT, EvaluationPlan, TrialId
 
 QUIET = Console(quiet=True)
 PRISM, MSE = Contestant("prism", "prism"), Contestant("mse", "mse")
@@ -33,7 +27,7 @@ def config(*contestants: Contestant, **changes: Any) -> CompareConfig:
     return CompareConfig(("pusht",), contestants or (PRISM, MSE), **options)
 
 
-def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[str, Any]:
+def fake_result(id: TrialId, scores: list[float], latency: float = 5.0) -> dict[str, Any]:
     rows = [
         {"seed": 100_000 + i, "score": s, "success": s > 0.9, "jerk": 0.1, "mode_switches": 1}
         for i, s in enumerate(scores)
@@ -51,7 +45,7 @@ def fake_result(id: CellId, scores: list[float], latency: float = 5.0) -> dict[s
     }
 
 
-def finish(out: Path, id: CellId, scores: list[float], **options: Any) -> None:
+def finish(out: Path, id: TrialId, scores: list[float], **options: Any) -> None:
     folder = folder_of(out, id)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULT).write_text(json.dumps(fake_result(id, scores, **options)))

@@ -19,8 +19,9 @@ from prism.errors import PrismError
 from prism.evaluation.play import TEST_SEED, evaluate, run_episode
 from prism.evaluation.ray_workers import RayPool, cpus
 from prism.evaluation.workers import LostJobsError
-from prism.experiments.comparison import CellId, CompareConfig, Contestant, folder_of, prepare
-from prism.experiments.grid import RESULT, Grid
+from prism.experiments.comparison import CompareConfig, Contestant, folder_of, prepare
+from prism.experiments.trial import RESULT, TrialId
+from prism.experiments.trials import Trials
 from tests import worker_fakes
 from tests.evaluation_fakes import make_point_env, make_point_policy
 
@@ -70,9 +71,9 @@ def check_cells_run_as_tasks(folder: Path) -> None:
     config = CompareConfig(("pusht",), (Contestant("prism", "prism"),), seeds=(0,), steps=1)
     (here,) = prepare(folder, config, Console(quiet=True))
     (folder_of(folder, here) / RESULT).write_text(json.dumps({}))
-    gone = CellId("pusht", "elsewhere", 0)
+    gone = TrialId("pusht", "elsewhere", 0)
     done: list[str] = []
-    failed = Grid(folder, Console(quiet=True)).run([here.name, gone.name], 0, done.append, ray=True)
+    failed = Trials(folder, Console(quiet=True)).run([here.name, gone.name], 0, done.append, ray=True)
     assert done == [here.name]
     assert "all nodes share" in failed[gone.name]
 

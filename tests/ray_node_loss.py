@@ -22,9 +22,10 @@ from rich.console import Console
 from prism.controller import ControllerConfig
 from prism.evaluation.play import evaluate
 from prism.evaluation.ray_workers import RayPool
-from prism.experiments.cell import run_cell
-from prism.experiments.comparison import CompareConfig, Contestant, EvaluationPlan, folder_of, prepare
-from prism.experiments.grid import RESULT, Grid
+from prism.experiments.comparison import CompareConfig, Contestant, folder_of, prepare
+from prism.experiments.trial import RESULT, EvaluationPlan
+from prism.experiments.trial_process import run_trial
+from prism.experiments.trials import Trials
 from prism.sims.environment import StepResult
 from prism.training.log import read_log
 from tests import worker_fakes
@@ -94,21 +95,21 @@ def check_more_workers_than_processors(cluster: Any, folder: Path) -> None:
 
 
 def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
-    """Two cells on two nodes; one node goes in the middle of a training. That cell goes on, on the node that is left,
+    """Two trials on two nodes; one node goes in the middle of a training. That trial goes on, on the node that is left,
     and both end as they do in this process."""
     small = ("policy.encoder.mix_width=64", "policy.encoder.mix_blocks=1", "train.batch_size=8")
     config = CompareConfig(
         ("pusht",),
         (Contestant("prism", "prism"), Contestant("mse", "mse")),
         seeds=(0,),
-        steps=300,  # long enough that both cells are still training when the node goes
+        steps=300,  # long enough that both trials are still training when the node goes
         settings=(*small, "train.checkpoint_every=5", "train.log_every=1", "train.val_batches=1"),
         evaluation=EvaluationPlan(1, 100_000, (), 1),
     )
     quiet = Console(quiet=True)
     ids = prepare(folder / "local", config, quiet)
     for id in ids:
-        run_cell(folder_of(folder / "local", id), quiet)
+        run_trial(folder_of(folder / "local", id), quiet)
     node = cluster.add_node(num_cpus=1)
     assert prepare(folder / "far", config, quiet) == ids
     done: list[str] = []
@@ -116,7 +117,7 @@ def check_a_comparison_that_loses_a_node(cluster: Any, folder: Path) -> None:
     said = open(folder / "said", "w+")  # noqa: SIM115
     logs = [folder_of(folder / "far", id) for id in ids]
     killer = kill_when(cluster, node, lambda: all(len(read_log(log)) > 12 for log in logs))
-    failed = Grid(folder / "far", Console(file=said, width=200)).run(names, 0, done.append, ray=True)
+    failed = Trials(folder / "far", Console(file=said, width=200)).run(names, 0, done.append, ray=True)
     killer.join()
     said.seek(0)
     assert "node was lost" in (text := said.read()), text

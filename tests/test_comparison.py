@@ -1,4 +1,4 @@
-"""Comparisons: the grid, what survives what, and that nothing is averaged in silence."""
+"""Comparisons: the trials, what survives what, and that nothing is averaged in silence."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ import pytest
 
 from prism.cli.compare import Compare
 from prism.errors import PrismError
-from prism.experiments import cell, grid
-from prism.experiments.cell import CellSpec, run_cell
+from prism.experiments import trial_places, trial_process
 from prism.experiments.comparison import (
-    CellId,
     Contestant,
-    EvaluationPlan,
-    cell_ids,
-    check_cells,
     check_equal,
+    check_trials,
     compare,
     experiments_of,
     folder_of,
     prepare,
     summarise,
+    trial_ids,
     waits_for,
 )
 from prism.experiments.demonstrations import open_demonstrations
-from prism.experiments.grid import CELL, EXIT_FAILED, FAILED, RESULT, Grid, next_ready, state_of
 from prism.experiments.recipes import Experiment, recipe, with_preset
+from prism.experiments.trial import EXIT_FAILED, FAILED, RESULT, TRIAL, EvaluationPlan, TrialId, TrialSpec, state_of
+from prism.experiments.trial_process import run_trial
+from prism.experiments.trials import Trials, next_ready
 from prism.experiments.workflow import CURVE
 from prism.methods.flow_matching import RectifiedFlowConfig
 from tests.comparison_fakes import MSE, PRISM, QUIET, config, finish
@@ -51,7 +50,7 @@ def found_at(path: Path, *more: int) -> Any:
     return opened
 
 
-# ------------------------------------------------------------------------------------------------------ the grid
+# -------------------------------------------------------------------------------------------------- the list of trials
 
 
 def test_contestants_have_names_methods_and_settings() -> None:
@@ -91,7 +90,7 @@ def test_looks_on_the_way_grow_between_0_and_1() -> None:
 
 
 def test_every_method_once_before_any_twice() -> None:
-    order = [(id.contestant, id.seed) for id in cell_ids(config())]
+    order = [(id.contestant, id.seed) for id in trial_ids(config())]
     assert order == [("prism", 0), ("mse", 0), ("prism", 1), ("mse", 1)]
 
 
@@ -99,12 +98,12 @@ def test_cells_are_described_once_and_other_definitions_are_refused(tmp_path: Pa
     ids = prepare(tmp_path, config(), QUIET)
     one = Experiment.load(folder_of(tmp_path, ids[1]))
     assert (one.method, one.train.steps, one.train.seed, one.train.threads, one.train.keep_last) == ("mse", 4, 0, 1, 1)
-    assert CellSpec.load(folder_of(tmp_path, ids[3])).id == CellId("pusht", "mse", 1)
+    assert TrialSpec.load(folder_of(tmp_path, ids[3])).id == TrialId("pusht", "mse", 1)
     assert state_of(folder_of(tmp_path, ids[3])) == ("open", "not started yet")
     assert one.demonstrations == Experiment.load(folder_of(tmp_path, ids[0])).demonstrations
-    before = (folder_of(tmp_path, ids[0]) / CELL).stat().st_mtime_ns
-    assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "a larger grid adds to it"
-    assert (folder_of(tmp_path, ids[0]) / CELL).stat().st_mtime_ns == before
+    before = (folder_of(tmp_path, ids[0]) / TRIAL).stat().st_mtime_ns
+    assert len(prepare(tmp_path, config(seeds=(0, 1, 2)), QUIET)) == 6, "more methods or seeds add to it"
+    assert (folder_of(tmp_path, ids[0]) / TRIAL).stat().st_mtime_ns == before
     with pytest.raises(PrismError, match=r"seed-0 .*steps = 4 there, 5 now"):
         prepare(tmp_path, config(steps=5), QUIET)
     with pytest.raises(PrismError, match="unknown method 'magic'"):
@@ -131,7 +130,7 @@ def test_a_student_learns_from_the_cell_of_its_teacher(tmp_path: Path) -> None:
     assert next_ready([first.name], [other.name], after) is None
     assert next_ready([first.name], [], after) == first.name
     with pytest.raises(PrismError, match="its teacher, pusht flow_matching seed 0, is not finished"):
-        run_cell(folder_of(tmp_path, first), QUIET)
+        run_trial(folder_of(tmp_path, first), QUIET)
 
 
 def test_a_comparison_may_be_moved_with_its_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +139,7 @@ def test_a_comparison_may_be_moved_with_its_demonstrations(tmp_path: Path, monke
     learned_from, learns = prepare(tmp_path / "there", asked, QUIET)
     (tmp_path / "there").rename(here)
     monkeypatch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data"))
-    check_cells(here, asked)
+    check_trials(here, asked)
     prepare(here, asked, QUIET)
     found = Experiment.load(folder_of(here, learns))
     assert found.teacher == str(folder_of(here, learned_from))
@@ -169,19 +168,19 @@ def fake_launch(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def test_the_comparison_goes_on_when_cells_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "launch", fake_launch)
-    monkeypatch.setattr(grid, "_POLL_SECONDS", 0.02)
-    cells = Grid(tmp_path, QUIET)
+    monkeypatch.setattr(trial_places, "launch", fake_launch)
+    monkeypatch.setattr(trial_places, "_POLL_SECONDS", 0.02)
+    listed = Trials(tmp_path, QUIET)
     names = [f"{name}/seed-0" for name in ("nan", "killed", "doomed", "good")]
     for name in names:
-        cells.folder(name).mkdir(parents=True)
+        listed.folder(name).mkdir(parents=True)
     done: list[str] = []
-    failed = cells.run(names, 2, done.append)
+    failed = listed.run(names, 2, done.append)
     assert sorted(done) == ["good/seed-0", "killed/seed-0"]
     assert failed[names[0]] == "loss is not finite"
     assert failed[names[2]] == "its process died 3 times: its process ended with SIGSEGV"
-    assert [len(list(cells.folder(name).glob("try-*"))) for name in names] == [1, 3, 3, 1]
-    assert state_of(cells.folder(names[2])) == ("failed", failed[names[2]]), "also for who looks later"
+    assert [len(list(listed.folder(name).glob("try-*"))) for name in names] == [1, 3, 3, 1]
+    assert state_of(listed.folder(names[2])) == ("failed", failed[names[2]]), "also for who looks later"
 
 
 def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Path) -> None:
@@ -189,18 +188,18 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
     burst = Contestant("burst", "prism", ("train.learning_rate=1e30", "train.grad_clip=0"))
     whole = config(PRISM, burst, seeds=(0,), evaluation=EvaluationPlan(episodes=1, curve=(0.5,), curve_episodes=1))
     good, bad = prepare(tmp_path, whole, QUIET)
-    process = grid.launch(folder_of(tmp_path, good))
+    process = trial_places.launch(folder_of(tmp_path, good))
     assert process.stdin is not None
     process.stdin.close()
     process.wait(timeout=300)
     assert state_of(folder_of(tmp_path, good)) == ("open", "not finished yet")
-    grid.outcome(folder_of(tmp_path, good), process)
+    trial_places.outcome(folder_of(tmp_path, good), process)
 
     comparison = compare(tmp_path, whole, 2, QUIET)
     assert [row.contestant for row in comparison.rows] == ["prism"]
     row = comparison.rows[0]
     assert (row.steps, row.seeds, [point["fraction"] for point in row.curve]) == (4, (0,), [0.5, 1.0])
-    assert [(one.cell, "not finite" in one.reason) for one in comparison.missing] == [(bad, True)]
+    assert [(one.trial, "not finite" in one.reason) for one in comparison.missing] == [(bad, True)]
     assert state_of(folder_of(tmp_path, bad))[0] == "failed"
     assert len(list((folder_of(tmp_path, good) / "checkpoints").glob("step-*"))) == 1
     stored = json.loads((tmp_path / "comparison.json").read_text())
@@ -211,16 +210,16 @@ def test_a_cell_stops_with_its_comparison_and_goes_on_with_the_next(tmp_path: Pa
 def test_a_simulator_may_print_as_much_as_it_likes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'x' * 200_000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    process = grid.launch(tmp_path)
+    process = trial_places.launch(tmp_path)
     process.wait(timeout=120)  # for ever, where it waits for a reader
-    assert grid.outcome(tmp_path, process)[0] == "failed"  # there is no cell in the folder
+    assert trial_places.outcome(tmp_path, process)[0] == "failed"  # there is no trial in the folder
     assert "x" * 200_000 in (tmp_path / "output.txt").read_text()
 
 
 def test_a_cell_that_was_stopped_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after its look on the way and all its training: what is left to do is the evaluation."""
     (id,) = prepare(tmp_path, config(PRISM, seeds=(0,)), QUIET)
-    folder, real = folder_of(tmp_path, id), cell.evaluate
+    folder, real = folder_of(tmp_path, id), trial_process.evaluate
     played: list[int] = []
 
     def evaluate(policy: Path, task: str, episodes: int, *rest: Any) -> Any:
@@ -229,13 +228,13 @@ def test_a_cell_that_was_stopped_repeats_nothing(tmp_path: Path, monkeypatch: py
             raise KeyboardInterrupt
         return real(policy, task, episodes, *rest)
 
-    monkeypatch.setattr(cell, "evaluate", evaluate)
+    monkeypatch.setattr(trial_process, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(folder, QUIET)
+        run_trial(folder, QUIET)
     assert state_of(folder)[0] == "open"
     (look,), log = json.loads((folder / CURVE).read_text())["points"], (folder / "log.jsonl").read_text()
     assert (look["fraction"], look["step"], look["episodes"]) == (0.5, 2, 2)
-    run_cell(folder, QUIET)
+    run_trial(folder, QUIET)
     result = json.loads((folder / RESULT).read_text())
     assert (played, result["steps"], result["curve"][0]) == ([2, 3, 3], 4, look)
     assert (folder / "log.jsonl").read_text() == log, "not trained again"
@@ -247,22 +246,22 @@ def test_looks_on_the_way_are_at_episodes_of_the_evaluation() -> None:
 
 def test_a_status_is_of_what_was_run(tmp_path: Path) -> None:
     prepare(tmp_path, config(), QUIET)
-    check_cells(tmp_path, config())
-    check_cells(tmp_path, config(PRISM, seeds=(0, 5)))
+    check_trials(tmp_path, config())
+    check_trials(tmp_path, config(PRISM, seeds=(0, 5)))
     with pytest.raises(PrismError, match=r"train\.batch_size = 64 there, 8 now"):
-        check_cells(tmp_path, config(settings=("demonstrations.mirror=false", "train.batch_size=8")))
+        check_trials(tmp_path, config(settings=("demonstrations.mirror=false", "train.batch_size=8")))
     with pytest.raises(PrismError, match=r"demonstrations\.mirror"):
-        check_cells(tmp_path, config(settings=()))
-    finish(tmp_path, CellId("pusht", "prism", 0), [0.5] * 3)
-    assert len(summarise(tmp_path, config()).cells) == 1
+        check_trials(tmp_path, config(settings=()))
+    finish(tmp_path, TrialId("pusht", "prism", 0), [0.5] * 3)
+    assert len(summarise(tmp_path, config()).trials) == 1
     with pytest.raises(PrismError, match="steps = 4 there, 8 now"):  # a study's --status would say 8
         summarise(tmp_path, config(steps=8))
 
 
-def test_a_damaged_result_is_a_missing_cell(tmp_path: Path) -> None:
+def test_a_damaged_result_is_a_missing_trial(tmp_path: Path) -> None:
     for seed in (0, 1):
-        finish(tmp_path, CellId("pusht", "prism", seed), [0.5, 0.5, 0.5])
-    (folder_of(tmp_path, CellId("pusht", "prism", 1)) / RESULT).write_text('{"met')
+        finish(tmp_path, TrialId("pusht", "prism", seed), [0.5, 0.5, 0.5])
+    (folder_of(tmp_path, TrialId("pusht", "prism", 1)) / RESULT).write_text('{"met')
     comparison = summarise(tmp_path, config(PRISM))
     assert comparison.rows[0].seeds == (0,)
     assert "result.json is not JSON" in comparison.missing[0].reason
@@ -275,13 +274,13 @@ def test_a_full_disk_is_a_reason_even_if_it_cannot_be_written_down(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "log.jsonl")
 
-    monkeypatch.setattr(cell, "_end_with_parent", lambda: None)
-    monkeypatch.setattr(cell, "run_cell", full)
-    assert cell.main(tmp_path) == EXIT_FAILED
+    monkeypatch.setattr(trial_process, "_end_with_parent", lambda: None)
+    monkeypatch.setattr(trial_process, "run_trial", full)
+    assert trial_process.main(tmp_path) == EXIT_FAILED
     assert state_of(tmp_path) == ("failed", "No space left on device: log.jsonl")
     (tmp_path / FAILED).unlink()
-    monkeypatch.setattr(cell.files, "replace_file", full)
-    assert cell.main(tmp_path) == EXIT_FAILED
+    monkeypatch.setattr(trial_process.files, "replace_file", full)
+    assert trial_process.main(tmp_path) == EXIT_FAILED
     assert [json.loads(line)["reason"] for line in capsys.readouterr().out.splitlines()] == [
         "No space left on device: log.jsonl"
     ] * 2
@@ -297,7 +296,7 @@ def test_a_folder_has_one_budget_and_one_evaluation(tmp_path: Path) -> None:
     ):
         with pytest.raises(PrismError, match=message):
             prepare(tmp_path, other, QUIET)
-    assert not (tmp_path / "cells" / "pusht" / "mse").exists()
+    assert not (tmp_path / "trials" / "pusht" / "mse").exists()
 
 
 def test_a_refused_comparison_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -320,11 +319,11 @@ def test_all_cells_have_the_same_demonstrations(tmp_path: Path, monkeypatch: pyt
     prepare(tmp_path, config(PRISM, seeds=(0, 1, 2)), QUIET)
     monkeypatch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path, 50))
     refused = (
-        r"cells/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same, or another folder"
+        r"trials/pusht was made with other settings \(episodes = \d+ there, \d+ now.*: give the same, or another folder"
     )
     with pytest.raises(PrismError, match=refused):
         prepare(tmp_path, config(MSE), QUIET)
-    assert not (tmp_path / "cells" / "pusht" / "mse").exists()
+    assert not (tmp_path / "trials" / "pusht" / "mse").exists()
 
 
 def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +334,7 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path, monkeypatch:
     executed = replace(plain, contestants=(other,), evaluation=plan)
     with pytest.raises(PrismError, match=r"train\.batch_size = "):
         prepare(again, replace(executed, settings=(*executed.settings, "train.batch_size=7")), QUIET, first)
-    finish(tmp_path / "bare", CellId("pusht", "prism", 0), [0.5])
+    finish(tmp_path / "bare", TrialId("pusht", "prism", 0), [0.5])
     prepare(tmp_path / "bare", plain, QUIET)
     with pytest.raises(PrismError, match="not its checkpoint and log any more"):
         prepare(tmp_path / "other", executed, QUIET, tmp_path / "bare")
@@ -343,12 +342,12 @@ def test_what_was_trained_is_played_again_elsewhere(tmp_path: Path, monkeypatch:
         prepare(again, replace(executed, seeds=(1,)), QUIET, first)
     with monkeypatch.context() as patch:
         patch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data", 50))
-        with pytest.raises(PrismError, match=r"first/cells/pusht was made with other settings \(episodes = "):
+        with pytest.raises(PrismError, match=r"first/trials/pusht was made with other settings \(episodes = "):
             prepare(tmp_path / "grown", executed, QUIET, first)
         patch.setattr("prism.experiments.comparison.open_demonstrations", found_at(tmp_path / "data"))
         prepare(tmp_path / "moved", executed, QUIET, first)
     (id,) = prepare(again, executed, QUIET, first)
-    run_cell(folder_of(again, id), QUIET)
+    run_trial(folder_of(again, id), QUIET)
     source = folder_of(first, replace(id, contestant="prism"))
     old, new = (json.loads((folder / RESULT).read_text()) for folder in (source, folder_of(again, id)))
     assert (new["steps"], new["train_seconds"]) == (4, old["train_seconds"])
@@ -374,7 +373,7 @@ def test_what_is_everybodys_is_no_variation(setting: str, message: str) -> None:
 def test_a_variation_has_its_own_preset(tmp_path: Path) -> None:
     literal = Contestant("literal", "prism", ("train.batch_size=16",), "paper-literal")
     made = experiments_of(tmp_path, config(PRISM, literal), None)
-    plain, other = (made[CellId("pusht", name, 0)] for name in ("prism", "literal"))
+    plain, other = (made[TrialId("pusht", name, 0)] for name in ("prism", "literal"))
     alone = with_preset(recipe("pusht"), "paper-literal")
     assert (other.policy, other.controller) == (alone.policy, alone.controller)
     assert other.train.batch_size == 16

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from prism.experiments import grid
-from prism.experiments.grid import Grid
+from prism.experiments import trial_places
+from prism.experiments.trials import Trials
 
 _CELL = """
 import pathlib, sys
@@ -30,14 +30,14 @@ def test_ctrl_c_leaves_no_process_and_no_pipe(tmp_path: Path, monkeypatch: pytes
     def interrupt(name: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(grid, "launch", launch)
-    monkeypatch.setattr(grid, "_POLL_SECONDS", 0.02)
-    cells = Grid(tmp_path, Console(quiet=True))
+    monkeypatch.setattr(trial_places, "launch", launch)
+    monkeypatch.setattr(trial_places, "_POLL_SECONDS", 0.02)
+    listed = Trials(tmp_path, Console(quiet=True))
     names = ["long/seed-0", "short/seed-0"]
     for name in names:
-        cells.folder(name).mkdir(parents=True)
+        listed.folder(name).mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt):
-        cells.run(names, 2, interrupt)
+        listed.run(names, 2, interrupt)
     assert len(started) == 2
     for process in started:
         assert process.returncode == 0

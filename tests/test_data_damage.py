@@ -19,8 +19,8 @@ from prism.data.formats.store import Checksums, as_bytes
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.demonstrations import Demonstrations, open_demonstrations
-from prism.experiments.grid import Grid
 from prism.experiments.recipes import recipe
+from prism.experiments.trials import Trials
 from prism.io.jsonconfig import with_settings
 from prism.normalize import compute_statistics
 from prism.sensors import SensorSpec
@@ -218,10 +218,10 @@ def test_a_comparison_names_the_settings_that_leave_damage_out(
     assert "state.npy: episode 1: NaN or infinity at step 5" in error
     assert "; --set demonstrations.skip_damaged=true leaves that episode out" in error
     assert "--skip-damaged" not in error
-    monkeypatch.setattr(Grid, "run", lambda *_: {})  # nothing is trained
+    monkeypatch.setattr(Trials, "run", lambda *_: {})  # nothing is trained
     capfd.readouterr()
     assert cli.main([*command, "demonstrations.skip_damaged=true"]) == cli.EXIT_USER
-    assert "3 of 3 cells are missing" in capfd.readouterr().err, "nothing else is wrong"
+    assert "3 of 3 trials are missing" in capfd.readouterr().err, "nothing else is wrong"
 
     with pytest.raises(PrismError) as refused, remedies_as_settings():
         open_dataset(broken(tmp_path))

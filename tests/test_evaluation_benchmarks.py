@@ -25,7 +25,7 @@ from prism.sensors import SensorSpec
 from research import benchmark as command
 from research.benchmark import at_k, find_runs, make_plan, overview, run_plan, write_benchmark
 from research.benchmark_protocols import NAMES, PAPER, BenchmarkResult, benchmark, macro_interval
-from research.report import Cells, carry_out
+from research.report import ComputedTrials, carry_out
 
 
 def episode(seed: int, success: bool, score: float | None = None) -> EpisodeResult:
@@ -178,7 +178,7 @@ def test_what_is_wrong_is_said_before_any_work(trained: Path, tmp_path: Path) ->
     data_alone = another(trained, "alone", task=None)
     with pytest.raises(PrismError, match="--task pusht"):
         make_plan("pusht", [data_alone])
-    assert make_plan("pusht", [data_alone], EvalOptions(task="pusht")).cells[0].task == "pusht"
+    assert make_plan("pusht", [data_alone], EvalOptions(task="pusht")).trials[0].task == "pusht"
     with pytest.raises(PrismError, match="both play pusht"):
         make_plan("pusht", [trained, data_alone], EvalOptions(task="pusht"))
     (tmp_path / "expert.json").write_text('{"success.metaworld-reach": 1.0}')
@@ -215,7 +215,7 @@ def test_a_table_is_a_grid_that_goes_on(trained: Path, tmp_path: Path, capfd: py
 
     def again(**changes: object) -> BenchmarkResult:
         plan = make_plan("pusht", [trained], EvalOptions(workers=1, **changes), episodes=1)  # type: ignore[arg-type]
-        return run_plan(plan, Cells(work, Console(quiet=True)))
+        return run_plan(plan, ComputedTrials(work, Console(quiet=True)))
 
     assert (again().reused, again().to_json()["runs"]) == (("pusht",), data["runs"]), "not played again"
     with pytest.raises(PrismError, match=r"controller\.candidates = .* there, 2 now"):
@@ -234,8 +234,8 @@ def test_what_several_versions_played_is_said() -> None:
 def test_success_at_k_is_the_papers_selection(trained: Path) -> None:
     pytest.importorskip("gym_pusht")
     plan = make_plan("pusht", [trained], success_at=8)
-    assert plan.cells[0].controller.candidates == 8
-    assert plan.cells[0].controller.selection.rule == "proxy_score"
+    assert plan.trials[0].controller.candidates == 8
+    assert plan.trials[0].controller.selection.rule == "proxy_score"
     assert BenchmarkResult(plan.benchmark, {}).to_json()["success_at"] == 8
     calvin = PolicySpec("p", {}, (SensorSpec("robot_obs", "vector", (15,)),), 7, 30.0, 2, 12)
     assert "selection.pose_sensor=robot_obs" in at_k(EvalOptions(), 8, [calvin]).set

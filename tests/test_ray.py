@@ -45,7 +45,7 @@ def test_on_a_local_cluster(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("module", "count"), [("tests.ray_checks", 5), ("tests.ray_node_loss", 3)])
 def test_a_cluster_in_trouble(tmp_path: Path, module: str, count: int) -> None:
-    """Workers that die, refusals, cells as tasks; an evaluation and a comparison that lose a node in the middle."""
+    """Workers that die, refusals, trials as tasks; an evaluation and a comparison that lose a node in the middle."""
     assert len(run_checks(module, tmp_path)) == count
 
 

@@ -1,4 +1,4 @@
-"""research loco: the order of the cells, and figures that say what is missing."""
+"""research loco: the order of the trials, and figures that say what is missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
-from prism.experiments.comparison import CellId
+from prism.experiments.trial import TrialId
 from research import loco
 from research.__main__ import main
 from research.loco import Config, figures_of
@@ -39,15 +39,15 @@ def comparison(task: str, successes: dict[str, list[int]]) -> Any:
         SimpleNamespace(contestant=name, success=sum(won) / len(won), success_ci=(0.0, 1.0), seeds=(0,))
         for name, won in successes.items()
     ]
-    cells = {
-        CellId(task, name, 0): {
+    trials = {
+        TrialId(task, name, 0): {
             "per_episode": [{"success": one} for one in won],
             "info": {"commit": "evaluated"},
             "trained_by": {"commit": f"{task}{len(name)}"},
         }
         for name, won in successes.items()
     }
-    return SimpleNamespace(rows=rows, cells=cells, config=SimpleNamespace(seeds=(0,)))
+    return SimpleNamespace(rows=rows, trials=trials, config=SimpleNamespace(seeds=(0,)))
 
 
 def test_the_figures_are_their_definitions() -> None:
@@ -94,7 +94,7 @@ def test_versions_of_the_cells_are_listed(
         assert main(["loco", "--status", "--tasks", *tasks, "--methods", "prism", "--json", str(file)]) == 0
         commits = [f"{task}5, played by evaluated" for task in tasks]
         assert json.loads(file.read_text())["commits"] == commits
-        said = f"the cells are of several versions of prism: {'; '.join(commits)}\n"
+        said = f"the trials are of several versions of prism: {'; '.join(commits)}\n"
         assert (said in capsys.readouterr().out) is (len(tasks) == 2)
 
 

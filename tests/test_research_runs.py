@@ -16,9 +16,10 @@ from rich.console import Console
 from prism.controller import ControllerConfig, Replan
 from prism.errors import PrismError
 from prism.evaluation.metrics import Difference
-from prism.experiments.comparison import CellId, Row
+from prism.experiments.comparison import Row
 from prism.experiments.recipes import recipe, with_budget
 from prism.experiments.run_folder import Run
+from prism.experiments.trial import TrialId
 from prism.experiments.workflow import train_experiment
 from prism.io.jsonconfig import with_settings
 from prism.methods.presets import build_policy
@@ -179,14 +180,14 @@ def test_policies_of_one_row_differ_in_their_seed_alone(run: Path) -> None:
     other = replace(first, path=Path("runs/flow"), experiment=flow)
     assert replan.by_method([first, other, second]) == {"prism": [first, second], "flow_matching": [other]}
     taught = [
-        subject(run, f"runs/{n}", n, teacher=f"old/cells/pusht/flow/seed-{n}", init=f"a-seed-{n}") for n in (3, 4)
+        subject(run, f"runs/{n}", n, teacher=f"old/trials/pusht/flow/seed-{n}", init=f"a-seed-{n}") for n in (3, 4)
     ]
     assert replan.by_method(taught) == {"prism": taught}
     for wrong, said in (
         (subject(run, "runs/wide", 1, "policy.generator.width=128"), r"policy\.generator\.width = 128 there"),
         (subject(run, "runs/long", 0, "train.steps=9"), r"train\.steps = 9 there, 6 now"),
         (subject(run, "runs/again", 0), "seed 0, as runs/a"),
-        (subject(run, "runs/taught", 1, teacher="old/cells/pusht/wide/seed-1"), "teacher = pusht/wide/seed there"),
+        (subject(run, "runs/taught", 1, teacher="old/trials/pusht/wide/seed-1"), "teacher = pusht/wide/seed there"),
     ):
         with pytest.raises(PrismError, match=said) as refused:
             replan.by_method([first, wrong])
@@ -200,7 +201,7 @@ def test_how_late_each_policy_is_and_how_many_there_are(
     found = [replace(subject(run, str(seed), seed), path=run) for seed in (4, 1)]
     played = {key: [1.0, 0.0] for key in ("success", "score", "jerk", "mode_switches")}
     monkeypatch.setattr(replan, "subjects", lambda runs: (found, "pusht"))
-    monkeypatch.setattr(replan, "_pace", lambda config, cells, task, one: (100.0 * int(one.sha256), 100.0))
+    monkeypatch.setattr(replan, "_pace", lambda config, trials, task, one: (100.0 * int(one.sha256), 100.0))
     monkeypatch.setattr(replan, "_play", lambda *_: played)
     study = replan.run(replan.Config(runs=(run,), work=tmp_path, exec_horizons=(8,), delays=(200,)), QUIET)
     (row,) = study.figures["horizons"]
@@ -214,11 +215,11 @@ def test_how_late_each_policy_is_and_how_many_there_are(
 
 
 def test_rules_are_judged_over_policies_that_have_both() -> None:
-    def cell(switches: float) -> dict[str, Any]:
+    def trial(switches: float) -> dict[str, Any]:
         values = {key: [0.5] * 8 for key in ("success", "score", "jerk")}
         return {**values, "mode_switches": [switches, switches + 2] * 4, "avoidable_switches": [switches] * 8}
 
-    found = {("first", 8): {0: cell(4), 1: cell(6), 2: cell(5)}, ("proxy_score", 8): {0: cell(1), 2: cell(2)}}
+    found = {("first", 8): {0: trial(4), 1: trial(6), 2: trial(5)}, ("proxy_score", 8): {0: trial(1), 2: trial(2)}}
     figures = selection.summarise(found)
     first, proxy = figures["rows"]
     assert (first["policies"], proxy["policies"]) == (3, 2)
@@ -373,22 +374,22 @@ def test_every_variant_of_the_ablations_is_a_setting_of_the_recipe() -> None:
         for name, settings in variants.items():
             assert with_settings(plain, list(settings)) != plain, (factor, name)
     config = ablations.Config()
-    assert (config.grid().reference, config.grid().evaluation.first_seed) == ("prism", 200_000)
+    assert (config.comparison().reference, config.comparison().evaluation.first_seed) == ("prism", 200_000)
     with pytest.raises(PrismError, match="unknown factor"):
         ablations.Config(factors=("colour",))
 
 
 def test_demonstration_counts_have_data_of_their_own(tmp_path: Path) -> None:
     config = demonstrations.Config(work=tmp_path, counts=(2, 5))
-    assert config.grid(2).settings != config.grid(5).settings
+    assert config.comparison(2).settings != config.comparison(5).settings
 
 
 def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> None:
     config = demonstrations.Config(counts=(2, 5))
 
-    def cells(wins: int, seeds: int) -> dict[CellId, Any]:
+    def trials(wins: int, seeds: int) -> dict[TrialId, Any]:
         rows = [{"success": i < wins} for i in range(20)]
-        return {CellId("a", "prism", seed): {"per_episode": rows} for seed in range(seeds)}
+        return {TrialId("a", "prism", seed): {"per_episode": rows} for seed in range(seeds)}
 
     figures: dict[str, Any] = {
         "success": {"prism": {"2": 0.2, "5": 0.6}},
@@ -397,12 +398,12 @@ def test_more_demonstrations_are_better_beyond_chance_or_it_is_not_said() -> Non
     untold = "cannot be tested here"
     asked = ((4, 12, 3, "confirmed"), (12, 4, 3, "not confirmed"), (4, 5, 3, untold), (4, 12, 2, untold))
     for few, many, seeds, verdict in asked:
-        gain = demonstrations.gain(config, cells(few, seeds), cells(many, 3))
+        gain = demonstrations.gain(config, trials(few, seeds), trials(many, 3))
         done = {"seeds_done": {"prism": {"2": seeds, "5": 3}}}
         (claim,) = demonstrations.claims({**figures, **done, "gain": gain}, config)
         assert (claim.verdict, gain["prism"]["seeds"]) == (verdict, seeds)
         assert ("2: 20% [0%, 40%] (2 of 3 seeds)" in claim.ours) == (seeds == 2)
-    assert demonstrations.gain(config, {}, cells(4, 3)) == {}
+    assert demonstrations.gain(config, {}, trials(4, 3)) == {}
 
 
 def test_bad_demonstration_counts_are_refused(tmp_path: Path) -> None:

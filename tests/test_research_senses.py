@@ -1,4 +1,4 @@
-"""What each sense is worth, and one policy for four commands: the figures from made-up cells, and both in miniature."""
+"""What each sense is worth, and one policy for four commands: figures of made-up trials, and both in miniature."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
-from prism.experiments.cell import CellId
+from prism.experiments.trial import TrialId
 from research import language, senses
 from research.__main__ import main
 from research.report import Study
@@ -19,18 +19,18 @@ def episodes(won: list[bool]) -> list[dict[str, Any]]:
     return [{"success": one, "jerk": 0.5, "mode_switches": 1} for one in won]
 
 
-def test_a_mean_over_tasks_needs_every_cell() -> None:
+def test_a_mean_over_tasks_needs_every_trial() -> None:
     config = senses.Config(seeds=(0, 1))
     tasks = [task for task, _ in senses.SENSES.values()]
-    cells = {
-        CellId(task, name, seed): {"per_episode": episodes([name == "prism"] * 8)}
+    trials = {
+        TrialId(task, name, seed): {"per_episode": episodes([name == "prism"] * 8)}
         for task in tasks
         for name in ("prism", "imle")
         for seed in (0, 1)
     }
-    assert senses.mean_of(config, cells, "imle")["ahead"]["mean"] == 1.0
-    del cells[CellId(tasks[1], "imle", 1)]
-    assert senses.mean_of(config, cells, "imle") == {"success": None, "ahead": None}
+    assert senses.mean_of(config, trials, "imle")["ahead"]["mean"] == 1.0
+    del trials[TrialId(tasks[1], "imle", 1)]
+    assert senses.mean_of(config, trials, "imle") == {"success": None, "ahead": None}
 
 
 def test_a_difference_is_of_the_seeds_that_both_have() -> None:

@@ -1,4 +1,4 @@
-"""The studies: lemmas against what is known, cells that survive a kill, and the summaries of logs."""
+"""The studies: lemmas against what is known, trials that survive a kill, and the summaries of logs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from prism_sims.pusht_features import mirror_state
 from rich.console import Console
 
 from prism.errors import PrismError
-from prism.experiments.grid import CELL, RESULT
+from prism.experiments.trial import RESULT, TRIAL
 from prism.objective import RSIMLE, ObjectiveConfig
 from research import language, lemmas, multimodality, report, threshold
 from research.__main__ import main
-from research.report import Cells, Claim, Output, Study, show_claims
+from research.report import Claim, ComputedTrials, Output, Study, show_claims
 from research.threshold import claims_on_rates
 from tests.policy_fakes import choose_among
 
@@ -96,27 +96,27 @@ def test_a_finished_cell_is_not_computed_again(tmp_path: Path) -> None:
         return {"value": 3}
 
     for _ in range(2):
-        assert Cells(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
+        assert ComputedTrials(tmp_path, Console(quiet=True)).get("a", {"x": 1}, compute) == {"value": 3}
     assert len(calls) == 1
     with pytest.raises(PrismError, match="other settings"):
-        Cells(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
+        ComputedTrials(tmp_path, Console(quiet=True)).get("a", {"x": 2}, compute)
 
 
 def test_cells_of_several_versions_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, commit in (("a", "abc"), ("b", "def")):
         monkeypatch.setattr(report, "run_info", lambda seed, commit=commit: {"commit": commit})
-        Cells(tmp_path, Console(quiet=True)).get(name, {}, lambda: {"value": 3})
-    cells = Cells(tmp_path, Console(quiet=True))
-    assert [cells.get(name, {}, None) for name in ("a", "b", "c")] == [{"value": 3}, {"value": 3}, None]
-    assert (cells.commits, cells.missing) == (["abc", "def"], ["c: not there"])
+        ComputedTrials(tmp_path, Console(quiet=True)).get(name, {}, lambda: {"value": 3})
+    trials = ComputedTrials(tmp_path, Console(quiet=True))
+    assert [trials.get(name, {}, None) for name in ("a", "b", "c")] == [{"value": 3}, {"value": 3}, None]
+    assert (trials.commits, trials.missing) == (["abc", "def"], ["c: not there"])
 
 
 def test_a_status_is_of_what_was_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not of the settings that the call names."""
-    folder = tmp_path / "cells" / "seed-0" / "told"
+    folder = tmp_path / "trials" / "seed-0" / "told"
     folder.mkdir(parents=True)
     spec = {**language.Config(minutes=1.0).settings("seeds", "status"), "seed": 0, "part": "told"}
-    (folder / CELL).write_text(json.dumps(spec))
+    (folder / TRIAL).write_text(json.dumps(spec))
     (folder / RESULT).write_text(json.dumps({command: [True] for command in language.COMMANDS}))
     words = ["language", "--status", "--seeds", "0", "--work", str(tmp_path)]
     assert main([*words, "--minutes", "1"]) == 0
@@ -125,23 +125,23 @@ def test_a_status_is_of_what_was_run(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_failed_cell_is_named_and_tried_again(tmp_path: Path) -> None:
-    cells = Cells(tmp_path, Console(quiet=True))
+    trials = ComputedTrials(tmp_path, Console(quiet=True))
 
     def fail() -> dict[str, Any]:
         raise PrismError("diverged")
 
-    assert cells.get("a", {}, fail) is None
-    assert cells.missing == ["a: diverged"]
-    assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
-    assert cells.get("b", {}, lambda: {"value": 1 / 0}) is None, "whatever it was, the others go on"
-    assert cells.missing[-1] == "b: ZeroDivisionError: division by zero"
+    assert trials.get("a", {}, fail) is None
+    assert trials.missing == ["a: diverged"]
+    assert trials.get("a", {}, lambda: {"value": 1}) == {"value": 1}
+    assert trials.get("b", {}, lambda: {"value": 1 / 0}) is None, "whatever it was, the others go on"
+    assert trials.missing[-1] == "b: ZeroDivisionError: division by zero"
 
 
 def test_a_full_disk_does_not_lose_what_was_computed(tmp_path: Path) -> None:
-    (tmp_path / "cells").write_text("a file where the folder should be")
-    cells = Cells(tmp_path, Console(quiet=True))
-    assert cells.get("a", {}, lambda: {"value": 1}) == {"value": 1}
-    assert cells.missing[0].startswith("a: counted, but not kept")
+    (tmp_path / "trials").write_text("a file where the folder should be")
+    trials = ComputedTrials(tmp_path, Console(quiet=True))
+    assert trials.get("a", {}, lambda: {"value": 1}) == {"value": 1}
+    assert trials.missing[0].startswith("a: counted, but not kept")
 
 
 def _line(step: int, rejected: float) -> dict[str, Any]:
@@ -183,16 +183,16 @@ def test_relative_out_of_range_is_one_clear_line() -> None:
         ObjectiveConfig(relative=1.5)
 
 
-def _cell(rejected: float, fallen: float) -> dict[str, Any]:
+def _trial(rejected: float, fallen: float) -> dict[str, Any]:
     return {"rejection_rate": rejected, "fallback_rate": fallen, "clamped": 0.0}
 
 
 def test_the_bar_is_held_on_every_task_or_not_at_all() -> None:
-    good = claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.18, 0.04)}}, ("own",), 0.2)
-    bad = claims_on_rates({"a": {"own": _cell(0.21, 0.01)}, "b": {"own": _cell(0.2, 0.09)}}, ("own",), 0.2)
+    good = claims_on_rates({"a": {"own": _trial(0.21, 0.01)}, "b": {"own": _trial(0.18, 0.04)}}, ("own",), 0.2)
+    bad = claims_on_rates({"a": {"own": _trial(0.21, 0.01)}, "b": {"own": _trial(0.2, 0.09)}}, ("own",), 0.2)
     assert [claim.verdict for claim in (*good, *bad)] == ["confirmed", "not confirmed"]
     assert isinstance(good[0], Claim)
-    own = claims_on_rates({"a": {"own": {**_cell(0.31, 0.01), "quantile": 0.3}}}, ("own",), 0.2)
+    own = claims_on_rates({"a": {"own": {**_trial(0.31, 0.01), "quantile": 0.3}}}, ("own",), 0.2)
     assert own[0].verdict == "confirmed", "a run is held to the quantile that it was trained with"
 
 

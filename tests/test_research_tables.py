@@ -1,4 +1,4 @@
-"""The field's tables: splits, missing cells, and a whole one in miniature."""
+"""The field's tables: splits, missing trials, and a whole one in miniature."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
-from prism.experiments.comparison import CellId
 from prism.experiments.recipes import recipe
+from prism.experiments.stored_trials import contestant, kept
+from prism.experiments.trial import TrialId
 from prism.io.jsonconfig import to_json
 from research import one_policy, tables
 from research.__main__ import main
-from research.cells import contestant, kept
 from research.report import Study
 from tests.comparison_fakes import QUIET, fake_result, finish
 
@@ -73,12 +73,12 @@ def test_what_departs_from_the_protocol_is_said() -> None:
 
 def test_the_figures_of_prism_are_of_prism(tmp_path: Path) -> None:
     config = tables.Config(table="metaworld", tasks=("metaworld-reach",), methods=("prism", "act"), seeds=(0,))
-    id = CellId("metaworld-reach", "act", 0)
-    grid = config.grid(tmp_path, "metaworld-reach")
+    id = TrialId("metaworld-reach", "act", 0)
+    asked = config.comparison(tmp_path, "metaworld-reach")
     finish(tmp_path / "metaworld-reach", id, [1.0] * 20)
     result = next((tmp_path / "metaworld-reach").rglob("result.json"))
     result.write_text(json.dumps(json.loads(result.read_text()) | {"trained_by": {"commit": "abc"}}))
-    study = tables.summary(config, {"metaworld-reach": tables.summarise(tmp_path / "metaworld-reach", grid)})
+    study = tables.summary(config, {"metaworld-reach": tables.summarise(tmp_path / "metaworld-reach", asked)})
     assert (study.figures["mean"], study.figures["tasks"], study.claims) == ({}, {}, ())
     assert study.figures["mean_by_method"]["act"]["easy"] == 1.0
 
@@ -126,7 +126,7 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     second = json.loads(again.read_text())
     assert second["tasks"].keys() == {"reach"}
     assert second["settings"]["first_seed"] == 600000
-    log = Path("metaworld-reach/cells/metaworld-reach/prism/seed-0/log.jsonl")
+    log = Path("metaworld-reach/trials/metaworld-reach/prism/seed-0/log.jsonl")
     assert (tmp_path / "work" / log).read_text() == (tmp_path / "work2" / log).read_text(), "nothing is trained twice"
     assert not (tmp_path / "work2/data").exists(), "nothing is recorded twice"
     for wrong, said in ((tmp_path / "nosuch", "no work folder of a table"), (tmp_path / "work2", "no work folder")):
@@ -144,7 +144,7 @@ def test_a_table_in_miniature(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A results file has its cells; with --add they are there, and only what is missing is trained."""
+    """A results file has its trials; with --add they are there, and only what is missing is trained."""
     pytest.importorskip("metaworld")
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     words = ["tables", "metaworld", "--tasks", "metaworld-reach", "--minutes", "0.005", "--demonstrations", "2"]
@@ -153,13 +153,13 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
     there = tmp_path / "b"
     more = [*words, "--seeds", "0", "1", "--add", str(first), "--work", str(there), "--json", str(second)]
     assert main(more) == 0
-    cells = there / "metaworld-reach/cells/metaworld-reach/prism"
-    assert not (cells / "seed-0/log.jsonl").exists(), "not trained again"
-    assert (cells / "seed-1/log.jsonl").exists()
+    trials = there / "metaworld-reach/trials/metaworld-reach/prism"
+    assert not (trials / "seed-0/log.jsonl").exists(), "not trained again"
+    assert (trials / "seed-1/log.jsonl").exists()
     old, new = (json.loads(file.read_text()) for file in (first, second))
-    assert new["cells"][0] == old["cells"][0], "nothing is lost on the way"
-    assert [one["cell"]["seed"] for one in new["cells"]] == [0, 1]
-    by_seed = [one["cell"]["evaluation"]["success"] for one in new["cells"]]
+    assert new["trials"][0] == old["trials"][0], "nothing is lost on the way"
+    assert [one["trial"]["seed"] for one in new["trials"]] == [0, 1]
+    by_seed = [one["trial"]["evaluation"]["success"] for one in new["trials"]]
     assert new["tasks"]["reach"] == sum(by_seed) / 2
     for wrong, said in (
         (["--episodes", "3"], "episodes = 2 there, 3 now"),
@@ -168,22 +168,22 @@ def test_a_table_goes_on_on_another_machine(tmp_path: Path, capsys: pytest.Captu
     ):
         assert main([*more[:-4], *wrong, "--work", str(tmp_path / "c"), "--status"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
-    cell = old["cells"][0]["cell"]
+    trial = old["trials"][0]["trial"]
     for wrong, said in (
         ({}, "KeyError: 'settings'"),
-        (old | {"cells": {"a": 1}}, "no results file with whole cells"),
-        (with_cell(old, per_episode={**cell["per_episode"], "success": "1"}), "not 2 finite numbers"),
-        (with_cell(old, per_episode={**cell["per_episode"], "jerk": "1 nan"}), "not 2 finite numbers"),
-        (with_cell(old, per_episode={**cell["per_episode"], "success": "7 0"}), "out of range"),
-        (with_cell(old, evaluation=None), "no results file with whole cells"),
-        (with_cell(old, evaluation={"score": 1.0, "success": 1.0}), "KeyError: 'latency_ms'"),
+        (old | {"trials": {"a": 1}}, "no results file with whole trials"),
+        (with_trial(old, per_episode={**trial["per_episode"], "success": "1"}), "not 2 finite numbers"),
+        (with_trial(old, per_episode={**trial["per_episode"], "jerk": "1 nan"}), "not 2 finite numbers"),
+        (with_trial(old, per_episode={**trial["per_episode"], "success": "7 0"}), "out of range"),
+        (with_trial(old, evaluation=None), "no results file with whole trials"),
+        (with_trial(old, evaluation={"score": 1.0, "success": 1.0}), "KeyError: 'latency_ms'"),
         (old | {"settings": old["settings"] | {"methods": ["act"]}}, "prism is not among its methods"),
     ):
         first.write_text(json.dumps(wrong))
         assert main([*more[:-4], "--work", str(tmp_path / "c"), "--status"]) == 2
         assert said in " ".join(capsys.readouterr().err.split())
     assert not list((tmp_path / "c").rglob("result.json")), "nothing of them is there"
-    first.write_text(json.dumps(with_cell(old, per_episode={**cell["per_episode"], "jerk": "1 2"})))
+    first.write_text(json.dumps(with_trial(old, per_episode={**trial["per_episode"], "jerk": "1 2"})))
     assert main([*more[:-4], "--work", str(there), "--status"]) == 2
     assert "is another result of metaworld-reach prism seed 0" in " ".join(capsys.readouterr().err.split())
     first.unlink()
@@ -196,33 +196,33 @@ def test_nothing_is_recorded_for_a_task_whose_cells_are_all_there(
 ) -> None:
     recorded: list[str] = []
     monkeypatch.setattr(tables, "record", lambda config, work, task, console: recorded.append(task))
-    monkeypatch.setattr(tables, "compare", lambda out, grid, *_, **__: tables.summarise(out, grid))
+    monkeypatch.setattr(tables, "compare", lambda out, asked, *_, **__: tables.summarise(out, asked))
     asked = {"table": "metaworld", "tasks": ("metaworld-reach", "metaworld-push"), "seeds": (0,), "episodes": 3}
     config = tables.Config(**asked, work=tmp_path / "work", add=(tmp_path / "old.json",))
-    id = CellId("metaworld-reach", "prism", 0)
-    cell = {**fake_result(id, [1.0, 0.5, 1.0]), "trained_by": {"commit": "abc", "date": "today"}}
-    cell["controller"] = to_json(recipe("metaworld-reach").controller)
-    stored = {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
+    id = TrialId("metaworld-reach", "prism", 0)
+    trial = {**fake_result(id, [1.0, 0.5, 1.0]), "trained_by": {"commit": "abc", "date": "today"}}
+    trial["controller"] = to_json(recipe("metaworld-reach").controller)
+    stored = {"recipe": id.recipe, "contestant": id.contestant, "trial": kept(trial)}
     settings = {**config.protocol_settings(), "methods": ["prism"]}
-    config.add[0].write_text(json.dumps({"settings": settings, "cells": [stored]}))
+    config.add[0].write_text(json.dumps({"settings": settings, "trials": [stored]}))
     study = tables.run(config, QUIET)
     assert recorded == ["metaworld-push"], "what has to be trained"
     assert study.figures["success"]["prism"] == {"reach": pytest.approx(2 / 3)}
     assert not (config.folder / "data").exists()
     other = {"episodes": 50, "add": (), "minutes": 30.0}
     with pytest.raises(PrismError, match="was made with other settings"):
-        tables.run(replace(config, **other), QUIET)  # the cell knows what it is
-    cell["controller"]["exec_horizon"] = 8
-    config.add[0].write_text(json.dumps({"settings": settings, "cells": [stored | {"cell": kept(cell)}]}))
+        tables.run(replace(config, **other), QUIET)  # the trial knows what it is
+    trial["controller"]["exec_horizon"] = 8
+    config.add[0].write_text(json.dumps({"settings": settings, "trials": [stored | {"trial": kept(trial)}]}))
     with pytest.raises(PrismError, match="exec_horizon = 8 there, 1 now"):
         tables.run(replace(config, work=tmp_path / "new"), QUIET)
     assert not (tmp_path / "new").exists()
 
 
-def with_cell(file: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A results file whose first cell is altered."""
-    first, *others = file["cells"]
-    return {**file, "cells": [{**first, "cell": {**first["cell"], **changes}}, *others]}
+def with_trial(file: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A results file whose first trial is altered."""
+    first, *others = file["trials"]
+    return {**file, "trials": [{**first, "trial": {**first["trial"], **changes}}, *others]}
 
 
 def test_ablations_go_on_on_another_machine(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_ablations_go_on_on_another_machine(tmp_path: Path) -> None:
     assert not list((tmp_path / "b").rglob("log.jsonl")), "nothing is trained again"
     old, new = (json.loads(file.read_text()) for file in (first, second))
     assert [row["score"] for row in new["table"]] == [row["score"] for row in old["table"]]
-    assert new["cells"] == old["cells"]
+    assert new["trials"] == old["trials"]
 
 
 def test_a_split_that_is_not_there_has_no_mean() -> None:

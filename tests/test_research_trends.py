@@ -22,7 +22,7 @@ QUIET = Console(quiet=True)
 
 
 def _found(config: trends.Config, mean: dict[tuple[str, float, str], float]) -> dict[Any, Any]:
-    """Episodes that differ a lot, cells that differ by what is asked."""
+    """Episodes that differ a lot, trials that differ by what is asked."""
     rng = np.random.default_rng(0)
     hard = rng.uniform(-0.3, 0.3, size=config.episodes)
     found: dict[Any, Any] = {}
@@ -138,7 +138,7 @@ def test_weights_are_kept_and_asked_less_often(tmp_path: Path, monkeypatch: pyte
         "flow_matching": {"0.05": {"1": 0.5, "5": 0.5}},
     }
     trends.run(config, QUIET)
-    assert len(asked) == 3, "cells that are there are not computed again"
+    assert len(asked) == 3, "trials that are there are not computed again"
 
 
 def test_runs_that_are_there_are_asked_more_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

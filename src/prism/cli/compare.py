@@ -67,7 +67,7 @@ class Compare(JsonOutput):
     """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
     (--first-seed) or executed in another way (variations of controller...)."""
     ray: bool = False
-    """Run the cells on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
+    """Run on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
     """Run nothing: show what is in FOLDER."""
 
@@ -82,7 +82,8 @@ class Compare(JsonOutput):
         from rich.console import Console
 
         from prism.evaluation.results import refuse_existing, write_json
-        from prism.experiments.comparison import PAGE, CompareConfig, Contestant, EvaluationPlan, compare, summarise
+        from prism.experiments.comparison import PAGE, CompareConfig, Contestant, compare, summarise
+        from prism.experiments.trial import EvaluationPlan
 
         refuse_existing(self.json, overwrite=self.overwrite)
         curve = self.curve if self.trained is None else ()
@@ -111,9 +112,9 @@ class Compare(JsonOutput):
         if (self.out / PAGE).is_file():
             print(f"page: {self.out / PAGE}")
         if comparison.missing and not self.status:
-            total = len(comparison.missing) + len(comparison.cells)
+            total = len(comparison.missing) + len(comparison.trials)
             raise PrismError(
-                f"{len(comparison.missing)} of {total} cells are missing (listed above): run the same command again"
+                f"{len(comparison.missing)} of {total} trials are missing (listed above): run the same command again"
             )
 
 
@@ -141,4 +142,4 @@ def print_comparison(comparison: Comparison) -> None:
     for remark in filter(None, (comparison.mixed, comparison.beside)):
         console.print(remark, highlight=False, markup=False, soft_wrap=True)
     for one in comparison.missing:
-        console.print(f"missing: {one.cell}: {one.reason}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"missing: {one.trial}: {one.reason}", highlight=False, markup=False, soft_wrap=True)

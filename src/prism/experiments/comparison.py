@@ -1,6 +1,6 @@
 """Methods x recipes x seeds at equal budgets: `prism compare` (docs/howto/comparison.md).
 
-Each combination is a cell of a grid (experiments/grid.py), a run of its own (experiments/cell.py). Missing cells are
+Each combination is a trial (experiments/trials.py), a run of its own (experiments/trial_process.py). Missing trials are
 run, then everything that is there becomes one table: means over stated numbers of seeds, intervals, paired tests.
 """
 
@@ -22,22 +22,21 @@ from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.metrics import Difference, FloatArray, paired, success_interval
 from prism.evaluation.results import run_info, write_json
-from prism.experiments.cell import TRAINED_BY, CellSpec, definition
-from prism.experiments.cell import CellId as CellId
-from prism.experiments.cell import EvaluationPlan as EvaluationPlan
 from prism.experiments.demonstrations import open_demonstrations
-from prism.experiments.grid import (
-    CELL,
+from prism.experiments.recipes import Experiment, recipe, with_budget, with_method, with_preset
+from prism.experiments.trial import (
     REMEDY,
     RESULT,
-    Cell,
-    Grid,
-    commits_of,
-    refuse_other,
-    several_versions,
+    EvaluationPlan,
+    TrialId,
+    TrialResult,
+    TrialSpec,
+    definition,
+    spec_file,
     state_of,
 )
-from prism.experiments.recipes import Experiment, recipe, with_budget, with_method, with_preset
+from prism.experiments.trial_process import TRAINED_BY
+from prism.experiments.trials import Trials, commits_of, refuse_other, several_versions
 from prism.io import files
 from prism.io.files import exclusive, new_folder
 from prism.io.jsonconfig import to_json, with_settings
@@ -124,9 +123,9 @@ class CompareConfig:
         """The contestant that the others are tested against: the first PRISM, or the first of all."""
         return next((c.name for c in self.contestants if c.method == "prism"), self.contestants[0].name)
 
-    def spec(self, id: CellId) -> CellSpec:
+    def spec(self, id: TrialId) -> TrialSpec:
         method = next(contestant.method for contestant in self.contestants if contestant.name == id.contestant)
-        return CellSpec(id, method, self.evaluation)
+        return TrialSpec(id, method, self.evaluation)
 
     @property
     def budget(self) -> str:
@@ -135,10 +134,10 @@ class CompareConfig:
         return f"{self.minutes:g} minutes" + (" of CPU time" if self.clock == "cpu" else "")
 
 
-def cell_ids(config: CompareConfig) -> list[CellId]:
+def trial_ids(config: CompareConfig) -> list[TrialId]:
     """Seed by seed: after a third of the time there is a first, complete comparison."""
     return [
-        CellId(name, contestant.name, seed)
+        TrialId(name, contestant.name, seed)
         for seed in config.seeds
         for name in config.recipes
         for contestant in config.contestants
@@ -177,7 +176,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Missing:
-    cell: CellId
+    trial: TrialId
     reason: str
 
 
@@ -186,13 +185,13 @@ class Comparison:
     config: CompareConfig
     rows: tuple[Row, ...]
     missing: tuple[Missing, ...]
-    cells: Mapping[CellId, Cell]
-    left_out: Mapping[str, Cell]  # by name: finished in this folder, and not asked for now
+    trials: Mapping[TrialId, TrialResult]
+    left_out: Mapping[str, TrialResult]  # by name: finished in this folder, and not asked for now
     info: Mapping[str, Any]
 
     @property
     def commits(self) -> list[str]:
-        return commits_of(self.cells.values())
+        return commits_of(self.trials.values())
 
     @property
     def mixed(self) -> str:
@@ -200,9 +199,9 @@ class Comparison:
 
     @property
     def beside(self) -> str:
-        """A line where the folder has cells that a command with fewer seeds or methods does not name."""
+        """A line where the folder has trials that a command with fewer seeds or methods does not name."""
         names, count = ", ".join(self.left_out), len(self.left_out)
-        return f"{count} finished cells of this folder are not named, so not in this table: {names}" if count else ""
+        return f"{count} finished trials of this folder are not named, so not in this table: {names}" if count else ""
 
     def table(self, recipe: str) -> tuple[list[str], list[list[str]]]:
         """Names of the columns, and a row a contestant that has a result; the same on the terminal and on the page."""
@@ -230,8 +229,8 @@ class Comparison:
         return [*names, "K, Ta", "jerk", "switches", "steps", "size"], rows
 
     def to_json(self) -> dict[str, Any]:
-        """comparison.json. scores.<contestant> has one number a seed, null where the cell is missing; with several
-        recipes the mean over them, null where one of them is missing. table_by: only contestants that lack no cell."""
+        """comparison.json. scores.<contestant> has one number a seed, null where the trial is missing; with several
+        recipes the mean over them, null where one of them is missing. table_by: only contestants that lack no trial."""
         config = self.config
         names = [contestant.name for contestant in config.contestants]
         return {
@@ -242,8 +241,8 @@ class Comparison:
             "test": "paired bootstrap of score differences, training seeds and episodes drawn crossed; common seeds",
             "table": [{**asdict(row), "n": len(row.seeds)} for row in self.rows],
             "table_by": {name: figures for name in names if (figures := self._figures(name))},
-            "missing": [{**asdict(one.cell), "reason": one.reason} for one in self.missing],
-            "left_out": {name: cell["evaluation"]["score"] for name, cell in self.left_out.items()},
+            "missing": [{**asdict(one.trial), "reason": one.reason} for one in self.missing],
+            "left_out": {name: trial["evaluation"]["score"] for name, trial in self.left_out.items()},
             "budget": {"minutes": config.minutes, "steps": config.steps, "clock": config.clock},
             "evaluation": to_json(config.evaluation),
             "settings": list(config.settings),
@@ -261,71 +260,71 @@ class Comparison:
     def _by_seed(self, name: str, key: str) -> list[float | None]:
         values: list[float | None] = []
         for seed in self.config.seeds:
-            done = [cell for recipe in self.config.recipes if (cell := self.cells.get(CellId(recipe, name, seed)))]
-            mean = metrics.mean([float(cell["evaluation"][key]) for cell in done])
+            done = [trial for recipe in self.config.recipes if (trial := self.trials.get(TrialId(recipe, name, seed)))]
+            mean = metrics.mean([float(trial["evaluation"][key]) for trial in done])
             values.append(mean if len(done) == len(self.config.recipes) else None)
         return values
 
 
-def folder_of(out: Path, id: CellId) -> Path:
-    return Grid(out).folder(id.name)
+def folder_of(out: Path, id: TrialId) -> Path:
+    return Trials(out).folder(id.name)
 
 
 def compare(
     out: Path, config: CompareConfig, jobs: int, console: Console, ray: bool = False, trained: Path | None = None
 ) -> Comparison:
-    """Run what is missing in `out`, `jobs` cells at a time; comparison.json and .html are renewed after each cell.
+    """Run what is missing in `out`, `jobs` trials at a time; comparison.json and .html are renewed after each trial.
 
-    Calling it again, after whatever ended the last call, goes on where that was; a larger grid adds to it. `trained`:
-    another comparison's folder, whose finished trainings are taken: there is only evaluating to do.
+    Called again, it goes on where the last call ended; more methods or seeds add to it. `trained`: another comparison's
+    folder, whose finished trainings are taken, so that only evaluation is left.
     """
     if jobs < (least := 0 if ray else 1):
         raise PrismError(f"--jobs {jobs} is out of range: use {least} or more")
     with new_folder(out) as undo, exclusive(out), remedies_as_settings():
-        folders = [folder_of(out, id) for id in cell_ids(config)]
+        folders = [folder_of(out, id) for id in trial_ids(config)]
         undo += [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
-        grid = Grid(out, console)
+        trials = Trials(out, console)
         ids = {id.name: id for id in prepare(out, config, console, trained)}
         undo.clear()  # nothing was refused
-        todo = [name for name in ids if state_of(grid.folder(name))[0] != "done"]
+        todo = [name for name in ids if state_of(trials.folder(name))[0] != "done"]
         kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
         at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
-        grid.say(f"compare: {len(ids)} cells of {config.budget}{kept}, {at_once} -> {out}")
+        trials.say(f"compare: {len(ids)} trials of {config.budget}{kept}, {at_once} -> {out}")
         failed: dict[str, str] = {}
         if todo:
-            write_summary(out, config, {}, grid)
+            write_summary(out, config, {}, trials)
             after = waits_for(ids.values(), config)
-            failed = grid.run(todo, jobs, lambda _: write_summary(out, config, {}, grid), after, ray)
-        return write_summary(out, config, {ids[name]: reason for name, reason in failed.items()}, grid)
+            failed = trials.run(todo, jobs, lambda _: write_summary(out, config, {}, trials), after, ray)
+        return write_summary(out, config, {ids[name]: reason for name, reason in failed.items()}, trials)
 
 
-def waits_for(ids: Iterable[CellId], config: CompareConfig) -> dict[str, str]:
-    """Students after their teachers: the name of each cell that waits for another one, and of that one."""
+def waits_for(ids: Iterable[TrialId], config: CompareConfig) -> dict[str, str]:
+    """Students after their teachers: the name of each trial that waits for another one, and of that one."""
     teachers = _teachers(config)
     return {id.name: replace(id, contestant=teachers[id.contestant]).name for id in ids if id.contestant in teachers}
 
 
-def write_summary(out: Path, config: CompareConfig, failed: Mapping[CellId, str], grid: Grid) -> Comparison:
+def write_summary(out: Path, config: CompareConfig, failed: Mapping[TrialId, str], trials: Trials) -> Comparison:
     """What is there now, as comparison.json and comparison.html; a full disk must not end the comparison."""
     comparison = summarise(out, config, failed)
     try:
         write_json(out / JSON, comparison.to_json(), overwrite=True)
         write_page(out / PAGE, comparison)
     except PrismError as error:
-        grid.say(f"warning: {error}")
+        trials.say(f"warning: {error}")
     return comparison
 
 
 def experiments_of(
     out: Path, config: CompareConfig, console: Console | None, trained: Path | None = None
-) -> dict[CellId, Experiment]:
-    """The experiment of every cell, with demonstrations that are there (recorded now, once, where they are not; without
-    a console nobody looks for them).
+) -> dict[TrialId, Experiment]:
+    """The experiment of every trial. Demonstrations that are missing are recorded now, once; without a console they are
+    not opened.
 
-    A distilled method learns from the cell of its teacher, of the same recipe and seed.
+    A distilled method learns from the trial of its teacher, of the same recipe and seed.
     """
     teachers = _teachers(config)
-    made: dict[CellId, Experiment] = {}
+    made: dict[TrialId, Experiment] = {}
     for name in config.recipes:
         plain = recipe(name)
         if plain.task is None:
@@ -337,8 +336,8 @@ def experiments_of(
         if console is not None:
             demonstrations, source, _ = open_demonstrations(plain.demonstrations, plain.task, console)
             if trained is not None:
-                Grid(trained).check_data(name, source, keep=False)
-            Grid(out).check_data(name, source)
+                Trials(trained).check_data(name, source, keep=False)
+            Trials(out).check_data(name, source)
             path = str(Path(demonstrations.path or "").resolve())  # processes of a cluster start in other folders
             plain = replace(plain, demonstrations=replace(demonstrations, path=path))
         for contestant in config.contestants:
@@ -350,8 +349,8 @@ def experiments_of(
             for seed in config.seeds:
                 budgeted = with_budget(replace(experiment, train=train), config.minutes, config.steps, seed)
                 if (teacher := teachers.get(contestant.name)) is not None:
-                    budgeted = replace(budgeted, teacher=str(folder_of(out, CellId(name, teacher, seed)).resolve()))
-                made[CellId(name, contestant.name, seed)] = budgeted
+                    budgeted = replace(budgeted, teacher=str(folder_of(out, TrialId(name, teacher, seed)).resolve()))
+                made[TrialId(name, contestant.name, seed)] = budgeted
     return made
 
 
@@ -380,35 +379,35 @@ def _teachers(config: CompareConfig) -> dict[str, str]:
 
 
 def check_equal(out: Path, config: CompareConfig) -> None:
-    """PrismError where a cell in this folder, also one that is not asked for now, has another budget or evaluation."""
+    """PrismError where a trial in this folder, also one that is not asked for now, has another budget or evaluation."""
     plan = to_json(config.evaluation)
     asked = {"minutes": config.minutes or 0.0, "steps": config.steps or 0, "clock": config.clock, "evaluation": plan}
-    for file in sorted(out.glob(f"cells/*/*/seed-*/{CELL}")):
-        train, spec = Experiment.load(file.parent).train, CellSpec.load(file.parent)
+    for folder in Trials(out).prepared():
+        train, spec = Experiment.load(folder).train, TrialSpec.load(folder)
         there = {"minutes": train.minutes, "steps": train.steps, "clock": train.clock}
-        refuse_other(file.parent, {**there, "evaluation": to_json(spec.evaluation)}, asked)
+        refuse_other(folder, {**there, "evaluation": to_json(spec.evaluation)}, asked)
 
 
-def check_cells(out: Path, config: CompareConfig) -> None:
-    """PrismError where a cell that is there is not what is asked for now. Nothing is read but the cells."""
+def check_trials(out: Path, config: CompareConfig) -> None:
+    """PrismError where a trial that is there is not what is asked for now. Nothing is read but the trials."""
     check_equal(out, config)
     for id, experiment in experiments_of(out, config, None).items():
-        if (folder_of(out, id) / CELL).exists():
+        if spec_file(folder_of(out, id)).exists():
             _refuse_changed(folder_of(out, id), experiment, config.spec(id))
 
 
-def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[CellId]:
-    """Write what each cell is; PrismError where a cell of another definition is in the way.
+def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | None = None) -> list[TrialId]:
+    """Write what each trial is; PrismError where a trial of another definition is in the way.
 
     `trained`: another comparison's folder, whose finished trainings are taken: the one of the same name, or the plain
     one of the method for a variation that differs in how it is executed.
     """
     check_equal(out, config)
     experiments = experiments_of(out, config, console, trained)
-    ids = cell_ids(config)
+    ids = trial_ids(config)
     for id in ids:
         folder, experiment, spec = folder_of(out, id), experiments[id], config.spec(id)
-        if known := (folder / CELL).exists():
+        if known := spec_file(folder).exists():
             _refuse_changed(folder, experiment, spec)
             if Experiment.load(folder) == experiment:
                 continue
@@ -417,7 +416,7 @@ def prepare(out: Path, config: CompareConfig, console: Console, trained: Path | 
             if trained is not None and not known:
                 own, plain = (folder_of(trained, one) for one in (id, replace(id, contestant=spec.method)))
                 _take(own if own.exists() else plain, folder, experiment)
-            experiment.save(folder)  # also of a cell that is there: where its teacher and demonstrations lie now
+            experiment.save(folder)  # also of a trial that is there: where its teacher and demonstrations lie now
             spec.save(folder)
     return ids
 
@@ -441,40 +440,44 @@ def _take(source: Path, folder: Path, experiment: Experiment) -> None:
     files.replace_file(folder / TRAINED_BY, files.encode_json(origin))
 
 
-def _refuse_changed(folder: Path, experiment: Experiment, spec: CellSpec) -> None:
-    there = {"experiment": definition(Experiment.load(folder)), "cell": to_json(CellSpec.load(folder))}
-    refuse_other(folder, there, {"experiment": definition(experiment), "cell": to_json(spec)})
+def _refuse_changed(folder: Path, experiment: Experiment, spec: TrialSpec) -> None:
+    there = {"experiment": definition(Experiment.load(folder)), "trial": to_json(TrialSpec.load(folder))}
+    refuse_other(folder, there, {"experiment": definition(experiment), "trial": to_json(spec)})
 
 
-def summarise(out: Path, config: CompareConfig, failed: Mapping[CellId, str] | None = None) -> Comparison:
+def summarise(out: Path, config: CompareConfig, failed: Mapping[TrialId, str] | None = None) -> Comparison:
     """Read what is there; PrismError where that is not what is asked for now (`failed` given: it has been checked)."""
     if failed is None:
-        check_cells(out, config)
-    done, ids, reasons, rows = Grid(out).finished(), cell_ids(config), failed or {}, []
-    cells = {id: done.pop(id.name) for id in ids if id.name in done}
-    missing = [Missing(id, reasons.get(id, state_of(folder_of(out, id))[1])) for id in ids if id not in cells]
+        check_trials(out, config)
+    done, ids, reasons, rows = Trials(out).finished(), trial_ids(config), failed or {}, []
+    trials = {id: done.pop(id.name) for id in ids if id.name in done}
+    missing = [Missing(id, reasons.get(id, state_of(folder_of(out, id))[1])) for id in ids if id not in trials]
     for name in config.recipes:
         for contestant in config.contestants:
-            if mine := _of(cells, name, contestant.name):
-                reference = _of(cells, name, config.reference)
+            if mine := _of(trials, name, contestant.name):
+                reference = _of(trials, name, config.reference)
                 rows.append(_row(config, name, contestant.name, mine, reference))
-    return Comparison(config, tuple(rows), tuple(missing), cells, done, run_info(min(config.seeds)))
+    return Comparison(config, tuple(rows), tuple(missing), trials, done, run_info(min(config.seeds)))
 
 
-def _of(cells: Mapping[CellId, Cell], recipe: str, name: str) -> dict[int, Cell]:
+def _of(trials: Mapping[TrialId, TrialResult], recipe: str, name: str) -> dict[int, TrialResult]:
     """By seed."""
-    return {id.seed: cell for id, cell in cells.items() if (id.recipe, id.contestant) == (recipe, name)}
+    return {id.seed: trial for id, trial in trials.items() if (id.recipe, id.contestant) == (recipe, name)}
 
 
 def _row(
-    config: CompareConfig, recipe: str, name: str, cells: Mapping[int, Cell], reference: Mapping[int, Cell]
+    config: CompareConfig,
+    recipe: str,
+    name: str,
+    trials: Mapping[int, TrialResult],
+    reference: Mapping[int, TrialResult],
 ) -> Row:
-    seeds = sorted(cells)
-    score, success = table(cells, seeds, "score"), table(cells, seeds, "success")
+    seeds = sorted(trials)
+    score, success = table(trials, seeds, "score"), table(trials, seeds, "success")
     common = [seed for seed in seeds if seed in reference and name != config.reference]
-    difference = paired(table(cells, common, "score"), table(reference, common, "score")) if common else None
-    latency = [cells[seed]["evaluation"]["latency_ms"] for seed in seeds]
-    first = cells[seeds[0]]
+    difference = paired(table(trials, common, "score"), table(reference, common, "score")) if common else None
+    latency = [trials[seed]["evaluation"]["latency_ms"] for seed in seeds]
+    first = trials[seeds[0]]
     return Row(
         recipe=recipe,
         contestant=name,
@@ -486,25 +489,25 @@ def _row(
         success=float(success.mean()),
         success_ci=success_interval(success),
         difference=difference,
-        jerk=float(table(cells, seeds, "jerk").mean()),
-        mode_switches=float(table(cells, seeds, "mode_switches").mean()),
+        jerk=float(table(trials, seeds, "jerk").mean()),
+        mode_switches=float(table(trials, seeds, "mode_switches").mean()),
         latency_p50_ms=float(np.median([one["p50"] for one in latency])),
         latency_p99_ms=float(np.median([one["p99"] for one in latency])),
-        steps=metrics.mean([float(cells[seed]["steps"]) for seed in seeds]),
-        train_seconds=metrics.mean([float(cells[seed]["train_seconds"]) for seed in seeds]),
+        steps=metrics.mean([float(trials[seed]["steps"]) for seed in seeds]),
+        train_seconds=metrics.mean([float(trials[seed]["train_seconds"]) for seed in seeds]),
         parameters=int(first["parameters"]),
         candidates=int(first["controller"]["candidates"]),
         exec_horizon=int(first["controller"]["exec_horizon"]),
-        curve=_mean_curve([cells[seed]["curve"] for seed in seeds]),
+        curve=_mean_curve([trials[seed]["curve"] for seed in seeds]),
     )
 
 
-def table(cells: Mapping[int, Cell], seeds: Sequence[int], key: str) -> FloatArray:
-    """(seeds, episodes) values; every cell met the same episodes in the same order (grid.EvaluationPlan)."""
-    return np.array([[float(episode[key]) for episode in cells[seed]["per_episode"]] for seed in seeds])
+def table(trials: Mapping[int, TrialResult], seeds: Sequence[int], key: str) -> FloatArray:
+    """(seeds, episodes) values; every trial met the same episodes in the same order (EvaluationPlan)."""
+    return np.array([[float(episode[key]) for episode in trials[seed]["per_episode"]] for seed in seeds])
 
 
 def _mean_curve(curves: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[dict[str, float], ...]:
     keys = ("fraction", "seconds", "step", "score", "success")
-    stages = zip(*curves, strict=True)  # every cell looked at the same fractions
+    stages = zip(*curves, strict=True)  # every trial looked at the same fractions
     return tuple({key: metrics.mean([float(point[key]) for point in points]) for key in keys} for points in stages)

@@ -5,7 +5,7 @@
     out/TASK/                  a run: checkpoints, logs, rollouts on unseen seeds
     out/metrics.json, out/report.html
 
-The tasks are the cells of a grid (experiments/grid.py), each in a process of its own with one thread. The networks are
+The tasks are trials (experiments/trials.py), each in a process of its own with one thread. The networks are
 small, so two processes on two cores learn almost twice as much as one process with two threads. If the folder holds a
 demo that was asked for differently, it is moved aside, never overwritten.
 """
@@ -22,9 +22,9 @@ from rich.console import Console
 from prism.errors import PrismError
 from prism.evaluation.play import RecordConfig
 from prism.evaluation.results import EvaluationResult, load_result, metrics_json, recording_path, run_info, write_json
-from prism.experiments.cell import CellId, CellSpec, EvaluationPlan
-from prism.experiments.grid import CELL, LOG, Grid, state_of
 from prism.experiments.recipes import Experiment, demo_tasks, with_budget
+from prism.experiments.trial import LOG, EvaluationPlan, TrialId, TrialSpec, spec_file, state_of
+from prism.experiments.trials import Trials
 from prism.io import files
 from prism.io.jsonconfig import to_json
 
@@ -51,18 +51,18 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     _prepare(out, config, console, fresh)
     for experiment in config.experiments:
         _describe(out, experiment, config.episodes)
-    grid = Grid(out, console, cells="", line_seconds=20.0)
+    trials = Trials(out, console, trials="", line_seconds=20.0)
     names = [experiment.name for experiment in config.experiments]
-    pending = [name for name in names if state_of(grid.folder(name))[0] != "done"]
+    pending = [name for name in names if state_of(trials.folder(name))[0] != "done"]
     if pending:
         first = config.experiments[0]
-        grid.say(
+        trials.say(
             f"prism demo: {len(pending)} tasks, each {first.demonstrations.episodes} demonstrations, "
             f"{first.train.minutes:g} minutes of training, {config.episodes} episodes on unseen seeds"
         )
-        for name, reason in grid.run(pending, jobs=len(pending)).items():
-            raise PrismError(f"{name}: {reason} (all its output: {grid.folder(name) / LOG})")
-    results = [load_result(recording_path(grid.folder(name), name)) for name in names]
+        for name, reason in trials.run(pending, jobs=len(pending)).items():
+            raise PrismError(f"{name}: {reason} (all its output: {trials.folder(name) / LOG})")
+    results = [load_result(recording_path(trials.folder(name), name)) for name in names]
     if pending or not (out / "metrics.json").is_file():
         whole = len(pending) == len(names)
         extra = {
@@ -97,10 +97,10 @@ def _describe(out: Path, experiment: Experiment, episodes: int) -> None:
     """What the process of a task needs. Demonstrations are kept in the demo's folder, so that it neither finds nor
     leaves any elsewhere."""
     folder = out / experiment.name
-    if (folder / CELL).is_file():
+    if spec_file(folder).is_file():
         return
     folder.mkdir(exist_ok=True)
     demonstrations = replace(experiment.demonstrations, path=str(out / "data" / experiment.name))
     replace(experiment, demonstrations=demonstrations).save(folder)
-    id = CellId(experiment.name, experiment.method, experiment.train.seed)
-    CellSpec(id, experiment.method, EvaluationPlan(episodes, curve=(), videos=RecordConfig().videos)).save(folder)
+    id = TrialId(experiment.name, experiment.method, experiment.train.seed)
+    TrialSpec(id, experiment.method, EvaluationPlan(episodes, curve=(), videos=RecordConfig().videos)).save(folder)

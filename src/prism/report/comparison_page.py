@@ -53,7 +53,7 @@ all. {_completeness(comparison)}
 
 
 def _completeness(comparison: Comparison) -> str:
-    total = len(comparison.cells) + len(comparison.missing)
+    total = len(comparison.trials) + len(comparison.missing)
     if not comparison.missing:
         return f"All {total} runs are in."
     return (
@@ -78,7 +78,7 @@ def _section(comparison: Comparison, recipe: str) -> str:
         if chart
     )
     names, lines = comparison.table(recipe)
-    table = charts.table(names, [[escape(cell) for cell in line] for line in lines], "All methods")
+    table = charts.table(names, [[escape(trial) for trial in line] for line in lines], "All methods")
     return f'<h3>{escape(recipe)}</h3>{table}<p></p><div class="charts">{drawn}</div>'
 
 
@@ -150,7 +150,7 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
 def _missing(comparison: Comparison) -> str:
     if not comparison.missing:
         return ""
-    items = "".join(f"<li>{escape(str(one.cell))}: {escape(one.reason)}</li>" for one in comparison.missing)
+    items = "".join(f"<li>{escape(str(one.trial))}: {escape(one.reason)}</li>" for one in comparison.missing)
     return f'<h3>Missing</h3><p>Run the same command again to go on.</p><ul class="hint missing">{items}</ul>'
 
 

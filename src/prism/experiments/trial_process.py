@@ -1,12 +1,11 @@
-"""The process of one cell: train in stretches, look on the way, evaluate at the end. Killed at any moment, it goes on
+"""The process of one trial: train in stretches, look on the way, evaluate at the end. Killed at any moment, it goes on
 when it is run again.
 
-    python -m prism.experiments.cell TITLE FOLDER
+    python -m prism.experiments.trial_process TITLE FOLDER
 
-FOLDER has experiment.json (everything that determines the training) and cell.json (who it is, and how it is evaluated);
-it becomes a run of `prism train` with curve.json (evaluations on the way) and result.json. Evaluations are not on the
+FOLDER has experiment.json and trial.json (experiments/trial.py). It becomes a run of `prism train` with curve.json (evaluations on the way) and result.json. Evaluations are not on the
 training's clock. They run in this process, one thread, so that its kill is the only kill. When standard input ends, so
-does the process, saved. Its last line of output is JSON: what became of the cell.
+does the process, saved. Its last line of output is JSON: what became of the trial.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +26,7 @@ from rich.console import Console
 
 from prism.data.damage import remedies_as_settings
 from prism.errors import PrismError
-from prism.evaluation.play import TEST_SEED, RecordConfig, evaluate
+from prism.evaluation.play import RecordConfig, evaluate
 from prism.evaluation.results import (
     EpisodeResult,
     EvaluationResult,
@@ -38,92 +37,41 @@ from prism.evaluation.results import (
     write_json,
 )
 from prism.experiments.demonstrations import record_if_missing
-from prism.experiments.grid import CELL, EVALUATE, EXIT_FAILED, EXIT_STOPPED, FAILED, LOG, REMEDY, RESULT, write_failed
 from prism.experiments.recipes import Experiment
+from prism.experiments.trial import (
+    EVALUATE,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    FAILED,
+    FORMAT_VERSION,
+    LOG,
+    REMEDY,
+    RESULT,
+    EvaluationPlan,
+    TrialSpec,
+    write_failed,
+)
 from prism.experiments.workflow import add_point, curve_point, read_curve, train_experiment
 from prism.io import files
 from prism.io.files import exclusive
-from prism.io.jsonconfig import from_json, to_json
+from prism.io.jsonconfig import to_json
 from prism.training.checkpoint import list_checkpoints
 from prism.training.log import read_log
 from prism.training.trainer import TrainResult
 
 TRAINED_BY = "trained_by.json"  # commit and date of the training, which may be another comparison's
-FORMAT_VERSION = 1
 _LINE_SECONDS = 15.0
-_LOCK_SECONDS = 300.0  # a predecessor whose grid was killed may still be saving
+_LOCK_SECONDS = 300.0  # a predecessor whose caller was killed may still be saving
 
 
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """Which episodes a cell is judged by; nothing is chosen by them, the last weights are what counts."""
-
-    episodes: int = 50
-    first_seed: int = TEST_SEED
-    curve: tuple[float, ...] = (0.1, 0.25, 0.5)  # fractions of the budget at which to look on the way
-    curve_episodes: int = 20  # the first of the episodes; not more than there are
-    videos: int = 0  # episodes that are played again with the camera on
-
-    @property
-    def looked_at(self) -> int:
-        """Episodes of a look on the way."""
-        return min(self.curve_episodes, self.episodes)
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1 or self.curve_episodes < 1:
-            raise PrismError(f"episodes {self.episodes} and curve_episodes {self.curve_episodes} must be at least 1")
-        if any(not 0 < fraction < 1 for fraction in self.curve) or list(self.curve) != sorted(set(self.curve)):
-            raise PrismError(f"curve {self.curve}: give growing fractions between 0 and 1, for example 0.1 0.25 0.5")
-
-
-@dataclass(frozen=True)
-class CellId:
-    recipe: str
-    contestant: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.recipe} {self.contestant} seed {self.seed}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.recipe}/{self.contestant}/seed-{self.seed}"
-
-
-@dataclass(frozen=True)
-class CellSpec:
-    """cell.json; with experiment.json beside it, all that its process needs."""
-
-    id: CellId
-    method: str
-    evaluation: EvaluationPlan
-
-    def save(self, folder: Path) -> None:
-        files.replace_file(folder / CELL, files.encode_json({"format_version": FORMAT_VERSION, **to_json(self)}))
-
-    @staticmethod
-    def load(folder: Path) -> CellSpec:
-        data = files.read_json(folder / CELL)
-        if (version := data.pop("format_version", None)) != FORMAT_VERSION:
-            raise PrismError(f"{folder / CELL} has format_version {version}, this prism reads {FORMAT_VERSION}")
-        return from_json(CellSpec, data, str(folder / CELL))
-
-
-def definition(experiment: Experiment) -> dict[str, Any]:
-    """What is trained, wherever it lies: the teacher by the name of its cell, and no path of the demonstrations, which
-    are known by their content (Grid.check_data)."""
-    teacher = None if experiment.teacher is None else "/".join(Path(experiment.teacher).parts[-3:])
-    return to_json(replace(experiment, teacher=teacher, demonstrations=replace(experiment.demonstrations, path="")))
-
-
-def run_cell(folder: Path, console: Console) -> None:
+def run_trial(folder: Path, console: Console) -> None:
     """Until result.json is there. Raises PrismError for what will not get better by trying again."""
-    experiment, spec = Experiment.load(folder), CellSpec.load(folder)
+    experiment, spec = Experiment.load(folder), TrialSpec.load(folder)
     if (folder / RESULT).is_file():
         return
     teacher = None if experiment.teacher is None else Path(experiment.teacher)
     if teacher is not None and not (teacher / RESULT).is_file():
-        raise PrismError(f"its teacher, {CellSpec.load(teacher).id}, is not finished: run the same command again")
+        raise PrismError(f"its teacher, {TrialSpec.load(teacher).id}, is not finished: run the same command again")
     (folder / FAILED).unlink(missing_ok=True)
     _record_demonstrations(experiment, console)
     _sign(folder, experiment)
@@ -165,7 +113,7 @@ def _record_demonstrations(experiment: Experiment, console: Console) -> None:
 
 
 def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int, console: Console) -> EvaluationResult:
-    assert experiment.task is not None  # who prepares a cell sees to it
+    assert experiment.task is not None  # who prepares a trial sees to it
     said, wins = time.perf_counter(), 0
     console.print(f"{EVALUATE}{episodes} episodes", highlight=False)
 
@@ -184,7 +132,7 @@ def _play(run: Path, experiment: Experiment, plan: EvaluationPlan, episodes: int
 
 def _record(
     folder: Path,
-    spec: CellSpec,
+    spec: TrialSpec,
     experiment: Experiment,
     trained: TrainResult,
     result: EvaluationResult,
@@ -202,6 +150,8 @@ def _record(
         "recipe": spec.id.recipe,
         "contestant": spec.id.contestant,
         "method": spec.method,
+        "protocol": spec.protocol,
+        "chosen_on": list(spec.chosen_on),
         "task": result.task,
         "seed": spec.id.seed,
         "steps": trained.step,
@@ -224,8 +174,8 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     with open(folder / LOG, "a", encoding="utf-8", buffering=1) as log:
         try:
-            with exclusive(folder, ".cell.lock", _LOCK_SECONDS), remedies_as_settings():
-                run_cell(folder, Console(file=log, width=200))
+            with exclusive(folder, ".trial.lock", _LOCK_SECONDS), remedies_as_settings():
+                run_trial(folder, Console(file=log, width=200))
         except PrismError as error:
             return _failed(folder, str(error))
         except OSError as error:  # a full disk, mostly

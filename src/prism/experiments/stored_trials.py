@@ -1,8 +1,8 @@
-"""The cells of a table inside its results file, so that it can be gone on with where its work folder is not.
+"""The trials of a table inside its results file, so that it can be resumed on another machine.
 
-A cell is a training and its evaluation (experiments/cell.py). Of its result.json a file keeps what rows and intervals
-are made of: one number an episode of each measure. `put_back` makes finished cells of them in a work folder; the
-comparison then trains only what is missing. Weights are not kept: such a cell cannot play other episodes.
+Of a trial's result.json a results file keeps what rows and intervals are made of: one number an episode of each
+measure. `put_back` makes finished trials of them in a work folder; the comparison then trains only what is missing.
+Weights are not kept: such a trial cannot play other episodes.
 """
 
 from __future__ import annotations
@@ -17,52 +17,57 @@ import numpy as np
 
 from prism.errors import PrismError
 from prism.evaluation.metrics import FloatArray
-from prism.experiments.cell import CellSpec
 from prism.experiments.comparison import (
-    CellId,
     CompareConfig,
     Comparison,
     Contestant,
-    cell_ids,
-    check_cells,
+    check_trials,
     experiments_of,
     folder_of,
     table,
+    trial_ids,
 )
-from prism.experiments.grid import RESULT, Cell, refuse_other
 from prism.experiments.recipes import Experiment
+from prism.experiments.trial import RESULT, TrialId, TrialResult, TrialSpec
+from prism.experiments.trials import refuse_other
 from prism.io import files
 from prism.io.jsonconfig import to_json
 
 MEASURES = ("score", "success", "jerk", "mode_switches")
 _WHOLE = ("method", "seed", "steps", "train_seconds", "parameters", "trained_by")
+_PROTOCOL = ("protocol", "chosen_on")
 _EXECUTION = ("candidates", "exec_horizon")
 _PARTS = {"controller": _EXECUTION, "evaluation": ("score", "success", "latency_ms")}  # of these entries only that
 
 
-def kept(cell: Cell) -> dict[str, Any]:
+def kept(trial: TrialResult) -> dict[str, Any]:
     """What a results file keeps of a result.json."""
     return {
-        **{key: cell[key] for key in _WHOLE},
-        **{key: {name: cell[key][name] for name in names} for key, names in _PARTS.items()},
-        "info": {"commit": cell["info"].get("commit"), "date": cell["info"].get("date"), "processor": _processor(cell)},
-        "curve": cell["curve"][-1:],  # the end
+        **{key: trial[key] for key in _WHOLE},
+        **{key: trial[key] for key in _PROTOCOL if key in trial},  # not in results of before 2026-11-19
+        **{key: {name: trial[key][name] for name in names} for key, names in _PARTS.items()},
+        "info": {
+            "commit": trial["info"].get("commit"),
+            "date": trial["info"].get("date"),
+            "processor": _processor(trial),
+        },
+        "curve": trial["curve"][-1:],  # the end
         "per_episode": {  # a line each: 20 numbers a measure would be 80 lines of a file
-            name: " ".join(f"{float(row[name]):.6g}" for row in cell["per_episode"]) for name in MEASURES
+            name: " ".join(f"{float(row[name]):.6g}" for row in trial["per_episode"]) for name in MEASURES
         },
     }
 
 
-def _processor(cell: Cell) -> str | None:
-    """Where it was made; None of cells that were kept before this was."""
-    info = cell["info"]
+def _processor(trial: TrialResult) -> str | None:
+    """Where it was made; None of trials that were kept before this was."""
+    info = trial["info"]
     name: str | None = info.get("processor") or info.get("machine", {}).get("processor")
     return name
 
 
 def several_processors(comparisons: Iterable[Comparison]) -> str:
-    """A line where cells with the same CPU time had several kinds of processors."""
-    found = {name for one in comparisons for cell in one.cells.values() if (name := _processor(cell))}
+    """A line where trials with the same CPU time had several kinds of processors."""
+    found = {name for one in comparisons for trial in one.trials.values() if (name := _processor(trial))}
     return f"the same CPU time, but of several processors: {', '.join(sorted(found))}" * (len(found) > 1)
 
 
@@ -76,9 +81,9 @@ def restored(stored: Mapping[str, Any], episodes: int) -> dict[str, Any]:
         raise ValueError("a score or success is out of range")
     if not all(math.isfinite(stored["evaluation"]["latency_ms"][name]) for name in ("p50", "p99")):
         raise ValueError("a latency is not finite")
-    cell = {**stored, "per_episode": rows}
-    kept(cell)  # nothing is missing
-    return cell
+    trial = {**stored, "per_episode": rows}
+    kept(trial)  # nothing is missing
+    return trial
 
 
 def contestant(text: str, theirs: Mapping[str, Sequence[str]]) -> Contestant:
@@ -90,70 +95,72 @@ def contestant(text: str, theirs: Mapping[str, Sequence[str]]) -> Contestant:
 
 
 def successes(comparisons: Sequence[Comparison], method: str) -> FloatArray | None:
-    """(seeds, episodes of all tasks), a comparison a task; None where a cell is missing."""
+    """(seeds, episodes of all tasks), a comparison a task; None where a trial is missing."""
     found = []
     for comparison in comparisons:
-        cells = {id.seed: cell for id, cell in comparison.cells.items() if id.contestant == method}
-        if sorted(cells) != sorted(comparison.config.seeds):
+        trials = {id.seed: trial for id, trial in comparison.trials.items() if id.contestant == method}
+        if sorted(trials) != sorted(comparison.config.seeds):
             return None
-        found.append(table(cells, sorted(cells), "success"))
+        found.append(table(trials, sorted(trials), "success"))
     return np.concatenate(found, axis=1)
 
 
-def cells_of(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
-    """Of a results file, under `cells`."""
+def trials_of(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
+    """Of a results file, under `trials`."""
     return [
-        {"recipe": id.recipe, "contestant": id.contestant, "cell": kept(cell)}
+        {"recipe": id.recipe, "contestant": id.contestant, "trial": kept(trial)}
         for comparison in comparisons
-        for id, cell in comparison.cells.items()
+        for id, trial in comparison.trials.items()
     ]
 
 
 def put_back(
     file: Path,
     asked: Mapping[str, Any],
-    grids: Mapping[Path, CompareConfig],
+    asked_by_folder: Mapping[Path, CompareConfig],
     parse: Callable[[str], Contestant] = Contestant.parse,
 ) -> None:
-    """Finished cells of a results file in the folders of these comparisons, where they ask for them and have none yet.
+    """Put the finished trials of a results file into the folders of the comparisons that ask for them.
 
-    `asked`: what must be the same there (episodes, budget of each task ...). PrismError where it is not, where a name
-    stands for another variation, where today's recipe executes plans in another way, where a cell is damaged, and where
-    a folder has another result of it. Not known of a cell is its whole recipe: the commits say that it may be another.
+    `asked`: what must be the same there (episodes, budget of each task ...). Refused: other settings, a name that
+    stands for another variation, a recipe that executes plans in another way today, a damaged trial, a folder with
+    another result. A results file does not hold the whole recipe of a trial, so the commits are shown.
     """
     if not file.is_file():
         raise PrismError(f"--add {file}: there is no such file")
     stored = files.read_json(file, "give a results file that --json wrote")
     try:
-        settings, cells = dict(stored["settings"]), list(stored["cells"])  # since 2026-11-18
+        settings = dict(stored["settings"])
+        old = [{**one, "trial": one["cell"]} for one in stored.get("cells", ())]  # files of before 2026-11-19
+        trials = [*stored["trials"]] if "trials" in stored else old
         theirs = {one.name: one for one in map(parse, settings["methods"])}
         refuse_other(file, *_compared(settings, asked))
         found = {
-            CellId(one["recipe"], one["contestant"], one["cell"]["seed"]): restored(one["cell"], asked["episodes"])
-            for one in cells
+            TrialId(one["recipe"], one["contestant"], one["trial"]["seed"]): restored(one["trial"], asked["episodes"])
+            for one in trials
         }
         if nameless := sorted({id.contestant for id in found} - theirs.keys()):
             raise ValueError(f"{nameless[0]} is not among its methods")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise PrismError(f"--add {file}: no results file with whole cells ({reason})") from None
-    new: list[tuple[Path, Experiment, CellSpec, dict[str, Any]]] = []
-    for out, grid in grids.items():
-        check_cells(out, grid)
-        experiments, ours = experiments_of(out, grid, None), {one.name: one for one in grid.contestants}
-        for id in (id for id in cell_ids(grid) if id in found):
-            result, cell, controller = folder_of(out, id) / RESULT, found[id], to_json(experiments[id].controller)
+        raise PrismError(f"--add {file}: no results file with whole trials ({reason})") from None
+    new: list[tuple[Path, Experiment, TrialSpec, dict[str, Any]]] = []
+    for out, config in asked_by_folder.items():
+        check_trials(out, config)
+        experiments, ours = experiments_of(out, config, None), {one.name: one for one in config.contestants}
+        for id in (id for id in trial_ids(config) if id in found):
+            result, trial, controller = folder_of(out, id) / RESULT, found[id], to_json(experiments[id].controller)
             refuse_other(file, to_json(theirs[id.contestant]), to_json(ours[id.contestant]))
-            refuse_other(file, cell["controller"], {key: controller[key] for key in _EXECUTION})
+            refuse_other(file, trial["controller"], {key: controller[key] for key in _EXECUTION})
             if not result.exists():
-                new.append((result.parent, experiments[id], grid.spec(id), cell))
-            elif kept(files.read_json(result))["per_episode"] != kept(cell)["per_episode"]:
+                new.append((result.parent, experiments[id], config.spec(id), trial))
+            elif kept(files.read_json(result))["per_episode"] != kept(trial)["per_episode"]:
                 raise PrismError(f"--add {file}: {result} is another result of {id}; use another --work")
-    for folder, experiment, spec, cell in new:  # nothing was refused
+    for folder, experiment, spec, trial in new:  # nothing was refused
         folder.mkdir(parents=True, exist_ok=True)
         experiment.save(folder)  # what it counts as: a later call with another budget is refused
         spec.save(folder)
-        files.replace_file(folder / RESULT, files.encode_json(cell))
+        files.replace_file(folder / RESULT, files.encode_json(trial))
 
 
 def _compared(there: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
