@@ -3,9 +3,10 @@ when it is run again.
 
     python -m prism.experiments.trial_process TITLE FOLDER
 
-FOLDER has experiment.json and trial.json (experiments/trial.py). It becomes a run of `prism train` with curve.json (evaluations on the way) and result.json. Evaluations are not on the
-training's clock. They run in this process, one thread, so that its kill is the only kill. When standard input ends, so
-does the process, saved. Its last line of output is JSON: what became of the trial.
+FOLDER has experiment.json and trial.json (experiments/trial.py). It becomes a run of `prism train` with curve.json
+(evaluations on the way) and result.json. Evaluations are not on the training's clock. They run in this process, on one
+thread, so that one kill ends everything. When standard input ends, the process saves and ends. Its last line of output
+is JSON: what became of the trial.
 """
 
 from __future__ import annotations
