@@ -366,7 +366,7 @@ def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
         assert main(["train", str(tmp_path / name), "--steps", "2", "--out", str(tmp_path / "runs" / name)]) == 0
         shown = capsys.readouterr()
         assert said in " ".join(shown.err.split())
-        assert "it cannot lose joints, which it was never trained without; to train it for that: --set" in shown.out
+        assert "requires joints: never absent in training (--set" in shown.out
         assert main(["data", "inspect", str(tmp_path / name)]) == 0
         inspected = {"delta": "actions look delta", "absolute": "actions look absolute", "hidden": "nothing says"}
         assert inspected[name] in " ".join(capsys.readouterr().out.split())

@@ -38,6 +38,7 @@ class PolicySpec:
     pred_horizon: int
     action: ActionSpec = field(default_factory=ActionSpec)
     absent: tuple[str, ...] = ()  # sensors without which it was trained: absent from whole windows of the data
+    missed: tuple[str, ...] = ()  # measured after training: without one of them the held-out error rises
 
     def trained_on(self, windows: Mapping[str, int]) -> PolicySpec:
         """With the sensors that a tenth of all windows of the training lacked: `windows` counts all under "", and those
@@ -46,20 +47,23 @@ class PolicySpec:
         return dataclasses.replace(self, absent=tuple(gone))
 
     def to_json(self) -> dict[str, Any]:
-        data = {key: value for key, value in dataclasses.asdict(self).items() if value or key != "absent"}
+        seldom = ("absent", "missed")
+        data = {key: value for key, value in dataclasses.asdict(self).items() if value or key not in seldom}
         data["sensors"] = [sensor.to_json() for sensor in self.sensors]
         data["action"] = self.action.to_json()
         return data
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PolicySpec:
-        data = {"action": {}, "absent": (), **data}  # policies from before they were stored know nothing of them
+        older: dict[str, Any] = {"action": {}, "absent": (), "missed": ()}  # what policies from before they were stored lack
+        data = {**older, **data}
         known = {field.name for field in dataclasses.fields(PolicySpec)}
         if set(data) != known:
             raise PrismError(f"policy spec needs exactly the keys {sorted(known)}, found {sorted(data)}")
         sensors = tuple(SensorSpec.from_json(s) for s in data["sensors"])
         action = ActionSpec.from_json(data["action"], "policy")
-        return PolicySpec(**{**data, "sensors": sensors, "action": action, "absent": tuple(data["absent"])})
+        names = {key: tuple(data[key]) for key in ("absent", "missed")}
+        return PolicySpec(**{**data, "sensors": sensors, "action": action, **names})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from prism.errors import PrismError, check_numbers
 
 if TYPE_CHECKING:
     from prism.experiments.recipes import Experiment
+    from prism.experiments.run_folder import Run as TrainedRun
     from prism.training.trainer import TrainResult
 
 Preset = Literal["tiny", "base", "paper", "fast", "paper-literal"]
@@ -144,14 +145,26 @@ class Train(DatasetOptions, CalvinOption):
 
     def _say(self, run: Path, experiment: Experiment, result: TrainResult) -> None:
         from prism.experiments.run_folder import Run
-        from prism.inference.about import needed_sensors
 
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
-        if not experiment.tasks and (needs := needed_sensors(Run(run).policy())):
-            lost = f"it cannot lose {', '.join(needs)}, which it was never trained without"
-            print(f"{lost}; to train it for that: --set policy.encoder.dropout=0.05")
+        if (used := Run(run).sensors_used()) is not None:
+            print("\n".join(used.lines()))
+        elif not experiment.tasks:
+            print("\n".join(self._unmeasured(Run(run))))
         again = f"prism train {' '.join(self.recipe)}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"
         there = f"prism eval {run}" if experiment.tasks else f"prism report {run} (or prism run, on a robot)"
         print(f"next: {again if result.stopped_by else there}")
+
+    @staticmethod
+    def _unmeasured(run: TrainedRun) -> list[str]:
+        from prism.evaluation.sensor_use import NEVER_ABSENT
+        from prism.inference.about import needed_sensors
+
+        policy = run.policy()
+        needs = needed_sensors(policy)
+        others = [spec.name for spec in policy.spec.sensors if spec.name not in needs]
+        lines = ["sensors: not measured, as no episode was held out (--set train.val_fraction=0.2)"]
+        lines += [f"requires {', '.join(needs)}: {NEVER_ABSENT}"] * bool(needs)
+        return lines + [f"sometimes absent in training, effect not measured: {', '.join(others)}"] * bool(others)

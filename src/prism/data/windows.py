@@ -189,6 +189,11 @@ class Windows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    def episode_of(self, indices: IntArray) -> IntArray:
+        """The episodes of the source that windows `indices` belong to."""
+        which: IntArray = self.episodes[np.searchsorted(self._ends, indices, side="right")]
+        return which
+
     def __getstate__(self) -> dict[str, object]:
         # A worker process only ever calls read_lazy: it gets no copy of what is in memory here.
         return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None, "_told": None}

@@ -15,6 +15,7 @@ runs/pusht/experiment.json          recipes.Experiment
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -27,9 +28,10 @@ import torch
 from rich.console import Console
 
 from prism.controller import Controller, ControllerConfig, check_controller
-from prism.data import open_dataset
+from prism.data import EpisodeSource, open_dataset
 from prism.data.formats.episode_folders import is_recording
 from prism.data.formats.store import is_store
+from prism.data.windows import Windows
 from prism.errors import PrismError
 from prism.evaluation import ray_workers
 from prism.evaluation.play import TEST_SEED, IncompleteError, PolicyFactory, RecordConfig, evaluate
@@ -42,12 +44,20 @@ from prism.evaluation.results import (
     save_result,
     write_json,
 )
-from prism.experiments.demonstrations import Demonstrations, Part, open_demonstrations, split_demonstrations
+from prism.evaluation.sensor_use import SensorReport, measure_sensors, read_sensor_report, write_sensor_report
+from prism.experiments.demonstrations import (
+    Demonstrations,
+    Part,
+    Split,
+    open_demonstrations,
+    split_demonstrations,
+)
 from prism.experiments.recipes import FILE, Experiment
 from prism.experiments.stated_kind import as_the_data_say
 from prism.inference.backends import Frame, backend_device, load_behind
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, with_settings
+from prism.io.progress import Bar
 from prism.policy import Policy, PolicySpec
 from prism.report.held_out import write_held_out
 from prism.report.rerun_log import RerunLog, log_results
@@ -59,6 +69,7 @@ from prism.training import checkpoint
 from prism.training.log import read_log
 
 _ON_THE_HUB = ("*.json", "model.safetensors", "*.md")
+_PATIENCE = 2.0  # seconds without a bar
 _LEROBOT = "checkpoints/last/pretrained_model"
 
 
@@ -238,6 +249,10 @@ class Run:
 
     # ----------------------------------------------------------------- what was measured
 
+    def sensors_used(self) -> SensorReport | None:
+        """Which sensors its weights use (evaluation/sensor_use.py); None: not measured, as of older runs."""
+        return read_sensor_report(self.weights())
+
     def play(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
         """Roll the policy out; nothing is stored. IncompleteError brings what there is where episodes were lost."""
         options = options or EvalOptions()
@@ -362,6 +377,41 @@ class Run:
             there = [name for name in episode.streams if name not in episode.present or episode.present[name][0]]
             frames.append({name: episode.streams[name][0] for name in there})
         return frames
+
+
+def measure_run(
+    run: Run, console: Console, device: torch.device | str = "cpu", small: bool = False
+) -> SensorReport | None:
+    """Which sensors its weights use, on the episodes that were held out; stored beside the weights. None: none was.
+
+    `small`: from pictures at the policy's size, which a training has made.
+    """
+    source, split = _demonstrations(run, small)
+    if not len(split.held_out):
+        return None
+    policy = run.policy(device)
+    spec, history = policy.spec, {sensor.name: sensor.steps for sensor in policy.spec.sensors}
+    horizons = (spec.obs_horizon, spec.pred_horizon)
+    held_out = Windows(source, *horizons, split.held_out.tolist(), history=history)
+    others = Windows(source, *horizons, history=history)
+    with Bar(console=console, transient=True, disable=console.quiet) as bar:
+        task = bar.add_task("which sensors are used", total=None, visible=False)
+        began = time.monotonic()
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=time.monotonic() - began > _PATIENCE)
+
+        report = measure_sensors(policy, held_out, others, progress=show)
+    write_sensor_report(run.weights(), report)
+    return report
+
+
+def _demonstrations(run: Run, small: bool) -> tuple[EpisodeSource, Split]:
+    """The data that a run was trained on, and which episodes of them were held out."""
+    experiment, quiet = run.experiment, Console(quiet=True)
+    demonstrations, source, copies = open_demonstrations(experiment.demonstrations, experiment.task, quiet, small)
+    train = experiment.train
+    return source, split_demonstrations(demonstrations, source, copies, train.val_fraction, train.seed)
 
 
 def _load_on(path: Path, device: torch.device) -> Policy:

@@ -31,7 +31,7 @@ from prism.experiments.demonstrations import open_demonstrations, split_demonstr
 from prism.experiments.options import TrainOptions, customized
 from prism.experiments.recipes import FILE, Experiment, recipe
 from prism.experiments.robust import health_limits
-from prism.experiments.run_folder import EvalOptions, Run, is_run
+from prism.experiments.run_folder import EvalOptions, Run, is_run, measure_run
 from prism.experiments.start_from import begin_with, check_kind
 from prism.experiments.stated_kind import as_the_data_say
 from prism.io import files
@@ -160,6 +160,8 @@ def train_recipe(
             replace(stored, train=experiment.train).save(folder)
         if looks and ranks.is_leader() and not result.stopped_by:
             look(1.0, result)
+        if ranks.is_leader() and not result.stopped_by:
+            measure_run(Run(folder), console, ranks.choose_device(device), small=True)
     return folder, experiment, result
 
 

@@ -53,11 +53,20 @@ def _action_range(policy: Policy) -> list[list[float]]:
 
 
 def needed_sensors(policy: Policy) -> list[str]:
-    """Those that training never lacked, by dropout or in its data: what the policy does without them, nobody knows."""
+    """Those that a robot must have: training never lacked them, or the held-out error rises without them
+    (prism.evaluation.sensor_use). A policy that was not measured, such as an older one, is judged by its training."""
+    own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
+    known = trained_without(policy)
+    return [spec.name for spec in own.spec.sensors if spec.name not in known or spec.name in own.spec.missed]
+
+
+def trained_without(policy: Policy) -> list[str]:
+    """Sensors that training sometimes lacked, by dropout or in its data: of the others nobody knows what the policy
+    does without them."""
     own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
     names = [spec.name for spec in own.spec.sensors]
     chances = own.encoder.dropout if isinstance(own, ContextPolicy) else [0.0] * len(names)
-    return [name for name, chance in zip(names, chances, strict=True) if chance == 0 and name not in own.spec.absent]
+    return [name for name, chance in zip(names, chances, strict=True) if chance > 0 or name in own.spec.absent]
 
 
 def about_plan(controller: Controller) -> dict[str, Any]:

@@ -6,6 +6,7 @@
         training.json         step, seconds, the training config, validation losses
         training.safetensors  raw weights and AdamW's moments
         checksums.json        size and sha256 of each
+        sensor_use.json       measured afterwards: which sensors are used, and required (evaluation/sensor_use.py)
 
 Deployment needs config.json, model.safetensors and checksums.json; a resume needs all five. The newest checkpoint is
 found by looking, never through a pointer that could disagree with the disk.
@@ -39,6 +40,7 @@ from prism.policy import Policy, PolicySpec
 FORMAT_VERSION = 1
 _NAME = re.compile(r"step-(\d{8,})")
 _FILES = ("config.json", "model.safetensors", "training.json", "training.safetensors")
+SENSOR_USE = "sensor_use.json"
 
 Build = Callable[[PolicySpec], Policy]
 Report = Callable[[str], None]
@@ -217,9 +219,23 @@ def read_spec(folder: Path) -> PolicySpec:
     if not isinstance(policy, dict):
         raise DamagedError(f"{folder / 'config.json'} has no 'policy': use another checkpoint")
     try:
-        return PolicySpec.from_json(policy)
+        spec = PolicySpec.from_json(policy)
     except PrismError as error:
         raise PrismError(f"{folder / 'config.json'}: {error}") from None
+    return dataclasses.replace(spec, missed=tuple(dict.fromkeys((*spec.missed, *_missed(folder)))))
+
+
+def _missed(folder: Path) -> list[str]:
+    """Sensors without which these weights were measured to be worse; none where they were not measured."""
+    path = folder / SENSOR_USE
+    if not path.exists():
+        return []
+    try:
+        return [str(row["name"]) for row in files.read_json(path)["sensors"] if row["tolerated"] is not True]
+    except (KeyError, TypeError):
+        raise PrismError(
+            f"{path} has no list 'sensors' of names: remove it, then measure again (prism report)"
+        ) from None
 
 
 def load_training_state(folder: Path) -> TrainingState:
