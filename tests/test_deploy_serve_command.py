@@ -56,7 +56,7 @@ def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
             assert greeting[-1], process.communicate()
         assert "ws://127.0.0.1:" in greeting[0]
         assert "object_state" in "".join(greeting)  # the table of sensors
-        assert "never missing in training: proprio, object_state." in "".join(greeting)
+        assert "required: proprio, object_state." in "".join(greeting)
         assert "(absolute)" in greeting[-1]
         with OpenPi(int(greeting[0].rsplit(":", 1)[1]), "open-sesame") as client:
             assert client.infer(see())["actions"].shape == (4, ACTION_DIM)

@@ -431,7 +431,7 @@ def test_episodes_are_recorded_with_a_sentence_and_the_policy_is_told_one(
     assert main(["train", str(data), "--steps", "2", "--out", str(run)]) == 0
     drive_it = ["run", str(run), *TASK, "--seconds", "1"]
     assert main(drive_it) == 2
-    assert "has no sensor 'text', which the policy was never trained without" in capsys.readouterr().err
+    assert "has no sensor 'text', which the policy requires" in capsys.readouterr().err
     played = []
     for words in ("insert it", "put it in", "insert it"):
         out = tmp_path / f"out{len(played)}"

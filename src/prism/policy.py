@@ -55,7 +55,11 @@ class PolicySpec:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> PolicySpec:
-        older: dict[str, Any] = {"action": {}, "absent": (), "missed": ()}  # what policies from before they were stored lack
+        older: dict[str, Any] = {
+            "action": {},
+            "absent": (),
+            "missed": (),
+        }  # what policies from before they were stored lack
         data = {**older, **data}
         known = {field.name for field in dataclasses.fields(PolicySpec)}
         if set(data) != known:

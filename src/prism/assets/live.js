@@ -273,7 +273,7 @@
       absent += bad;
       row.className = bad ? "bad" : "";
       const lost = s.count ? `, absent at ${s.count} steps` : "";
-      const needed = hello.needs.includes(s.name) ? ": the policy was never trained without it" : "";
+      const needed = hello.needs.includes(s.name) ? ": the policy requires it" : "";
       row.querySelector(".what").textContent = bad ? `${s.fault}${needed || lost}` : `${s.kind} ${s.shape.join(" × ")}${lost}`;
       if (s.values && row.querySelector("canvas")) drawBars(row.querySelector("canvas"), s.values);
       if (row.querySelector("q")) row.querySelector("q").textContent = s.text || "";

@@ -172,9 +172,8 @@ def _announce(server: PolicyServer) -> None:
     console.print(table)
     if needs:
         console.print(
-            f"[yellow]never missing in training: {', '.join(needs)}. Without one of them nobody knows what the policy "
-            "does: prism-client stops the robot. Train with --set policy.encoder.dropout=0.05 to be able to lose one."
-            "[/yellow]"
+            f"[yellow]required: {', '.join(needs)}. They were never missing in training, or the held-out error rises "
+            "without them: prism-client stops the robot. --set policy.encoder.dropout=0.05 trains for absence.[/yellow]"
         )
     selection = server.controller.selection
     if not config.action_kind_known:

@@ -345,7 +345,7 @@ def _check_sensors(robot: Robot, info: Mapping[str, Any], resize: bool) -> dict[
         if name not in there:
             if name in (info.get("needs") or ()):
                 raise PrismError(
-                    f"robot '{robot.name}' has no sensor '{name}', which the policy was never trained without; it has "
+                    f"robot '{robot.name}' has no sensor '{name}', which the policy requires; it has "
                     f"{', '.join(there)}" + ("; say what to do with --text" if sensor["kind"] == "text" else "")
                 )
             continue

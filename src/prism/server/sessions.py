@@ -236,7 +236,7 @@ class Session:
         self.faults.update(controller.health.faults.items())
         for name in self._needs & set(controller.health.faults) - self._warned:
             self._warned.add(name)
-            logger.warning("sensor '%s' is absent, and the policy was never trained without it", name)
+            logger.warning("sensor '%s' is absent, and the policy requires it", name)
         if not request.plan:
             self._publish(request)
 

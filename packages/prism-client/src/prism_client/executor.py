@@ -91,7 +91,7 @@ class Executor:
     hook           looks at every plan (spread, modes, ...) and says "continue", "slow" or "stop"; one that fails says
                    stop
     slow_factor    of the speed, when slow; default: 0.5
-    absent         what to do while a sensor is absent that the policy was never trained without; default: "stop"
+    absent         what to do while a sensor is absent that the policy requires; default: "stop"
     lost           what to do while the planner is in trouble (the server is gone); default: "continue" with the plan
                    that is there, to its end
     max_held       held steps in a row, then HoldError; default: 100. 0: hold for ever
@@ -350,7 +350,7 @@ class Executor:
         self._decide()
 
     def _see(self, absent: Sequence[str]) -> None:
-        """Which sensors are absent now; one that the policy was never trained without is said loudly."""
+        """Which sensors are absent now; one that the policy requires is said loudly."""
         self.stats.absent = tuple(absent)
         for name in absent:
             self.stats.absent_steps[name] = self.stats.absent_steps.get(name, 0) + 1
@@ -496,4 +496,4 @@ class Executor:
 
 def _without(sensors: Sequence[str]) -> str:
     names = ", ".join(f"'{name}'" for name in sensors)
-    return f"absent: {names}, and the policy was never trained without; mend it, or Executor(..., absent='continue')"
+    return f"absent: {names}, which the policy requires; mend it, or Executor(..., absent='continue')"
