@@ -255,7 +255,13 @@ def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
         yield
         return
     deadline = time.monotonic() + patience
-    with open(folder / name, "w") as file:
+    try:  # never through a link, and nothing is ever written: a stranger's folder may hold a link to any file
+        lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PrismError(f"{folder / name} is a symbolic link, which no lock is: remove it") from None
+        raise
+    with os.fdopen(lock, "rb") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

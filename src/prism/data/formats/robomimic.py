@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from prism.data.episodes import Array, IntArray
-from prism.data.formats.hdf5_probe import probe
+from prism.data.formats.hdf5_probe import check_deflated, probe, strange
 from prism.data.formats.recent import Recent
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
 from prism.errors import PrismError, need, unreadable
@@ -51,11 +51,14 @@ class RobomimicSource(TableSource):
         self._arguments = (path, fps, tuple(entries), mask, True)  # a worker process need not look again
         self._lock = threading.Lock()
         self._datasets: Recent[tuple[str, str], Any] = Recent(_OPEN)
+        self._sound: set[tuple[str, str]] = set()  # which were looked at by check_deflated
         self._h5py = need("h5py", "data", f"{path}: HDF5")
         if not trusted and (problem := probe(path)):
             raise PrismError(f"{path}: damaged: {problem}; {AGAIN}")
         with unreadable(f"{path}: truncated or not an HDF5 file", AGAIN):
             self._file = self._h5py.File(path, "r")
+            if not trusted and (problem := strange(self._file)):
+                raise PrismError(f"{path}: {problem}; write everything into one file, in smaller chunks")
         notes: list[str] = []
         with unreadable(f"{path}: not readable as robomimic's layout", AGAIN):
             self._demos = self._find_demos(mask, notes)
@@ -165,7 +168,11 @@ class RobomimicSource(TableSource):
                 dataset = self._datasets.get((demo, key))
                 if dataset is None:
                     inside = key if key == "actions" else f"obs/{key}"
-                    dataset = self._datasets.keep((demo, key), self._file[f"data/{demo}/{inside}"])
+                    dataset = self._file[f"data/{demo}/{inside}"]
+                    if (demo, key) not in self._sound:
+                        check_deflated(dataset)
+                        self._sound.add((demo, key))
+                    self._datasets.keep((demo, key), dataset)
             values: Array = dataset[start:stop]
             return values
 

@@ -7,9 +7,12 @@ folder has none, so damage that still decodes cannot be seen there.
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,15 @@ ENDS = "meta/episode_ends"
 _METADATA = (".zarray", ".zattrs", ".zgroup", ".zmetadata", "zarr.json")
 _GROUP = (".zgroup", "zarr.json")
 _BLOSC_HEADER = 16
+# Codecs of numbers, texts and their checksums. Metadata may name any other, Pickle included, which runs code.
+_COMPRESSING = frozenset(("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd"))
+_CODECS = _COMPRESSING | {"astype", "bitround", "delta", "fixedscaleoffset", "packbits", "quantize", "shuffle"}
+_CODECS |= {"adler32", "crc32", "crc32c", "fletcher32"}
+_CODECS |= {"bytes", "endian", "sharding_indexed", "transpose", "vlen-bytes", "vlen-utf8"}
+_LARGE = 64 * 2**20  # bytes of a decoded chunk; a larger one must not be mostly compression
+_MOST_RATIO = 32
+_SLACK = 2**16
+_METADATA_BYTES = 8 * 2**20  # of one file
 
 
 def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]:
@@ -40,7 +52,7 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
 
     with unreadable(f"{path}: not readable as zarr", AGAIN):  # damaged metadata: KeyError, JSON errors, zip errors, ...
         store, root, children, stored = _folder_store(path) if path.is_dir() else _zip_store(path)
-        checked, blosc = _checking(store)
+        checked, sizes = _checking(store)
         group = zarr.open_group(checked, path=root, mode="r")
         for key in (ENDS, "data"):
             if key not in group:
@@ -61,10 +73,14 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
         if lost and stored > sum(there.values()):
             raise PrismError(f"{path}: '{lost[0]}' lacks chunks and there are files that belong to no array; {AGAIN}")
         for array in (ends, *arrays.values()):
-            if _uses_blosc(array):
-                if getattr(array, "shards", None) is not None:
-                    raise PrismError(f"{path}: '{array.path}' is sharded and blosc-compressed; write it without shards")
-                blosc.add(array.path.strip("/") + "/")
+            codecs = _names((*array.compressors, *array.filters))
+            if len(codecs & _COMPRESSING) > 1:
+                raise PrismError(f"{path}: '{array.path}' is compressed twice; write it with one compressor")
+            if array.shards is not None and "blosc" in codecs:
+                raise PrismError(f"{path}: '{array.path}' is sharded and blosc-compressed; write it without shards")
+            sizes[array.path.strip("/") + "/"] = codecs, math.prod(array.shards or array.chunks) * array.dtype.itemsize
+        if ends.size > max((array.shape[0] for array in arrays.values() if array.shape), default=0):
+            raise PrismError(f"{path}: '{ENDS}' has {ends.size} entries, more than there are steps; {AGAIN}")
         return arrays, checked_ends(np.asarray(ends[...]), f"{path}: '{ENDS}'")
 
 
@@ -102,13 +118,44 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
     return ZipStore(path, mode="r", read_only=True), root, children, stored
 
 
-def _uses_blosc(array: Any) -> bool:
-    codecs = [*(getattr(array, "compressors", None) or ())]
-    return any("blosc" in type(codec).__name__.lower() for codec in codecs)
+def _names(codecs: Sequence[Any]) -> set[str]:
+    """As metadata names them."""
+    found = set()
+    for codec in codecs:
+        name = getattr(codec, "codec_id", None) or getattr(codec, "codec_name", None) or type(codec).__name__
+        found.add(str(name).removeprefix("numcodecs.").removesuffix("Codec").lower())
+    return found
 
 
-def _checking(store: Store) -> tuple[Store, set[str]]:
-    """The store, refusing blosc chunks of a wrong size, and the set of array prefixes that it checks.
+def _check_codecs(key: str, content: bytes) -> None:
+    """Every codec that this metadata file names, at any depth, is one of `_CODECS`."""
+    if len(content) > _METADATA_BYTES:
+        raise ValueError(f"{key} has {len(content)} bytes, too many for metadata")
+    for name in _named(json.loads(content)):
+        if name not in _CODECS:
+            raise ValueError(f"{key} asks for the codec {name!r:.40}, which prism does not run; write it with blosc")
+
+
+def _named(data: object) -> Iterator[object]:
+    if isinstance(data, list):
+        for entry in data:
+            yield from _named(entry)
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        listed = [value] if key == "compressor" else value
+        if key in ("compressor", "filters", "codecs", "index_codecs") and isinstance(listed, list):
+            for codec in listed:
+                name = codec.get("id", codec.get("name")) if isinstance(codec, dict) else codec
+                if name is not None:
+                    yield name.removeprefix("numcodecs.") if isinstance(name, str) else name
+        if key not in ("attributes", "fill_value") and not key.endswith(".zattrs"):  # the user's own words
+            yield from _named(value)
+
+
+def _checking(store: Store) -> tuple[Store, dict[str, tuple[set[str], int]]]:
+    """The store, refusing codecs that are not on the list and chunks of a wrong size; and, to be filled in, the codecs
+    and the decoded bytes of a chunk by array prefix.
 
     Blosc states its own size (a little-endian uint32 at byte 12), but its decoder trusts it: from a
     chunk that was cut short it reads on past the end and returns whatever memory was there.
@@ -117,27 +164,90 @@ def _checking(store: Store) -> tuple[Store, set[str]]:
     from zarr.core.buffer import Buffer, BufferPrototype
     from zarr.storage import WrapperStore
 
-    blosc: set[str] = set()
+    sizes: dict[str, tuple[set[str], int]] = {}
 
     class Checking(WrapperStore[Store]):
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
         ) -> Buffer | None:
             value = await self._store.get(key, prototype, byte_range)
-            if value is None or key.endswith(_METADATA) or not any(key.startswith(prefix) for prefix in blosc):
+            if value is None:
+                return None
+            if key.endswith(_METADATA):
+                if not key.endswith(".zattrs"):
+                    _check_codecs(key, value.to_bytes())
                 return value
-            content = value.to_bytes()
-            stated = int.from_bytes(content[12:_BLOSC_HEADER], "little")
-            if len(content) < _BLOSC_HEADER or stated != len(content):
-                raise ValueError(f"chunk {key} has {len(content)} bytes, not the {stated} that it states")
+            for prefix, (codecs, size) in sizes.items():
+                if key.startswith(prefix) and byte_range is None:
+                    _check_chunk(key, value.to_bytes(), codecs, size)
             return value
 
-    return Checking(store), blosc
+    return Checking(store), sizes
+
+
+def _check_chunk(key: str, content: bytes, codecs: set[str], size: int) -> None:
+    """A chunk that decodes to `size` bytes: its compressor must not be made to write much more than that."""
+    stored, limit = len(content), 8 * size + _SLACK  # filters may make a number eight times as long
+    if size > max(_LARGE, _MOST_RATIO * stored):
+        raise ValueError(f"chunk {key} has {stored} bytes and is said to hold {size}; write smaller chunks")
+    if "blosc" in codecs:
+        stated = int.from_bytes(content[12:_BLOSC_HEADER], "little")
+        if stored < _BLOSC_HEADER or stated != stored:
+            raise ValueError(f"chunk {key} has {stored} bytes, not the {stated} that it states")
+        decoded = int.from_bytes(content[4:8], "little")
+    elif "lz4" in codecs:
+        decoded = int.from_bytes(content[:4], "little")
+    else:
+        decoded = _decoded_bytes(content, codecs, limit)
+    if decoded > limit:
+        raise ValueError(f"chunk {key} decodes to more than the {size} bytes that it should hold")
+
+
+def _decoded_bytes(content: bytes, codecs: set[str], limit: int) -> int:
+    """How much these make of it: counted, where they do not say, until it is more than `limit`."""
+    import bz2
+    import lzma
+
+    decoder: Any
+    if "zstd" in codecs:
+        return _zstd_bytes(content)
+    if codecs & {"gzip", "zlib"}:
+        decoder = zlib.decompressobj(47)  # either header
+        if len(content) * 1032 <= max(limit, _LARGE):
+            return 0  # deflate cannot do more
+    elif "bz2" in codecs:
+        decoder = bz2.BZ2Decompressor()
+    elif "lzma" in codecs:
+        decoder = lzma.LZMADecompressor()
+    else:
+        return len(content)
+    found, rest = 0, content
+    while found <= limit and not decoder.eof:
+        part = decoder.decompress(rest, 2**20)
+        rest = getattr(decoder, "unconsumed_tail", b"")
+        if not part and not rest:
+            break
+        found += len(part)
+    return found
+
+
+def _zstd_bytes(content: bytes) -> int:
+    """What the header of a frame states (RFC 8878, 3.1.1); a frame may leave it out, zarr's do not."""
+    if len(content) < 5 or content[:4] != b"\x28\xb5\x2f\xfd":
+        raise ValueError("a chunk is not zstd")
+    flags = content[4]
+    single, dictionary = flags >> 5 & 1, (0, 1, 2, 4)[flags & 3]
+    size = (single, 2, 4, 8)[flags >> 6]
+    start = 5 + (not single) + dictionary
+    if not size or len(content) < start + size:
+        raise ValueError("a chunk does not state how many bytes it decodes to")
+    return int.from_bytes(content[start : start + size], "little") + (256 if size == 2 else 0)
 
 
 DEFAULT_FPS = 10.0  # the format stores no rate; this is Push-T's
 DEFAULT_CACHE_BYTES = 64 * 2**20
-_MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a time
+_MIN_ROWS = 1024  # vectors stored in tiny chunks are read this many steps at a time,
+_BLOCK_BYTES = 8 * 2**20  # and at most this much
 
 
 @dataclass(frozen=True)
@@ -222,7 +332,8 @@ class ZarrSource(TableSource):
     def _stream(self, key: str, array: Any, stream: Stream, scale: float, notes: list[str]) -> _Stream:
         image = stream.spec.is_image
         chunk = max(int(array.chunks[0]), 1)
-        block = chunk if image else chunk * max(_MIN_ROWS // chunk, 1)
+        rows = min(_MIN_ROWS, _BLOCK_BYTES // max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1))
+        block = chunk if image else chunk * max(rows // chunk, 1)
         with unreadable(f"{self.path}: 'data/{key}' cannot be listed", AGAIN):  # names that make no sense
             missing = int(array.nchunks) - int(array.nchunks_initialized)
         if missing and (image or stream is self.table.action):
