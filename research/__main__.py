@@ -41,6 +41,8 @@ MODULES = {
     "threshold": "threshold",
     "multimodality": "multimodality",
     "ablations": "ablations",
+    "placebo": "placebo",
+    "favor": "favor",
     "demonstrations": "demonstrations",
     "selection": "selection",
     "replan": "replan",

@@ -5,8 +5,8 @@ Try:
 
 One rank's step: `rows` rows of a global batch of G. Its candidates are compared with the targets of all G rows and the
 threshold follows the distances of all of them, so this part grows with G while the rest of the step does not:
-  own          calibrated rule, own scope (the default): own targets only; the quantile is over G K distances
-  batch        calibrated rule, batch scope: min over targets, at most max_targets of them
+  own          calibrated rule, own scope: own targets only; the quantile is over G K distances
+  batch        calibrated rule, batch scope (the default): min over targets, at most max_targets of them
   paper        the paper's rule: the same, and the quantile of all pairs, sampled where they are too many
   batch_exact  batch scope without the bound: every target
 
@@ -81,7 +81,7 @@ class Config(Drawn):
 
 
 def make_objectives(config: Config) -> dict[str, RSIMLE]:
-    base = ObjectiveConfig(candidates=config.candidates, relative=0.0)
+    base = ObjectiveConfig(candidates=config.candidates, scope="own")
     kinds = {
         "own": base,
         "batch": dataclasses.replace(base, scope="batch"),

@@ -3,8 +3,8 @@
 Try:
     python -m research threshold --tasks pusht metaworld-reach --json threshold.json --plot threshold.png
 
-Rules: own (calibrated), relative (the same with objective.relative = 0.5, the default), row (with 1), batch
-(calibrated, any target of the batch rejects), paper (literal).
+Rules: own (calibrated), relative (the same with objective.relative = 0.5), row (with 1), batch (the
+default: calibrated, any target of the batch rejects), paper (literal).
 
 In training: each threshold rule on each task, equal steps. After a warm-up the share of candidates that are rejected
 should be near q, and hardly any row should lose all its candidates (the fallback is plain IMLE).

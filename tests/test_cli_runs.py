@@ -135,10 +135,10 @@ def test_train_resume_and_evaluate(
     assert experiment["train"]["steps"] == 3
 
     # A file without a setting is from before it was added, and has its default; an unknown one is refused.
-    assert experiment["policy"]["objective"].pop("relative") == 0.5
+    assert experiment["policy"]["objective"].pop("relative") == 0.0
     (run / "experiment.json").write_text(json.dumps(experiment))
-    assert Experiment.load(run).policy.objective.relative == 0.5  # type: ignore[union-attr]
-    experiment["policy"]["objective"]["relative"] = 0.5
+    assert Experiment.load(run).policy.objective.relative == 0.0  # type: ignore[union-attr]
+    experiment["policy"]["objective"]["relative"] = 0.0
     (run / "experiment.json").write_text(json.dumps({**experiment, "temperature": 1}))
     with pytest.raises(PrismError, match=r"experiment\.json: unknown key 'temperature'"):
         Experiment.load(run)

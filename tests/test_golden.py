@@ -28,7 +28,12 @@ STORED = streams.stored()
 FILES = FOLDER / "files"
 COMMANDS_OF: dict[str, list[str]] = json.loads((FOLDER / "commands.json").read_text())  # that made the files
 # Defaults of then that are others today: what a user of such a run has to type to go on with it.
-OLD_DEFAULTS = ["policy.generator.attention.length=0"]
+OLD_DEFAULTS = [
+    "policy.generator.attention.length=0",
+    "policy.objective.scope=own",
+    "policy.objective.soft_weight=0",
+    "policy.objective.relative=0.5",
+]
 REMEDY = "meant to change? python -m tests.golden, and say in the commit which stream changed and why"
 
 

@@ -13,9 +13,9 @@ from prism.methods.prism import PrismConfig
 
 def test_settings_change_what_they_name_and_nothing_else() -> None:
     config = preset("tiny")
-    changed = with_settings(config, ["objective.scope=batch", "generator.width=128", "anchor=proprio"])
-    assert (changed.objective.scope, changed.generator.width, changed.anchor) == ("batch", 128, "proprio")
-    back = with_settings(changed, ["objective.scope=own", "generator.width=64", "anchor=null"])
+    changed = with_settings(config, ["objective.scope=own", "generator.width=128", "anchor=proprio"])
+    assert (changed.objective.scope, changed.generator.width, changed.anchor) == ("own", 128, "proprio")
+    back = with_settings(changed, ["objective.scope=batch", "generator.width=64", "anchor=null"])
     assert back == config
 
 

@@ -36,7 +36,7 @@ def test_quantile_equals_numpy(values: list[float], q: float) -> None:
 @pytest.mark.parametrize("rule", ["calibrated", "paper", "random", "none"])
 @pytest.mark.parametrize("scope", ["own", "batch"])
 def test_choice_over_three_steps_equals_the_reference(rule: str, scope: str) -> None:
-    config = ObjectiveConfig(candidates=K, rule=rule, scope=scope, quantile=0.3, soft_candidates=3, relative=0.0)  # type: ignore[arg-type]
+    config = ObjectiveConfig(candidates=K, rule=rule, scope=scope, quantile=0.3, soft_weight=0.0)  # type: ignore[arg-type]
     objective = RSIMLE(config, A)
     weights = np.ones(A) if rule == "paper" else np.full(A, 1 / A)
     threshold: float | None = None
@@ -139,9 +139,7 @@ def test_soft_term_tends_to_the_minimum_only_when_scaled() -> None:
 def test_soft_candidates_respect_rejection_by_choice() -> None:
     candidates, target, valid = _batch(2)
     for respects in (True, False):
-        config = ObjectiveConfig(
-            candidates=K, quantile=0.4, soft_weight=0.1, soft_respects_rejection=respects, relative=0.0
-        )
+        config = ObjectiveConfig(candidates=K, scope="own", quantile=0.4, soft_respects_rejection=respects)
         objective = RSIMLE(config, A)
         choice = choose_among(objective, candidates, target, valid)
         args = (candidates.double().numpy(), target.double().numpy(), valid.numpy(), np.full(A, 1 / A), 1e-6)
@@ -165,7 +163,7 @@ def test_soft_candidates_respect_rejection_by_choice() -> None:
         {"rule": "papr"},
         {"clamp": (0.3, 0.2)},
         {"temperature": 0.0},
-        {"soft_candidates": 99, "soft_weight": 0.1},
+        {"soft_candidates": 99},
         {"scope": "global"},
         {"max_targets": 0},
     ],
@@ -195,8 +193,8 @@ def _distances(objective: RSIMLE) -> Distances:
 
 
 def test_a_bounded_number_of_targets_keeps_the_own_one_and_never_rejects_more() -> None:
-    exact = _distances(RSIMLE(ObjectiveConfig(candidates=K, scope="batch", relative=0.0), A))
-    bounded = _distances(RSIMLE(ObjectiveConfig(candidates=K, scope="batch", max_targets=8, relative=0.0), A))
+    exact = _distances(RSIMLE(ObjectiveConfig(candidates=K), A))
+    bounded = _distances(RSIMLE(ObjectiveConfig(candidates=K, max_targets=8), A))
     assert torch.equal(bounded.own, exact.own)
     assert bool((bounded.near >= exact.near - 1e-5).all())
     assert bool((bounded.near <= exact.own).all())

@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_rates_are_read_from_a_run_under_its_rule(run: Path) -> None:
     config = threshold.Config(runs=(f"short={run}",), steps=6, warmup=2)
-    entry = threshold.read_rates(config)["short"]["relative"]
+    entry = threshold.read_rates(config)["short"]["batch"]
     assert entry["steps"] == 6
     assert 0.0 <= entry["rejection_rate"] <= 1.0
     with pytest.raises(PrismError, match="NAME=RUN"):
@@ -115,9 +115,9 @@ def test_a_variation_has_an_error_of_its_own(cv: float, verdict: str) -> None:
 @pytest.mark.parametrize(
     ("objective", "name"),
     [
-        (ObjectiveConfig(relative=0.0), "own"),
-        (ObjectiveConfig(scope="batch", relative=0.0), "batch"),
-        (ObjectiveConfig(), "relative"),
+        (ObjectiveConfig(scope="own"), "own"),
+        (ObjectiveConfig(), "batch"),
+        (ObjectiveConfig(relative=0.5), "relative"),
         (ObjectiveConfig(relative=1.0), "row"),
         (ObjectiveConfig(rule="paper"), "paper"),
     ],
@@ -320,7 +320,7 @@ def test_ablations_are_decided_by_intervals() -> None:
         "prism": _row("prism", 0.8),
         "rule-none": _row("rule-none", 0.7, -0.15, -0.05),
         "rule-paper": _row("rule-paper", 0.6, -0.3, -0.1),
-        "scope-batch": _row("scope-batch", 0.8, -0.05, 0.05),
+        "scope-own": _row("scope-own", 0.8, -0.05, 0.05),
     }
     verdicts = {claim.where: claim.verdict for claim in ablations.claims(rows, {})}
     assert verdicts == {"Sec. 5, Fig. 6b": "confirmed", "Sec. 4.4": "cannot be tested here"}
@@ -328,11 +328,11 @@ def test_ablations_are_decided_by_intervals() -> None:
     assert ablations.claims(rows, {})[0].verdict == "not confirmed"
     once = {name: replace(row, seeds=(0,)) for name, row in rows.items()}
     assert {claim.verdict for claim in ablations.claims(once, {})} == {"cannot be tested here"}, "one training of each"
-    apart = _row("scope-batch", 0.7, -0.15, -0.05)  # three seeds each, and one that both have
+    apart = _row("scope-own", 0.9, 0.05, 0.15)  # three seeds each, and one that both have
     assert apart.difference is not None
     for common, verdict in ((3, "not confirmed"), (1, "cannot be tested here")):
         row = replace(apart, difference=replace(apart.difference, seeds=common))
-        assert ablations.claims({**rows, "scope-batch": row}, {})[1].verdict == verdict
+        assert ablations.claims({**rows, "scope-own": row}, {})[1].verdict == verdict
     study = ablations.summarise(ablations.Config(factors=("rule", "scope")), rows, {}, [])
     ablations.show(study, QUIET)
     ablations.draw(study)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from prism.errors import PrismError
+from prism.experiments.comparison import folder_of
 from prism.experiments.recipes import recipe
 from prism.experiments.stored_trials import contestant, kept
-from prism.experiments.trial import TrialId
+from prism.experiments.trial import RESULT, TrialId
 from prism.io.jsonconfig import to_json
-from research import one_policy, tables
+from research import favor, one_policy, placebo, tables, variants
 from research.__main__ import main
 from research.report import Study
 from tests.comparison_fakes import QUIET, fake_result, finish
@@ -234,6 +235,56 @@ def test_ablations_go_on_on_another_machine(tmp_path: Path) -> None:
     old, new = (json.loads(file.read_text()) for file in (first, second))
     assert [row["score"] for row in new["table"]] == [row["score"] for row in old["table"]]
     assert new["trials"] == old["trials"]
+
+
+def test_a_study_of_variants_goes_on_trial_by_trial(tmp_path: Path) -> None:
+    """With what the training logged, also where only the results file is left."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    config = placebo.Config(recipe="pusht", episodes=3, work=tmp_path / "one", status=True, seeds=(0, 1))
+    for name, scores in (("batch", [1.0, 0.5, 1.0]), ("random", [0.5, 0.5, 1.0])):
+        id = TrialId("pusht", name, 0)
+        folder = folder_of(config.work / "pusht", id)
+        finish(config.work / "pusht", id, scores)
+        trial = fake_result(id, scores) | {"method": "prism", "trained_by": {"commit": "abc", "date": "today"}}
+        (folder / RESULT).write_text(json.dumps(trial | {"controller": to_json(recipe("pusht").controller)}))
+        lines = [{"step": step, **dict.fromkeys(placebo.WATCHED, step / 2)} for step in range(20, 2000, 20)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    study = placebo.run(config, QUIET)
+    placebo.show(study, QUIET)
+    assert study.figures["difference"]["pusht"].keys() == {"batch - random"}
+    assert study.figures["difference"]["pusht"]["batch - random"]["success"]["mean"] == pytest.approx(1 / 3)
+    assert {claim.verdict for claim in study.claims} == {"cannot be tested here"}, "one training"
+    assert len(study.missing) == 6
+    log = study.figures["trials"][0]["log"]
+    assert len(log["step"]) == variants.LINES
+    assert log["step"][-1] == 1980
+    first.write_text(json.dumps(study.to_json()))
+    again = placebo.run(replace(config, work=tmp_path / "two", add=(first,)), QUIET)
+    second.write_text(json.dumps(again.to_json()))
+    old, new = (json.loads(file.read_text()) for file in (first, second))
+    for key in ("table", "difference", "logged", "trials", "missing"):
+        assert new[key] == old[key], key
+    for other in ({"minutes": 5.0}, {"first_seed": 7}):
+        with pytest.raises(PrismError, match="was made with other settings"):
+            placebo.run(replace(config, work=tmp_path / "three", add=(first,), **other), QUIET)
+    old["settings"]["objective"]["scope"] = "own"
+    first.write_text(json.dumps(old))
+    with pytest.raises(PrismError, match=r"objective\.scope = own there, batch now"):
+        placebo.run(replace(config, work=tmp_path / "three", add=(first,)), QUIET)
+    with pytest.raises(PrismError, match="unknown variant 'half'"):
+        placebo.run(replace(config, variants=("half",)), QUIET)
+
+
+def test_favor_is_as_good_only_within_its_bar() -> None:
+    def verdict(low: float, high: float, seeds: int = 3) -> str:
+        d = {"mean": (low + high) / 2, "low": low, "high": high, "p": 0.5, "seeds": seeds, "episodes": 200}
+        study = Study("favor", {"difference": {"reach": {"favor - exact": {"success": d}}}}, (), {})
+        return favor.claims(study)[0].verdict
+
+    assert verdict(-0.09, 0.04) == "confirmed"
+    assert verdict(-0.3, -0.12) == "not confirmed"
+    assert verdict(-0.12, 0.02) == verdict(-0.05, 0.11) == "cannot be tested here"
+    assert verdict(-0.09, 0.04, seeds=2) == "cannot be tested here"
 
 
 def test_a_split_that_is_not_there_has_no_mean() -> None:

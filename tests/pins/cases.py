@@ -52,7 +52,7 @@ SMALL = PrismConfig(
         width=16, blocks=2, attention=AttentionConfig(kind="softmax", heads=2, features=16), latent=4,
         actions_per_query=2,
     ),
-    objective=ObjectiveConfig(candidates=4, relative=0.0),
+    objective=ObjectiveConfig(candidates=4, scope="own", soft_weight=0.0),
 )  # fmt: skip
 
 

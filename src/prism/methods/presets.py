@@ -63,9 +63,7 @@ def base() -> PrismConfig:
 def paper() -> PrismConfig:
     """The paper's sizes (Sec. 5, App. A.2, A.3): d = 512, L = 6, 8 heads, ResNet-18 a camera, To = 8, Tp = 16."""
     attention = AttentionConfig(kind="auto", heads=8, length=1.0)
-    return PrismConfig(
-        generator=GeneratorConfig(mlp_ratio=1.25, attention=attention), objective=ObjectiveConfig(soft_weight=0.02)
-    )
+    return PrismConfig(generator=GeneratorConfig(mlp_ratio=1.25, attention=attention))
 
 
 def fast(size: str = "paper") -> PrismConfig:
@@ -86,12 +84,9 @@ def literal(size: str = "paper") -> PrismConfig:
         objective=replace(
             config.objective,
             rule="paper",
-            scope="batch",
             weights="inverse_std",
-            soft_weight=0.02,
             soft_scaled=False,
             soft_respects_rejection=False,
-            relative=0.0,
         ),
     )
 
