@@ -203,7 +203,7 @@ INFO: dict[str, Any] = {
     "sensors": [{"name": "proprio", "kind": "vector", "shape": [4]}],
     "needs": ["proprio"],
     "action_dim": 4,
-    "action_kind": "delta",
+    "action": {"kind": "delta"},
     "keep": [3],
     "fps": 10.0,
     "obs_horizon": 1,

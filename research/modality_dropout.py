@@ -44,7 +44,6 @@ from prism.io import files
 from prism.methods.presets import build_policy, tiny
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
-from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec
 from prism.sims.collect import collect
 from prism.sims.environment import Env
@@ -140,7 +139,7 @@ def train_policy(
 
 
 def successes(config: Config, policy: Policy, env: Env, missing: str, console: Console) -> list[bool]:
-    controller = Controller(policy, ControllerConfig(selection=SelectionConfig(action_kind="delta")))
+    controller = Controller(policy, ControllerConfig())
     view = DropSensors(env, () if missing == NOTHING else (missing,))
     with Progress(console=console, transient=True) as progress:
         seeds = progress.track(range(TEST_SEED, TEST_SEED + config.episodes), description=f"without {missing}")

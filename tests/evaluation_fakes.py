@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from prism_client import ActionKind
 from torch import Tensor
 
 from prism.normalize import Normalizer
 from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.sims.environment import StepResult
 from prism.types import Observation
 
@@ -70,7 +71,9 @@ class PointPolicy(Policy):
 
     def __init__(self, noise: float = 0.1, obs_horizon: int = 2, pred_horizon: int = 8) -> None:
         super().__init__()
-        self.spec = PolicySpec("point", {}, SENSORS, 2, 10.0, obs_horizon, pred_horizon)
+        self.spec = PolicySpec(
+            "point", {}, SENSORS, 2, 10.0, obs_horizon, pred_horizon, ActionSpec(kind=ActionKind.ABSOLUTE)
+        )
         self.normalizer = Normalizer.empty(SENSORS, 2)
         self.noise = noise
         self.seen: list[Observation] = []

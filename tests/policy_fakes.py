@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import torch
+from prism_client import ActionKind
 
 from prism.attention import AttentionConfig
 from prism.encoder import EncoderConfig
@@ -15,7 +16,7 @@ from prism.methods.prism import PrismConfig, PrismPolicy
 from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import Policy
 from prism.rows import Random
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.training.checkpoint import TrainingState, save_checkpoint
 from prism.types import Batch, Observation
 
@@ -46,10 +47,13 @@ def small_config(**changes: object) -> PrismConfig:
 
 
 def small_policy(
-    config: PrismConfig | None = None, sensors: tuple[SensorSpec, ...] = VECTORS, seed: int = 0
+    config: PrismConfig | None = None,
+    sensors: tuple[SensorSpec, ...] = VECTORS,
+    seed: int = 0,
+    kind: ActionKind | None = ActionKind.ABSOLUTE,
 ) -> PrismPolicy:
     config = config or small_config()
-    policy = build_policy(config.spec(sensors, ACTION_DIM, 10.0), seed=seed)
+    policy = build_policy(config.spec(sensors, ACTION_DIM, 10.0, ActionSpec(kind=kind)), seed=seed)
     assert isinstance(policy, PrismPolicy)
     return policy
 

@@ -181,7 +181,7 @@ def test_ten_demonstrations_are_ten(tmp_path: Path, capfd: pytest.CaptureFixture
         prism.train(tmp_path / f"of-{episodes}", run, steps=1, demonstrations=asked, set=["train.batch_size=2"])
         said = " ".join(capfd.readouterr().err.split())
         assert f"{trained} episodes, {held_out} held out for validation" in said
-        assert "sensors: proprio; 2 actions, absolute (each names a pose)" in said
+        assert "sensors: proprio; 2 actions, absolute (each is a pose)" in said
         assert "if not: --action-kind delta" in said
     with pytest.raises(prism.PrismError, match="41 demonstrations were asked for, there are 40"):
         prism.train(tmp_path / "of-40", tmp_path / "x", steps=1, demonstrations=41, progress=False)

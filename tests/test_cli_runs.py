@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from prism_client import ActionKind
 
 from prism import cli
 from prism.cli import serve
@@ -62,20 +63,20 @@ def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
         with DatasetWriter(workplace / name, JOINTS, 3, 10.0, "t") as writer:
             for before, done in zip(poses - moves, actions, strict=True):
                 writer.add({"joints": before}, done)
-    stated = ["--set", "controller.selection.action_kind=delta"]
     for words, how, kind in (
-        (["changes"], "seen in the data", "delta"),
-        (["changes", "--init", "runs/0"], "seen in the data", "delta"),
-        (["poses"], "seen in the data", "absolute"),
-        (["poses", *stated], "as stated", ""),
+        (["changes"], "; seen in the data;", "delta"),
+        (["changes", "--init", "runs/0"], "; seen in the data;", "delta"),
+        (["poses"], "; seen in the data;", "absolute"),
+        (["poses", "--action-kind", "delta"], "", "delta"),
     ):
         run = workplace / "runs" / str(len(list(workplace.glob("runs/*"))))
         for more in (["--steps", "1"], ["--steps", "2", "--resume"]):
             assert cli.main(["train", *words, "--out", str(run), *more]) == 0
-            assert how in capfd.readouterr().err
+            assert f"{kind} ({ActionKind(kind).meaning}){'' if '--resume' in more else how}" in capfd.readouterr().err
             assert Run(run).spec.action.kind == kind
         assert last_step(run) == 2
-        assert Run(run).experiment.controller.selection.action_kind == (kind or "delta")
+    assert cli.main(["train", "poses", "--set", "controller.selection.action_kind=delta"]) == cli.EXIT_USER
+    assert "'action_kind' is no setting any more; use --action-kind" in capfd.readouterr().err
 
 
 def test_a_network_goes_on_with_actions_of_its_own_kind_alone(
@@ -96,29 +97,26 @@ def test_a_network_goes_on_with_actions_of_its_own_kind_alone(
             for before, done in zip(poses - moves, actions, strict=True):
                 writer.add({"joints": before}, done)
         assert cli.main(["train", name, "--steps", "1", "--out", f"runs/{name}"]) == 0
-    stated = ["--set", "controller.selection.action_kind=delta"]
     for data, init, kinds in (
         (["changes"], "poses", "absolute, those of the data delta;"),
         (["poses"], "changes", "delta, those of the data absolute;"),
         (["delta"], "absolute", "absolute, those of the data delta;"),
         (["absolute"], "delta", "delta, those of the data absolute;"),
         (["velocity"], "delta", "delta, those of the data velocity;"),
-        (["poses", *stated], "poses", "absolute, those of the data delta or velocity;"),
+        (["poses", "--action-kind", "delta"], "poses", "absolute, those of the data delta;"),
         (["hidden", "--action-kind", "delta"], "poses", "absolute, those of the data delta;"),
     ):
         capfd.readouterr()
         assert cli.main(["train", *data, "--init", f"runs/{init}", "--steps", "1", "--out", "no"]) == cli.EXIT_USER
         error = capfd.readouterr().err
         assert f"--init runs/{init}: the run's actions are {kinds}" in error
-        assert "train without --init (where data do not say what their actions are, --action-kind does)" in error
         assert not Path("no").exists()
-    for data, init in ((["hidden"], "changes"), (["changes", "--action-kind", "absolute"], "poses")):
+    for data, init, kind in (
+        (["hidden"], "changes", "delta"), (["changes", "--action-kind", "absolute"], "poses", "absolute"),
+    ):  # fmt: skip
         out = f"runs/{init}-more"
         assert cli.main(["train", *data, "--init", f"runs/{init}", "--steps", "1", "--out", out]) == 0
-        both = [Run(run).experiment.controller.selection.action_kind for run in (f"runs/{init}", out)]
-        assert both[0] == both[1], "what the data do not show is as in the run"
-    assert cli.main(["train", "metaworld-reach", "--init", "runs/poses", "--out", "no"]) == cli.EXIT_USER
-    assert "the run's actions are absolute, those of the data delta or velocity" in capfd.readouterr().err
+        assert Run(out).spec.action.kind == kind, "what the data do not show is as in the run"
 
 
 def test_train_resume_and_evaluate(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from prism_client import ActionKind
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, action_scale, ensemble, least_jerk
+from prism.controller import Controller, ControllerConfig, action_scale, check_controller, ensemble, least_jerk
 from prism.errors import PrismError
 from prism.normalize import Normalizer
 from prism.rows import Random
@@ -37,6 +37,12 @@ def see(t: float) -> dict[str, np.ndarray]:
 
 
 FIRST = SelectionConfig(rule="first")
+ABSOLUTE, DELTA = ActionKind.ABSOLUTE, ActionKind.DELTA
+
+
+def of_kind(policy: PointPolicy, kind: ActionKind) -> PointPolicy:
+    policy.spec = replace(policy.spec, action=ActionSpec(kind=kind))
+    return policy
 
 
 def test_executes_the_first_actions_of_each_plan_and_then_replans() -> None:
@@ -77,9 +83,11 @@ def test_a_late_plan_begins_where_time_has_gone_on(
         Controller(policy, replace(config, delay=5))
 
 
-@pytest.mark.parametrize("kind", ["absolute", "delta"])
+@pytest.mark.parametrize("kind", [ABSOLUTE, DELTA])
 @pytest.mark.parametrize(("restless", "moves_at"), [(0, None), (2, 2), (3, 3)])
-def test_a_robot_that_waits_takes_the_plan_that_goes_farthest(kind: str, restless: int, moves_at: int | None) -> None:
+def test_a_robot_that_waits_takes_the_plan_that_goes_farthest(
+    kind: ActionKind, restless: int, moves_at: int | None
+) -> None:
     class Waiting(PointPolicy):
         """All candidates wait but two: the third goes a way, the last one half of it."""
 
@@ -88,8 +96,10 @@ def test_a_robot_that_waits_takes_the_plan_that_goes_farthest(kind: str, restles
             plans[0, 2], plans[0, -1] = 1.0, 0.5
             return plans
 
-    selection = SelectionConfig(rule="medoid", action_kind=kind, restless=restless, pose_dims=2)  # type: ignore[arg-type]
-    controller = Controller(Waiting(pred_horizon=8), ControllerConfig(exec_horizon=4, selection=selection))
+    selection = SelectionConfig(rule="medoid", restless=restless, pose_dims=2)
+    controller = Controller(
+        of_kind(Waiting(pred_horizon=8), kind), ControllerConfig(exec_horizon=4, selection=selection)
+    )
     actions = [float(controller.act(see(0.0))[0]) for _ in range(20)]
     moved = [at for at in range(5) if actions[4 * at] > 0.5]
     assert moved[:1] == ([] if moves_at is None else [moves_at])
@@ -109,14 +119,14 @@ def test_a_plan_that_moves_on_is_no_rest() -> None:
 
 
 def test_a_gripper_that_is_held_is_no_way_gone() -> None:
-    rest = Standstill(SelectionConfig(action_kind="delta", pose_dims=1, restless=2), np.ones(2))
+    rest = Standstill(SelectionConfig(pose_dims=1, restless=2), np.ones(2), DELTA)
     counts = []
     for change, gripper in ((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0.0, -1.0), (0.0, -1.0), (0.2, -1.0)):
         rest.executed(np.tile([change, gripper], (4, 1)))
         counts.append(rest.replans)
     assert counts == [1, 2, 3, 0, 1, 0]  # closing it is something else
     with pytest.raises(PrismError, match=r"restless = 2.*pose_dims"):
-        SelectionConfig(action_kind="delta", restless=2)
+        check_controller(ControllerConfig(selection=SelectionConfig(restless=2)), of_kind(PointPolicy(), DELTA).spec)
 
 
 def test_random_numbers_are_drawn_on_the_cpu_wherever_the_policy_is() -> None:
@@ -419,14 +429,15 @@ def test_jerk_weight_smooths_what_is_executed_and_spares_grippers() -> None:
     np.testing.assert_array_equal(plain[:, 1], smooth[:, 1])
 
 
-@pytest.mark.parametrize("kind", ["absolute", "delta"])
+@pytest.mark.parametrize("kind", [ABSOLUTE, DELTA])
 @pytest.mark.parametrize("size", [0.02, 0.1, 0.3])
-def test_a_nudge_gives_way_by_the_square_of_its_reach(size: float, kind: Literal["absolute", "delta"]) -> None:
+def test_a_nudge_gives_way_by_the_square_of_its_reach(size: float, kind: ActionKind) -> None:
     away = np.zeros((1, 16, 2), np.float32)
     away[0, 4:8, 0] = size  # there and back again
-    plan = np.diff(away, axis=1, prepend=0.0).astype(np.float32) if kind == "delta" else away
-    selection = SelectionConfig(rule="first", action_kind=kind, pose_dims=2, mode_radius=0.15)
-    controller = Controller(PointPolicy(), ControllerConfig(selection=selection, jerk_weight=10.0), scale=np.ones(2))
+    plan = np.diff(away, axis=1, prepend=0.0).astype(np.float32) if kind is DELTA else away
+    selection = SelectionConfig(rule="first", pose_dims=2, mode_radius=0.15)
+    policy, config = of_kind(PointPolicy(), kind), ControllerConfig(selection=selection, jerk_weight=10.0)
+    controller = Controller(policy, config, scale=np.ones(2))
     controller.observe({"proprio": np.zeros(2, np.float32)})
     controller.adopt(plan, 0.0)
     assert controller.last_plan is not None

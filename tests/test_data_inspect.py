@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from prism.data import open_dataset
-from prism.data.action_kind import guess_kind
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
+from prism.data.guess_kind import guess_kind
 from prism.data.inspect import as_picture, duration, print_summary, size, summarise
 from prism.errors import PrismError
 from prism.report.dataset_page import render, write_page

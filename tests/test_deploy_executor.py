@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prism_client import Executor, HoldError, PlanError, RefusedError, RemotePlanner
+from prism_client import ActionKind, Executor, HoldError, PlanError, RefusedError, RemotePlanner
 from torch import Tensor
 
 from prism.controller import Controller, ControllerConfig
@@ -53,9 +53,10 @@ class Ramp(EagerBackend):
         return self.policy.normalizer.normalize_actions(rows.expand(-1, candidates, -1, ACTION_DIM).float())
 
 
-def ramp(dropout: float = 0.0) -> Ramp:
+def ramp(dropout: float = 0.0, kind: ActionKind = ActionKind.ABSOLUTE) -> Ramp:
     small = small_config(pred_horizon=TP)
-    policy = small_policy(dataclasses.replace(small, encoder=dataclasses.replace(small.encoder, dropout=dropout)))
+    small = dataclasses.replace(small, encoder=dataclasses.replace(small.encoder, dropout=dropout))
+    policy = small_policy(small, kind=kind)
     for encoder in policy.encoder.encoders:  # as wide as what `features` gives
         encoder.absent = torch.nn.Parameter(torch.zeros(encoder.spec.shape))  # type: ignore[union-attr,assignment]
     return Ramp(policy.eval())
@@ -117,11 +118,10 @@ def test_a_plan_is_entered_at_the_row_that_is_due_and_a_late_one_after_a_hold(tr
 
 
 @TRANSPORTS
-@pytest.mark.parametrize(("kind", "held"), [("absolute", [7, 7, 7]), ("delta", [0, 0, 7])])
+@pytest.mark.parametrize(("kind", "held"), [(ActionKind.ABSOLUTE, [7, 7, 7]), (ActionKind.DELTA, [0, 0, 7])])
 def test_a_hold_stands_still_as_the_run_says_and_ends_the_loop(transport: str, kind: Any, held: list[float]) -> None:
-    backend = ramp()
-    dims = {} if kind == "absolute" else {"pose_dims": 2}
-    selection = dataclasses.replace(FIRST, action_kind=kind, **dims)
+    backend = ramp(kind=kind)
+    selection = FIRST if kind is ActionKind.ABSOLUTE else dataclasses.replace(FIRST, pose_dims=2)
     with driving(transport, backend, selection, max_held=6) as executor:
         assert executor.action_kind == kind
         executor.act(see(0))

@@ -25,7 +25,7 @@ SOON = ("--set", "exec_horizon=2")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return save_run(tmp_path / "run", small_policy())
+    return save_run(tmp_path / "run", small_policy(kind=None))
 
 
 def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
@@ -77,10 +77,11 @@ def test_a_hold_is_not_guessed(run: Path, capsys: pytest.CaptureFixture[str]) ->
     """Nobody said what the actions are: the server says so, and tells executors nothing, which then do not start."""
     server = Serve(run, port=0, set=SOON[1:])._server()
     _announce(server)
-    assert "nobody said whether the actions are poses or changes of a pose" in capsys.readouterr().out
-    assert server.metadata()["action_kind"] is None
-    for kind, taken in (("absolute", "absolute"), ("delta", "delta"), ("velocity", "delta")):
-        assert Serve(run, port=0, set=SOON[1:], action_kind=kind)._server().metadata()["action_kind"] == taken
+    assert "unknown kind of action" in capsys.readouterr().out
+    assert "kind" not in server.metadata()["action"]
+    for kind, taken in (("absolute", []), ("delta", [1]), ("velocity", [1])):
+        about = Serve(run, port=0, set=(*SOON[1:], "selection.grippers=[1]"), action_kind=kind)._server().metadata()
+        assert (about["action"]["kind"], about["keep"]) == (kind, taken)
     with pytest.raises(PrismError, match="--action-kind jump: use one of absolute, delta, velocity"):
         Serve(run, port=0, set=SOON[1:], action_kind="jump")._server()
 
@@ -92,9 +93,9 @@ def test_a_checkpoint_copied_alone_knows_its_hold(tmp_path: Path) -> None:
     policy.spec = dataclasses.replace(policy.spec, action=action)
     alone = Run(save_run(tmp_path / "run", policy)).weights()
     selection = Run(alone).settings.selection
-    assert (selection.action_kind, selection.grippers) == ("delta", (2,))
+    assert selection.grippers == (2,)
     about = Serve(alone, port=0)._server().metadata()
-    assert (about["action_kind"], about["keep"]) == ("delta", [2])
+    assert (about["action"]["kind"], about["keep"]) == ("delta", [2])
 
 
 @pytest.mark.parametrize(("planned", "executed"), [(2, 1), (8, 4), (9, 8), (16, 8)])
@@ -126,18 +127,6 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         err = capsys.readouterr().err
         assert words in err, arguments
         assert err.count("\n") == 1
-
-
-def test_without_prism_client_only_what_needs_it_says_so(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "prism_client", None)
-    assert main(["serve", str(run)]) == 2
-    assert "prism serve needs the package prism_client: pip install packages/prism-client" in capsys.readouterr().err
-    code = (
-        "import sys; sys.modules['prism_client'] = None; import prism; prism.load_run; import prism.inference.backends"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_key_that_no_client_can_send_is_refused(

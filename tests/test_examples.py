@@ -72,7 +72,7 @@ def test_a_task(site: Path) -> None:
     assert cli.main(["train", "point", "--episodes", "4", "--steps", "2", *SMALL]) == 0
     assert (Path("data") / "point" / "dataset.json").is_file()
     run = prism.load_run("runs/point")
-    assert run.settings.selection.action_kind == "delta"
+    assert run.spec.action.kind == "delta"
     assert prism.evaluate(run, episodes=2, workers=1, progress=False).task == "point"
     env = make_env("point")
     with pytest.raises(prism.PrismError, match="call reset"):

@@ -87,6 +87,28 @@ def test_a_run_opens_and_its_policy_gives_the_same_candidates(place: Path) -> No
     np.testing.assert_allclose(candidates(place / "run"), stored, rtol=1e-3, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("stored", "task", "kind"),
+    [
+        ("absolute", "pusht", "absolute"),
+        ("delta", "pusht", "delta"),
+        ("delta", None, "delta"),
+        ("absolute", None, None),
+    ],
+)
+def test_the_kind_of_action_of_an_earlier_run_is_found(
+    place: Path, stored: str, task: str | None, kind: str | None
+) -> None:
+    """It was a setting of the controller; "absolute" was also what nobody had set."""
+    file = place / "run" / "experiment.json"
+    experiment = json.loads(file.read_text())
+    experiment["controller"]["selection"]["action_kind"], experiment["task"] = stored, task
+    file.write_text(json.dumps(experiment))
+    assert Run(place / "run").policy().spec.action.kind == kind
+    alone = shutil.copytree(Run(place / "run").weights(), place / "alone")
+    assert Run(alone).spec.action.kind is None
+
+
 def test_a_run_is_trained_on_and_played(place: Path) -> None:
     assert cli.main([*COMMANDS_OF["train"], *OLD_DEFAULTS, "--resume", "--steps", "6"]) == 0
     assert sorted(path.name for path in (place / "run" / "checkpoints").iterdir()) == ["step-00000006"]

@@ -132,7 +132,14 @@ def test_a_planner_that_is_gone_stands_still_and_ends_the_run() -> None:
     robot = make_robot("ur5e-twin", ["realtime=false"])
     robot.connect()
     sensors = [{"name": "proprio", "kind": "vector", "shape": [4]}]
-    info = {"pred_horizon": 8, "exec_horizon": 4, "action_dim": 4, "fps": 10.0, "action_kind": "delta", "keep": [3]}
+    info = {
+        "pred_horizon": 8,
+        "exec_horizon": 4,
+        "action_dim": 4,
+        "fps": 10.0,
+        "action": {"kind": "delta"},
+        "keep": [3],
+    }
     executor = Executor(Gone({**info, "sensors": sensors}), max_held=10, clock=robot.now)
     guard, trace = Guard(robot, robot.limits), Trace(robot)
     with open(os.devnull) as nothing, Keys(nothing) as keys:

@@ -303,7 +303,7 @@ def test_wheels_are_velocities() -> None:
 def test_a_hold_of_prism_run_stops_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
     robot = lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
-    info = {"sensors": [], "action_dim": 2, "action_kind": "absolute", "action": {"kind": "absolute"}}
+    info = {"sensors": [], "action_dim": 2, "action": {"kind": "absolute"}}
     planner: Any = SimpleNamespace(info=info, trouble=lambda: "", submit=lambda step: None)
     monkeypatch.setattr(RunCommand, "_planner", lambda command, robot: nullcontext(planner))
     with ExitStack() as stack:

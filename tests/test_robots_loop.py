@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,6 @@ from prism_client import Executor, PlanError, Reply, Step
 
 from prism.data import open_dataset
 from prism.errors import PrismError
-from prism.experiments.recipes import own_data
-from prism.experiments.workflow import _with_actions
 from prism.robots import program
 from prism.robots.contract import Robot, make_robot
 from prism.robots.guard import Guard, Seen
@@ -29,8 +26,7 @@ from prism.robots.loop import Keys, Outcome, PolicyCommander, Takeover, check_fi
 from prism.robots.program import Program
 from prism.robots.recording import Recording, Trace
 from prism.robots.teleop import Keyboard
-from prism.selection import SelectionConfig
-from prism.sensors import ActionSpec, SensorSpec
+from prism.sensors import SensorSpec
 
 
 class Crashes:
@@ -169,7 +165,7 @@ INFO: dict[str, Any] = {
     ],
     "needs": ["proprio"],
     "action_dim": 4,
-    "action_kind": "delta",
+    "action": {"kind": "delta"},
     "fps": 10.0,
 }
 
@@ -184,11 +180,10 @@ def robot_with_eye(size: tuple[int, int]) -> Robot:
     ("change", "words"),
     [
         ({"action_dim": 7}, "7 numbers an action, robot 'ur5e-twin' takes 4"),
-        ({"action_kind": "absolute"}, "nobody said what the policy's actions are"),
-        ({"action_kind": "absolute", "action": {"kind": "absolute"}}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
-        ({"action_kind": "absolute", "action": {"kind": "delta"}}, "a hold would move the robot"),
+        ({"action": {}}, "unknown kind of action"),
+        ({"action": {"kind": "absolute"}}, "'absolute', robot 'ur5e-twin' takes 'delta'"),
         ({"action": {"kind": "velocity"}}, "'velocity', robot"),
-        ({"action": {"names": ["a", "b", "c", "d"]}}, "another robot"),
+        ({"action": {"kind": "delta", "names": ["a", "b", "c", "d"]}}, "another robot"),
         ({"fps": 30.0}, "trained at 30 steps a second"),
         ({"sensors": [{"name": "rgb_wrist", "kind": "rgb", "shape": [8, 8, 3]}], "needs": ["rgb_wrist"]}, "no sensor"),
         ({"sensors": [{"name": "proprio", "kind": "vector", "shape": [5]}]}, "needs shape"),
@@ -211,20 +206,10 @@ def test_pictures_are_resized_when_asked() -> None:
     assert shrunk(np.zeros((1, 48, 64, 3), np.uint8), sizes["eye"]).shape == (1, 24, 32, 3)
 
 
-def test_a_kind_of_action_that_contradicts_the_recording_is_refused() -> None:
-    experiment = own_data(Path("recorded"))
-    assert _with_actions(experiment, ActionSpec(kind="delta")).controller.selection.action_kind == "delta"
-    asked = replace(
-        experiment, controller=replace(experiment.controller, selection=SelectionConfig(action_kind="delta"))
-    )
-    with pytest.raises(PrismError, match="actions are absolute"):
-        _with_actions(asked, ActionSpec(kind="absolute"))
-
-
 class Late:
     """A planner whose plans come when a test lets them."""
 
-    info = {"action_dim": 1, "action_kind": "delta", "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
+    info = {"action_dim": 1, "action": {"kind": "delta"}, "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
 
     def __init__(self) -> None:
         self.waiting: list[Step] = []

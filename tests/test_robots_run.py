@@ -78,9 +78,7 @@ def test_a_run_for_the_viewer(
 
 
 def test_training_knows_the_kind_of_what_was_recorded(trained: Path) -> None:
-    selection = Run(trained).experiment.controller.selection
-    assert selection.action_kind == "delta"
-    assert selection.grippers == (3,)
+    assert Run(trained).experiment.controller.selection.grippers == (3,)
     assert Run(trained).spec.action.kind == "delta"
 
 
@@ -357,7 +355,7 @@ def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
     before = np.concatenate([np.zeros((6, 1, 3), np.float32), poses[:, :-1]], axis=1)
     for name, actions, said in (
         ("delta", 30 * moves, "delta (each is a change of pose); seen in the data"),
-        ("absolute", poses, "absolute (each names a pose); seen in the data"),
+        ("absolute", poses, "absolute (each is a pose); seen in the data"),
         ("hidden", rng.normal(size=(6, 40, 3)).astype(np.float32), "ASSUMED"),
     ):
         with DatasetWriter(tmp_path / name, sensors, 3, 10.0, "t") as writer:
@@ -371,10 +369,10 @@ def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
         inspected = {"delta": "actions look delta", "absolute": "actions look absolute", "hidden": "nothing says"}
         assert inspected[name] in " ".join(capsys.readouterr().out.split())
     run = Run(tmp_path / "runs" / "delta")
-    assert run.spec.action.kind == run.experiment.controller.selection.action_kind == "delta"
+    assert run.spec.action.kind == "delta"
     words = ["train", str(tmp_path / "hidden"), "--steps", "2", "--out", str(tmp_path / "runs" / "stated")]
     assert main([*words, "--action-kind", "delta"]) == 0
-    assert Run(tmp_path / "runs" / "stated").experiment.controller.selection.action_kind == "delta"
+    assert Run(tmp_path / "runs" / "stated").spec.action.kind == "delta"
     assert (
         main(["train", str(recorded), "--steps", "2", "--action-kind", "absolute", "--out", str(tmp_path / "x")]) == 2
     )

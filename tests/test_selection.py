@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.experiments.recipes import recipe
@@ -28,6 +29,7 @@ from tests.reference import selection as reference
 
 F64 = NDArray[np.float64]
 ONE = np.ones(2)
+ABSOLUTE, DELTA = ActionKind.ABSOLUTE, ActionKind.DELTA
 
 
 def two_modes(left: int, right: int, gap: float = 2.0, noise: float = 0.01, seed: int = 0) -> F64:
@@ -91,26 +93,25 @@ def test_units_do_not_matter() -> None:
 def test_proxy_score_is_literal() -> None:
     plans = np.array([[[3.0, 0.0]], [[1.0, 0.0]], [[-2.0, 1.0]]])
     pose = np.array([2.6, 0.0, 99.0])
-    absolute = proxy_score(plans, pose, ONE, "absolute")
+    absolute = proxy_score(plans, pose, ONE, ABSOLUTE)
     np.testing.assert_allclose(absolute, [np.sqrt(0.4**2 / 2), np.sqrt(1.6**2 / 2), np.sqrt((4.6**2 + 1) / 2)])
-    delta = proxy_score(plans, pose, ONE, "delta")  # the current pose cancels: it prefers to stand still
+    delta = proxy_score(plans, pose, ONE, DELTA)  # the current pose cancels: it prefers to stand still
     np.testing.assert_allclose(delta, np.sqrt(np.mean(plans[:, 0] ** 2, axis=-1)))
-    np.testing.assert_allclose(proxy_score(plans, pose, ONE, "absolute", [0]), [0.4, 1.6, 4.6])
+    np.testing.assert_allclose(proxy_score(plans, pose, ONE, ABSOLUTE, [0]), [0.4, 1.6, 4.6])
     with pytest.raises(PrismError, match="pose_dims"):
-        proxy_score(plans, pose[:1], ONE, "absolute")
+        proxy_score(plans, pose[:1], ONE, ABSOLUTE)
 
 
 def test_a_gripper_is_no_motion() -> None:
     """The one that stands still with an open hand is nearer than the one that moves and closes half-way."""
     plans = np.array([[[0.0, 0.0, 1.0]], [[0.3, 0.0, 0.0]]])
     state = SelectionState(last_action=np.zeros(3), pose=np.zeros(3))
-    unaware = SelectionConfig(rule="proxy_score", action_kind="delta")
-    assert select(plans, np.ones(3), state, unaware).index == 1
+    unaware = SelectionConfig(rule="proxy_score")
+    assert select(plans, np.ones(3), state, unaware, kind=DELTA).index == 1
     for aware in (replace(unaware, grippers=(2,)), replace(unaware, pose_dims=2)):
-        assert select(plans, np.ones(3), state, aware).index == 0
+        assert select(plans, np.ones(3), state, aware, kind=DELTA).index == 0
     for task in ("metaworld-drawer-open", "robosuite-lift", "robosuite-transport", "tabletop-stack-blue"):
         selection = recipe(task).controller.selection
-        assert selection.action_kind == "delta"
         assert selection.grippers, f"{task} counts its gripper as motion"
     assert SelectionConfig(grippers=(6, 13)).motion(14) == [*range(6), *range(7, 13)]
     with pytest.raises(PrismError, match="grippers"):
@@ -190,7 +191,7 @@ def test_first_plan_uses_the_initial_rule() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [("rule", "best"), ("mode_radius", 0.0), ("discount", 1.5), ("patience", -1.0), ("min_share", 2.0),
-     ("centrality", -0.1), ("pose_dims", 0), ("action_kind", "torque"), ("initial", "overlap")],
+     ("centrality", -0.1), ("pose_dims", 0), ("initial", "overlap")],
 )  # fmt: skip
 def test_config_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(PrismError, match=f"selection.{field}"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.sensors import SensorSpec
 from prism.sims.environment import Array, Simulation
@@ -58,4 +59,4 @@ class PointExpert:
         return np.clip(self.env.goal - self.env.at, -0.1, 0.1).astype(np.float32)
 
 
-TASK = Task(PointEnv, PointExpert, recipe="state", actions="delta")
+TASK = Task(PointEnv, PointExpert, recipe="state", actions=ActionKind.DELTA)

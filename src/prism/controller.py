@@ -28,6 +28,7 @@ from prism.selection import (
     SelectionState,
     Standstill,
     find_modes,
+    is_change,
     overlap,
     reach,
     select,
@@ -115,6 +116,12 @@ def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
             "there; use a smaller delay or exec_horizon"
         )
     selection = config.selection
+    if selection.restless and is_change(spec.action.kind) and selection.pose_dims is None and not selection.grippers:
+        raise PrismError(
+            f"selection.restless = {selection.restless} with actions of kind '{spec.action.kind}' has to know which "
+            "entries of an action are changes of pose: set selection.grippers to the others, or selection.pose_dims to "
+            "how many come first"
+        )
     if selection.needs_overlap and config.exec_horizon >= spec.pred_horizon:
         raise PrismError(
             f"selection.rule = '{selection.rule}' compares with the unexecuted remainder of a plan: "
@@ -173,7 +180,7 @@ class Controller:
         self._last_action: FloatArray | None = None
         self._executed: deque[FloatArray] = deque(maxlen=_PAST)
         self._doubt = 0.0
-        self._standstill = Standstill(self.config.selection, self.scale)
+        self._standstill = Standstill(self.config.selection, self.scale, self.policy.spec.action.kind)
         self._step = 0
         self._next = 0  # position in the current plan
         self._late: tuple[int, NDArray[np.float32], float] | None = None  # a plan in the making: when, what, ms
@@ -344,7 +351,7 @@ class Controller:
         )
         radius = self.config.selection.mode_radius
         modes = find_modes(plans, self.scale, radius)
-        selection = select(plans, self.scale, state, self.config.selection, modes)
+        selection = select(plans, self.scale, state, self.config.selection, modes, self.policy.spec.action.kind)
         self._doubt = selection.doubt
         latency = latency_ms + (time.perf_counter() - start) * 1e3
 
@@ -394,7 +401,7 @@ class Controller:
         if self.config.jerk_weight:
             moving = [i for i in range(chosen.shape[1]) if i not in self.config.selection.grippers]
             past = np.array([action[moving] for action in self._executed]).reshape(-1, len(moving))
-            far = float(reach(chosen, self.scale, self.config.selection))
+            far = float(reach(chosen, self.scale, self.config.selection, self.policy.spec.action.kind))
             weight = self.config.jerk_weight * min(1.0, far / self.config.selection.mode_radius) ** 2
             chosen[:, moving] = least_jerk(chosen[:, moving], past, weight)
         return chosen

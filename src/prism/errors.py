@@ -63,5 +63,4 @@ def need(module: str, extra: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         package = module.split(".")[0]
-        remedy = "packages/prism-client" if package == "prism_client" else f"'prism-policy[{extra}]'"
-        raise PrismError(f"{what} needs the package {package}: pip install {remedy}") from None
+        raise PrismError(f"{what} needs the package {package}: pip install 'prism-policy[{extra}]'") from None

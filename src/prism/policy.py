@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxtyping import Float
+from prism_client import ActionKind
 from torch import Tensor, nn
 
 from prism.errors import PrismError
@@ -45,6 +46,17 @@ class PolicySpec:
         without a sensor under its name. Fewer teach little, and a robot stops for a sensor that its policy needs."""
         gone = (s.name for s in self.sensors if 10 * windows[s.name] >= windows[""])
         return dataclasses.replace(self, absent=tuple(gone))
+
+    def stated(self, kind: str | None) -> PolicySpec:
+        """With the kind of its actions that a person states (--action-kind), where its data did not."""
+        if kind is None or kind == self.action.kind:
+            return self
+        if self.action.kind is not None:
+            raise PrismError(f"--action-kind {kind}: the policy's actions are '{self.action.kind}'; drop the option")
+        known = ActionKind.parse(kind)
+        if known is None:
+            raise PrismError(f"--action-kind {kind}: use one of {ActionKind.words()}")
+        return dataclasses.replace(self, action=dataclasses.replace(self.action, kind=known))
 
     def to_json(self) -> dict[str, Any]:
         seldom = ("absent", "missed")

@@ -11,25 +11,28 @@ so it does not grow with the horizon or with the number of action dimensions, an
 A *mode* is a connected component of the candidates when those nearer than `mode_radius` are joined.
 Candidates are draws from the policy, so the share of candidates in a mode estimates the probability that
 the policy gives it: the only plausibility a generator without a density has.
+
+The kind of the actions is the policy's (`policy.spec.action.kind`); None, unknown, is treated as absolute.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError, check_choices, check_numbers
+from prism.sensors import ActionSpec
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Rule = Literal["proxy_score", "last_action", "overlap", "commit", "first", "medoid"]
 InitialRule = Literal["first", "medoid"]
-ActionKind = Literal["absolute", "delta"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,6 @@ class SelectionConfig:
     centrality: float = (
         0.75  # commit: in the kept mode, 0 = nearest the old plan, 1 = most typical; docs/reference/metrics.md
     )
-    action_kind: ActionKind = "absolute"  # proxy_score, restless: does an action name a pose, or a change of pose?
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
     grippers: tuple[int, ...] = ()  # of these: entries that are no motion
@@ -55,12 +57,6 @@ class SelectionConfig:
         check_choices(self, "selection")
         numbers = {"(0, inf)": "mode_radius patience", "(0, 1]": "discount", "[0, 1]": "min_share centrality"}
         check_numbers(self, "selection", {**numbers, "[0, inf)": "restless", "[1, inf)": "pose_dims"})
-        if self.restless and self.action_kind == "delta" and self.pose_dims is None and not self.grippers:
-            raise PrismError(
-                f"selection.restless = {self.restless} with action_kind = 'delta' has to know which entries of an "
-                "action are changes of pose: set selection.grippers to those that are none, or selection.pose_dims to "
-                "how many come first"
-            )
         if any(entry < 0 for entry in self.grippers):
             raise PrismError(f"selection.grippers = {self.grippers} is out of range; entries count from 0")
 
@@ -71,6 +67,12 @@ class SelectionConfig:
     @property
     def needs_overlap(self) -> bool:
         return self.rule in ("overlap", "commit")
+
+    def of_actions(self, action: ActionSpec) -> SelectionConfig:
+        """With the grippers that the names of the actions show, where none are set."""
+        if self.grippers or len(action.grippers) in (0, len(action.names)):
+            return self
+        return replace(self, grippers=action.grippers)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ def proxy_score(
     candidates: FloatArray,
     pose: FloatArray,
     scale: FloatArray,
-    action_kind: ActionKind,
+    kind: ActionKind | None,
     dims: Sequence[int] | None = None,
 ) -> FloatArray:
     """The paper's ProxyScore, literally: (K,) distance of the first induced pose from the current pose.
@@ -172,7 +174,7 @@ def proxy_score(
         )
     current = pose[None, moving]
     first = candidates[:, 0, moving]
-    induced = current + first if action_kind == "delta" else first
+    induced = current + first if is_change(kind) else first
     return np.asarray(np.sqrt(np.mean(np.square((induced - current) / scale[moving]), axis=-1)), dtype=np.float64)
 
 
@@ -258,6 +260,7 @@ def select(
     state: SelectionState,
     config: SelectionConfig,
     modes: Modes | None = None,
+    kind: ActionKind | None = None,
 ) -> Selection:
     """Apply the configured rule to candidates (K, Tp, Da) in robot units; `scale` is (Da,), positive.
 
@@ -265,8 +268,8 @@ def select(
     as Sec. 4.5 has it. `modes`: of these candidates at config.mode_radius, where they are known already.
     """
     if config.restless and state.rested >= config.restless:
-        here = np.zeros(len(scale)) if config.action_kind == "delta" else state.last_action
-        scores = -reach(candidates, scale, config, here)
+        here = np.zeros(len(scale)) if is_change(kind) else state.last_action
+        scores = -reach(candidates, scale, config, kind, here)
         return Selection(int(np.argmin(scores)), scores)
     rule: Rule = config.rule
     remainder, last, pose = state.remainder, state.last_action, state.pose
@@ -279,7 +282,7 @@ def select(
     elif rule == "last_action" and last is not None:
         scores = last_action(candidates, last, scale)
     elif rule == "proxy_score" and pose is not None:
-        scores = proxy_score(candidates, pose, scale, config.action_kind, config.motion(candidates.shape[-1]))
+        scores = proxy_score(candidates, pose, scale, kind, config.motion(candidates.shape[-1]))
     elif (rule if rule in ("first", "medoid") else config.initial) == "medoid":
         scores = medoid(candidates, scale, config.mode_radius, modes)
     else:
@@ -298,9 +301,9 @@ def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
 class Standstill:
     """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
 
-    def __init__(self, config: SelectionConfig, scale: FloatArray) -> None:
+    def __init__(self, config: SelectionConfig, scale: FloatArray, kind: ActionKind | None = None) -> None:
         self.replans = 0
-        self._config, self._scale = config, scale
+        self._config, self._scale, self._kind = config, scale, kind
         self._at: FloatArray | None = None  # where it began
         self._last = np.zeros(len(scale))  # of poses that are sums of changes
 
@@ -308,7 +311,7 @@ class Standstill:
         """(n, Da), the executed part of the plan that a new one replaces."""
         if len(actions) == 0:
             return
-        actions = poses(actions, self._last, self._config)
+        actions = poses(actions, self._last, self._config, self._kind)
         self._last = actions[-1]
         self._at = actions[0] if self._at is None else self._at
         moved = plan_distance(actions[:, None], self._at[None, None], self._scale)  # (n,)
@@ -318,9 +321,14 @@ class Standstill:
             self.replans, self._at = 0, actions[-1]
 
 
-def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig) -> FloatArray:
+def is_change(kind: ActionKind | None) -> bool:
+    """Whether actions add up to a way; a velocity does, too: standing still is 0."""
+    return kind in (ActionKind.DELTA, ActionKind.VELOCITY)
+
+
+def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig, kind: ActionKind | None) -> FloatArray:
     """Where actions (..., n, Da) lead from the pose `last` (Da,): changes add up, a gripper says where it is."""
-    if config.action_kind == "absolute":
+    if not is_change(kind):
         return actions
     moving = config.motion(len(last))
     reached = actions.copy()
@@ -328,9 +336,15 @@ def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig) -> Flo
     return reached
 
 
-def reach(plans: FloatArray, scale: FloatArray, config: SelectionConfig, start: FloatArray | None = None) -> FloatArray:
+def reach(
+    plans: FloatArray,
+    scale: FloatArray,
+    config: SelectionConfig,
+    kind: ActionKind | None = None,
+    start: FloatArray | None = None,
+) -> FloatArray:
     """(..., n, Da) -> (...): how far a plan goes from the pose `start` (Da,), or its first; grippers are no way."""
     moving = [entry for entry in range(len(scale)) if entry not in config.grippers]
-    way = poses(plans, np.zeros(len(scale)), config)[..., moving]
+    way = poses(plans, np.zeros(len(scale)), config, kind)[..., moving]
     origin = way[..., :1, :] if start is None else start[moving]
     return np.asarray(plan_distance(way[..., None, :], origin[..., None, :], scale[moving]).max(axis=-1))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.io.plugins import Table
@@ -196,7 +197,7 @@ class ActionSpec:
     names: tuple[str, ...] = ()  # one a dimension; (): unknown
     quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions: q and -q are one rotation
     robot: str = ""  # the robot's type
-    kind: str = ""  # of the motion: absolute, delta or velocity; "": unknown
+    kind: ActionKind | None = None  # of the motion; None: unknown
 
     @property
     def grippers(self) -> tuple[int, ...]:
@@ -214,7 +215,7 @@ class ActionSpec:
     def to_json(self) -> dict[str, Any]:
         """Only what is known."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
-        known["kind"] = self.kind
+        known["kind"] = str(self.kind or "")
         return {key: value for key, value in known.items() if value}
 
     @staticmethod
@@ -225,9 +226,10 @@ class ActionSpec:
         lists = isinstance(names, list) and isinstance(first, list) and isinstance(robot, str)
         if not lists or not all(isinstance(n, str) for n in names) or not all(type(q) is int for q in first):
             raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; mend the file")
-        if (kind := data.get("kind", "")) not in ("", "absolute", "delta", "velocity"):
-            raise PrismError(f"{where}: 'action.kind' is {kind!r}, not absolute, delta or velocity; mend the file")
-        return ActionSpec(tuple(names), tuple(first), robot, kind)
+        kind = data.get("kind") or None
+        if kind is not None and ActionKind.parse(kind) is None:
+            raise PrismError(f"{where}: 'action.kind' is {kind!r}, not one of {ActionKind.words()}; mend the file")
+        return ActionSpec(tuple(names), tuple(first), robot, ActionKind.parse(kind))
 
 
 def action_spec_of(source: object) -> ActionSpec:

@@ -162,8 +162,7 @@ class Case:
 
 def case(arm: Arm | None = None, lost: tuple[int, ...] = (), selection: Any = None, **controller: Any) -> Case:
     arm = arm or Arm()
-    kind: Any = "absolute" if arm.kind == "absolute" else "delta"
-    chosen = {"action_kind": kind, "grippers": (arm.dim - 1,), **(selection or {})}
+    chosen = {"grippers": (arm.dim - 1,), **(selection or {})}
     settings = {"exec_horizon": 4, "candidates": 6, "selection": SelectionConfig(**chosen), **controller}
     return Case(ControllerConfig(**settings), arm, lost)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prism_client import Command, Executor, HoldError, PlanError, RefusedError, Reply, Stats, Step, limit_uncertainty
 
 TP, FPS, DIM = 8, 10.0, 3
-INFO = {"pred_horizon": TP, "exec_horizon": 4, "action_dim": DIM, "fps": FPS, "action_kind": "absolute"}
+INFO = {"pred_horizon": TP, "exec_horizon": 4, "action_dim": DIM, "fps": FPS, "action": {"kind": "absolute"}}
 BLIND = {"bad": True}  # an observation that the planner cannot use
 
 
@@ -143,7 +143,7 @@ def test_a_late_plan_continues_the_old_one_then_holds() -> None:
     [("absolute", [], [7, 7, 7]), ("delta", [2], [0, 0, 7]), ("velocity", [], [0, 0, 0]), ("delta", [], [0, 0, 0])],
 )
 def test_a_hold_stands_still_for_every_kind_of_action_and_ends(kind: str, keep: list[int], held: list[float]) -> None:
-    control = executor(Script([0.0, None], action_kind=kind, keep=keep), max_held=12)
+    control = executor(Script([0.0, None], action={"kind": kind}, keep=keep), max_held=12)
     found = commands(control, 20)
     assert [c.source for c in found] == ["plan"] * 8 + ["hold"] * 12
     assert all(c.action.tolist() == held for c in found[8:])
@@ -156,8 +156,8 @@ def test_a_hold_stands_still_for_every_kind_of_action_and_ends(kind: str, keep: 
 
 def test_the_kind_of_action_is_never_assumed() -> None:
     unknown = Script([0.0])
-    del unknown.info["action_kind"]
-    with pytest.raises(ValueError, match="action_kind = 'None' is not one of absolute, delta, velocity"):
+    del unknown.info["action"]
+    with pytest.raises(ValueError, match="action_kind = None is not one of absolute, delta, velocity"):
         executor(unknown)
     assert executor(unknown, action_kind="velocity").action_kind == "velocity"
 
@@ -276,7 +276,7 @@ def turn(angle: Any) -> np.ndarray:
 @pytest.mark.parametrize("slow", [False, True])
 def test_joined_and_slowed_rotations_stay_rotations(sign: float, slow: bool) -> None:
     """Of length 1, and the shorter way: no step turns by more than the plans and their part of the gap."""
-    planner = Script([0.0, 0.1, None], action_dim=5, action={"quaternions": [1]})
+    planner = Script([0.0, 0.1, None], action_dim=5, action={"kind": "absolute", "quaternions": [1]})
     starts = {0: 0.0, 1: 1.8}  # rad; the second plan is 1.4 rad ahead of the first, or the same with the other sign
 
     def make(number: int, _: np.ndarray) -> np.ndarray:
@@ -298,7 +298,7 @@ def test_joined_and_slowed_rotations_stay_rotations(sign: float, slow: bool) -> 
 
 
 def test_a_hold_of_changes_keeps_a_rotation() -> None:
-    planner = Script([0.0, None], action_dim=5, action_kind="delta", action={"quaternions": [1]})
+    planner = Script([0.0, None], action_dim=5, action={"kind": "delta", "quaternions": [1]})
     planner.make = lambda number, _: turn(0.1 * np.arange(TP))
     held = commands(executor(planner), TP + 2)[-1]
     assert held.source == "hold"
@@ -320,7 +320,7 @@ def test_stop_holds_until_the_candidates_agree_again() -> None:
 
 @pytest.mark.parametrize(("kind", "expected"), [("absolute", [4.5, 5.0, 5.5, 6.0]), ("delta", [2.5, 2.5, 3.0, 3.0])])
 def test_slow_follows_the_same_path_at_half_the_speed(kind: str, expected: list[float]) -> None:
-    planner = Script([0.0, 0.1, None], action_kind=kind, keep=[2])
+    planner = Script([0.0, 0.1, None], action={"kind": kind}, keep=[2])
     planner.spread = {1: 5.0}
     control = executor(planner, hook=limit_uncertainty(max_modes=1, then="slow"))
     found = commands(control, 9)
@@ -435,7 +435,7 @@ def test_statistics_of_a_long_run_stay_small(monkeypatch: pytest.MonkeyPatch) ->
 def test_whatever_the_planner_does_an_action_comes_and_no_step_is_a_jump(
     delays: list[float | None], failing: set[int], offsets: dict[int, float], blind: set[int], kind: str
 ) -> None:
-    planner = Script([0.0, *delays], offsets, action_kind=kind)
+    planner = Script([0.0, *delays], offsets, action={"kind": kind})
     planner.errors = dict.fromkeys(failing, "RuntimeError: x")
     control = executor(planner, blend=3)
     values: list[float] = []

@@ -9,7 +9,7 @@ import pytest
 
 from prism_client import Executor, PlanError, Reply, Step
 
-INFO = {"pred_horizon": 4, "exec_horizon": 4, "action_dim": 2, "fps": 10.0, "action_kind": "absolute"}
+INFO = {"pred_horizon": 4, "exec_horizon": 4, "action_dim": 2, "fps": 10.0, "action": {"kind": "absolute"}}
 
 
 class Plans:
@@ -44,7 +44,7 @@ def run(steps: int, *plans: Any, info: Any = None, **options: Any) -> list[list[
 WALK = [[1.0, 0.5], [2.0, 0.5], [3.0, 0.5], [4.0, 0.5]]
 
 
-@pytest.mark.parametrize("info", [{}, {"action_kind": "delta", "keep": [1]}])
+@pytest.mark.parametrize("info", [{}, {"action": {"kind": "delta"}, "keep": [1]}])
 def test_a_hold_stops_the_base(info: dict[str, Any]) -> None:
     still = 0.0 if info else 4.0
     assert run(6, WALK, info=info) == [*WALK, [still, 0.0], [still, 0.0]]

@@ -104,7 +104,7 @@ def test_plans_stay_within_the_demonstrations_and_constants_constant() -> None:
 def test_positions_are_joined_and_changes_are_not() -> None:
     """A gap of 10 between two plans: of a position it is faded out; added to changes it would stay in the pose."""
     for kind, said in (("absolute", 3), ("delta", 0), ("velocity", 0)):
-        planner = Script([0.0], {1: 10.0}, action_kind=kind)
+        planner = Script([0.0], {1: 10.0}, action={"kind": kind})
         control = Executor(planner, clock=planner.clock)
         steps = np.diff(run(control, 8))
         assert control._blend == said

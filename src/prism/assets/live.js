@@ -81,7 +81,7 @@
     const { pen, width, height } = at, dims = hello.action_dim;
     const plane = $("layout").value === "plane" && dims > 1;
     const dx = Number($("dim-x").value) || 0, dy = Math.min(dims - 1, Number($("dim-y").value) || 0);
-    const delta = hello.action_kind === "delta";
+    const delta = ["delta", "velocity"].includes((hello.action || {}).kind);
     $("dim-x").hidden = !plane;
     // Changes of pose add up to a path; positions are one.
     const path = (rows, from) => {

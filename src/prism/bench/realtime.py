@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prism_client import Executor, Stats
+from prism_client import ActionKind, Executor, Stats
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -206,7 +206,8 @@ def measure(ready: Ready, slots: int, config: Realtime, on_slot: Any = None, sat
     controller = Controller(policy, replace(ready.controller, candidates=config.candidates), config.seed)
     planner = LocalPlanner(controller, backend, count)
     lanes = planner.lanes
-    with Executor(planner, budget_ms=1e3 * controller.config.exec_horizon / rate, max_held=0, look=False) as control:
+    kind, budget = policy.spec.action.kind or ActionKind.ABSOLUTE, 1e3 * controller.config.exec_horizon / rate
+    with Executor(planner, action_kind=kind, budget_ms=budget, max_held=0, look=False) as control:
         warm_up(backend, config.candidates)
         control.reset(config.seed)
         for slot in range(policy.spec.pred_horizon):  # the first plans, and every code path once

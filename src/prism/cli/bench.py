@@ -81,7 +81,6 @@ class Realtime(JsonOutput):
         check_numbers(self, "--", {"[1, inf)": "candidates lanes", "(0, inf)": "seconds rate"})
 
     def run(self) -> None:
-        need("prism_client", "serve", "prism bench realtime")
         from prism.bench import realtime
 
         _carry_out(self, realtime)
@@ -115,7 +114,7 @@ class Server(JsonOutput):
         check_numbers(self, "--", {"[1, inf)": "clients", "(0, inf)": "seconds rate"})
 
     def run(self) -> None:
-        for package in ("websockets", "msgpack", "prism_client"):
+        for package in ("websockets", "msgpack"):
             need(package, "serve", "prism bench server")
         from prism.bench import server_load
 

@@ -67,14 +67,11 @@ class Record:
         check_numbers(self, "--", ranges)
 
     def run(self) -> None:
-        from prism.cli.run import need_client
-        from prism.robots.contract import make_robot
-        from prism.robots.limits import read_limits
-
-        need_client("prism record")
         from prism.io.files import explain_write_errors
+        from prism.robots.contract import make_robot
         from prism.robots.guard import Guard
         from prism.robots.instruction import instruct
+        from prism.robots.limits import read_limits
         from prism.robots.loop import Keys, TeleopCommander
         from prism.robots.program import announce, task_of
         from prism.robots.recording import Recording

@@ -113,7 +113,6 @@ class Run:
         check_numbers(self, "--", ranges)
 
     def run(self) -> None:
-        need_client("prism run")
         from prism.robots.guard import Guard
         from prism.robots.limits import read_limits
         from prism.robots.loop import Keys
@@ -242,7 +241,8 @@ class Run:
             with self._live(trained, device) as beside:
                 yield beside
             return
-        controller = Controller(trained.policy(device), self._settings(trained), self.first_seed)
+        policy = trained.policy(device, action_kind=self.action_kind)
+        controller = Controller(policy, self._settings(trained), self.first_seed)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
         backend, _ = load_backend(self.backend, controller.policy, frames)
         warm_up(backend, controller.config.candidates)
@@ -254,9 +254,8 @@ class Run:
 
     def _settings(self, trained: Trained) -> ControllerConfig:
         from prism.experiments.run_folder import changed
-        from prism.experiments.stated_kind import as_stated
 
-        return as_stated(trained, changed(trained.settings, set=self.set), self.action_kind)[0]
+        return changed(trained.settings, set=self.set)
 
     @contextmanager
     def _live(self, trained: Trained, device: Any) -> Iterator[Planner]:
@@ -265,7 +264,7 @@ class Run:
         from prism.server.beside import served
         from prism.server.policy_server import PolicyServer, ServerConfig
 
-        policy = trained.policy(device, backend=self.backend)
+        policy = trained.policy(device, backend=self.backend, action_kind=self.action_kind)
         config = ServerConfig(port=self.live or 0, rate=0.0)
         with served(PolicyServer(policy, self._settings(trained), config, trained.name)) as server:
             print(f"live page: http://127.0.0.1:{server.port}/")
@@ -289,9 +288,3 @@ class Run:
 
         seed = read_manifest(self.replay / MANIFEST).provenance.get("seed")
         return seed if isinstance(seed, int) else self.first_seed
-
-
-def need_client(command: str) -> None:
-    from prism.errors import need
-
-    need("prism_client", "serve", command)

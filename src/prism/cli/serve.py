@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -78,13 +78,12 @@ class Serve:
     def run(self) -> None:
         import asyncio
 
-        for package in ("websockets", "msgpack", "prism_client"):
+        for package in ("websockets", "msgpack"):
             need(package, "serve", "prism serve")
         asyncio.run(_serve(self._server()))
 
     def _server(self) -> PolicyServer:
         from prism.experiments.run_folder import Run, changed
-        from prism.experiments.stated_kind import as_stated
         from prism.inference.backends import backend_device, check_backend
         from prism.server.policy_server import PolicyServer, ServerConfig
 
@@ -103,10 +102,9 @@ class Serve:
         )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, set=self.set)
-        settings, stated = as_stated(run, settings, self.action_kind)
-        config = replace(config, action_kind_known=stated)
         device = backend_device(self.device, self.backend)
-        policy = run.policy(device, backend=self.backend, threads=config.threads or 1)
+        known: Any = {"threads": config.threads or 1, "action_kind": self.action_kind}
+        policy = run.policy(device, backend=self.backend, **known)
         return PolicyServer(policy, settings, config, run.name)
 
 
@@ -148,6 +146,7 @@ async def _serve(server: PolicyServer) -> None:
 
 
 def _announce(server: PolicyServer) -> None:
+    from prism_client import ActionKind
     from rich.console import Console
     from rich.table import Table
 
@@ -176,16 +175,16 @@ def _announce(server: PolicyServer) -> None:
             "without them: prism-client stops the robot. --set policy.encoder.dropout=0.05 trains for absence.[/yellow]"
         )
     selection = server.controller.selection
-    if not config.action_kind_known:
+    kind = spec.action.kind
+    if kind is None:
         console.print(
-            "[yellow]nobody said whether the actions are poses or changes of a pose, so nobody knows what a hold is. "
-            "prism-client does not start with it: say it with --action-kind[/yellow]"
+            "[yellow]unknown kind of action: are they poses or changes of a pose? prism-client does not start without "
+            "knowing what standing still is; pass --action-kind[/yellow]"
         )
     motion = ", ".join(map(str, selection.motion(spec.action_dim)))
-    moving = "" if selection.action_kind == "absolute" else f", motion: {motion}"
-    kind = spec.action.kind or selection.action_kind if config.action_kind_known else "of an unknown kind"
+    moving = "" if kind is ActionKind.ABSOLUTE else f", motion: {motion}"
     console.print(
-        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({kind}{moving}) at "
+        f"replies with {spec.pred_horizon} actions of {spec.action_dim} numbers ({kind or 'unknown kind'}{moving}) at "
         f"{spec.fps:g} a second; execute {server.controller.exec_horizon}, then ask again. Ctrl-C ends the server."
     )
 

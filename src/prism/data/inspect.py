@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prism.data.action_kind import described_kind
 from prism.data.damage import damaged, described, remedy, whole
 from prism.data.episodes import Array, Episode, EpisodeSource, IntArray, read_in_parts
+from prism.data.guess_kind import described_kind
 from prism.normalize import RunningStatistics, VectorStatistics
 from prism.sensors import SensorSpec, decode_text
 

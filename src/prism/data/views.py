@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prism_client import ActionKind
 
-from prism.data.action_kind import KINDS as ACTION_KINDS
 from prism.data.episodes import Episode, EpisodeSource, IntArray, Names, check_slice, wanted_sensors
 from prism.errors import PrismError
 from prism.io.jsonconfig import with_settings
@@ -127,10 +127,21 @@ def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> Episode
     return Respecified(source, tuple(specs.values()), action) if texts else source
 
 
-def _stated(action: ActionSpec, kind: str, where: str) -> ActionSpec:
-    if kind not in ACTION_KINDS:
-        raise PrismError(f"{where}: use one of {', '.join(ACTION_KINDS)}")
-    if action.kind not in ("", kind):
+def with_kind(source: EpisodeSource, kind: ActionKind, where: str) -> EpisodeSource:
+    """The source with actions of that kind, where it does not say it itself."""
+    action = action_spec_of(source)
+    if action.kind is kind:
+        return source
+    if action.kind is not None:
+        raise PrismError(f"{where} has actions that are {action.kind}, not {kind}: use other data")
+    return Respecified(source, source.sensors, dataclasses.replace(action, kind=kind))
+
+
+def _stated(action: ActionSpec, word: str, where: str) -> ActionSpec:
+    kind = ActionKind.parse(word)
+    if kind is None:
+        raise PrismError(f"{where}: use one of {ActionKind.words()}")
+    if action.kind not in (None, kind):
         raise PrismError(f"{where} says that its actions are {action.kind}: drop the option, or mend the data")
     return dataclasses.replace(action, kind=kind)
 

@@ -94,11 +94,14 @@ class SentPolicy:
     @staticmethod
     def read(path: Path) -> SentPolicy:
         from prism.io.files import CHECKSUMS
+        from prism.io.old_keys import EXPERIMENT, experiment_of
         from prism.training.checkpoint import resolve
 
         folder = resolve(path)
-        names = ("config.json", "model.safetensors", CHECKSUMS)
-        return SentPolicy({name: (folder / name).read_bytes() for name in names})
+        found = {name: folder / name for name in ("config.json", "model.safetensors", CHECKSUMS)}
+        if (experiment := experiment_of(folder)) is not None:  # policies of earlier versions do not say all themselves
+            found[EXPERIMENT] = experiment
+        return SentPolicy({name: file.read_bytes() for name, file in found.items()})
 
     def __call__(self) -> Policy:
         from prism.training.checkpoint import load_policy

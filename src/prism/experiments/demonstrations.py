@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
@@ -26,7 +26,7 @@ from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
 from prism.data.pictures import cached_pictures, with_default_sizes
-from prism.data.views import LaterActions, draw
+from prism.data.views import LaterActions, draw, with_kind
 from prism.data.windows import split_episodes
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import compute_statistics
@@ -71,7 +71,6 @@ class Demonstrations:
     next_actions: bool = False  # plans begin with the action of the next step: the paper's windows, as it writes them
     keep: tuple[str, ...] = ()  # only these sensors; (): all
     parts: tuple[Part, ...] = ()  # of a mixture
-    retired: ClassVar[tuple[str, ...]] = ("pushes",)  # keys of older runs, which are read and mean nothing
 
     def __post_init__(self) -> None:
         check_choices(self, "demonstrations")
@@ -156,6 +155,8 @@ def open_demonstrations(
     elif task is not None and config.kind == "path":
         source = _as_task_shows(source, task, console)
         _compare(source, task, console, _another_task(str(getattr(source, "task", "")), task))
+    if task is not None:
+        source = with_kind(source, TASKS[task].actions, f"{source.path}, data of {task},")
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     source = LaterActions(source) if config.next_actions else source

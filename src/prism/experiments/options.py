@@ -59,9 +59,10 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
         from prism.experiments.start_from import with_init
 
         experiment = with_init(experiment, Path(given["init"]))
-    if "action_kind" in given:
-        given["sensor"] = (*given.get("sensor", ()), f"action.kind={given['action_kind']}")
     source = experiment.demonstrations
+    if "action_kind" in given:
+        others = (text for text in given.get("sensor", source.sensors) if not text.startswith("action.kind="))
+        given["sensor"] = (*others, f"action.kind={given['action_kind']}")
     if source.parts or "weights" in given or "text" in given:
         from prism.experiments.combined_recipe import with_parts
 

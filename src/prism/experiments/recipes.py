@@ -81,9 +81,8 @@ class Experiment:
 
 
 def controller_of(task: str) -> ControllerConfig:
-    """The controller's defaults, with what the task says of its actions."""
-    row = TASKS[task]
-    return ControllerConfig(selection=SelectionConfig(action_kind=row.actions, grippers=row.grippers))
+    """The controller's defaults, with the grippers of the task."""
+    return ControllerConfig(selection=SelectionConfig(grippers=TASKS[task].grippers))
 
 
 def state(task: str) -> Experiment:

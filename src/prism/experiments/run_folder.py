@@ -53,7 +53,6 @@ from prism.experiments.demonstrations import (
     split_demonstrations,
 )
 from prism.experiments.recipes import FILE, Experiment
-from prism.experiments.stated_kind import as_the_data_say
 from prism.inference.backends import Frame, backend_device, load_behind
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, with_settings
@@ -120,7 +119,7 @@ def changed(
 def default_controller(spec: PolicySpec) -> ControllerConfig:
     """Where no settings are stored. Of plans no longer than the default exec_horizon half is executed: the selection
     compares the next plan with the rest."""
-    config = ControllerConfig(selection=as_the_data_say(SelectionConfig(), spec.action))
+    config = ControllerConfig(selection=SelectionConfig().of_actions(spec.action))
     fits = config.exec_horizon < spec.pred_horizon
     return config if fits else replace(config, exec_horizon=max(1, spec.pred_horizon // 2))
 
@@ -213,12 +212,17 @@ class Run:
         which: Literal["latest", "best"] = "latest",
         backend: str = "eager",
         threads: int = 1,
+        action_kind: str | None = None,
     ) -> Policy:
-        """The policy, in evaluation mode. `backend` (inference/backends.py) computes it on the CPU with `threads`."""
+        """The policy, in evaluation mode. `backend` (inference/backends.py) computes it on the CPU with `threads`;
+        `action_kind` states what its actions are, where its data did not."""
         if backend == "eager":
-            return checkpoint.load_policy(self.given, which).to(device)
-        frames = self.example_frames() if backend == "onnx-int8" else ()
-        return load_behind(checkpoint.resolve(self.given, which), backend, frames, threads)
+            policy = checkpoint.load_policy(self.given, which).to(device)
+        else:
+            frames = self.example_frames() if backend == "onnx-int8" else ()
+            policy = load_behind(checkpoint.resolve(self.given, which), backend, frames, threads)
+        policy.spec = policy.spec.stated(action_kind)
+        return policy
 
     @property
     def settings(self) -> ControllerConfig:

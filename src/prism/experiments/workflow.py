@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
+from prism_client import ActionKind
 from rich.console import Console
 
 from prism import ranks
 from prism.controller import check_controller
 from prism.data import EpisodeSource
-from prism.data.action_kind import WORDS, guess_kind
+from prism.data.guess_kind import guess_kind
 from prism.data.history import unseen
 from prism.data.pictures import as_recorded
 from prism.data.statistics import with_colours
@@ -32,8 +33,7 @@ from prism.experiments.options import TrainOptions, customized
 from prism.experiments.recipes import FILE, Experiment, recipe
 from prism.experiments.robust import health_limits
 from prism.experiments.run_folder import EvalOptions, Run, is_run, measure_run
-from prism.experiments.start_from import begin_with, check_kind
-from prism.experiments.stated_kind import as_the_data_say
+from prism.experiments.start_from import begin_with
 from prism.io import files
 from prism.io.jsonconfig import from_json, to_json
 from prism.methods import METHODS
@@ -242,8 +242,8 @@ def train_experiment(
     with ranks.share_errors():
         opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
         demonstrations, source, copies = opened
-        action, how = _known_action(source, experiment, begun)
-        experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action)
+        action, how = _known_action(source, experiment)
+        experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action, bool(how))
         config = experiment.train
 
         split = split_demonstrations(demonstrations, source, copies, config.val_fraction, config.seed)
@@ -313,27 +313,24 @@ def _sensors(
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
-def _known_action(source: EpisodeSource, experiment: Experiment, begun: bool) -> tuple[ActionSpec, str]:
-    """What the actions of a dataset are, and how that is known."""
+def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[ActionSpec, str]:
+    """What the actions of a dataset are, and how that is known where neither data, task nor options say it."""
     action = action_spec_of(source)
-    kind = "" if experiment.tasks else action.kind or guess_kind(source)
-    if experiment.init and not experiment.tasks and not begun:
-        check_kind(experiment, kind)
-    if experiment.tasks or action.kind:
+    if action.kind is not None:
         return action, ""
-    # stated, or seen when the run that goes on or that this one begins with was started: then it is seen again
-    if experiment.controller.selection.action_kind == "delta" and kind != "delta":
-        return action, "as stated"
-    how = "seen in the data" if kind else "ASSUMED: the data do not show it"
-    return replace(action, kind=kind), how
+    if kind := guess_kind(source):
+        return replace(action, kind=kind), "seen in the data"
+    if experiment.init and (kind := Run(experiment.init).spec.action.kind):
+        return replace(action, kind=kind), f"as in {experiment.init}"
+    return action, "ASSUMED: the data do not show it"
 
 
 def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
     """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
-    absolute = experiment.controller.selection.action_kind == "absolute"
-    kind = spec.action.kind or ("absolute" if absolute else "delta")
-    kind = f"{kind} ({WORDS[kind]})"
-    wrong = f"; {how}; if not: --action-kind {'delta' if absolute else 'absolute'}" if how else ""
+    assumed = spec.action.kind or ActionKind.ABSOLUTE
+    other = ActionKind.DELTA if assumed is ActionKind.ABSOLUTE else ActionKind.ABSOLUTE
+    kind = f"{assumed} ({assumed.meaning})"
+    wrong = f"; {how}; if not: --action-kind {other}" if how else ""
     names = ", ".join(s.name + (f" ({s.steps} readings in a time step)" if s.steps > 1 else "") for s in spec.sensors)
     steps = experiment.controller.exec_horizon
     lost = "".join(
@@ -360,13 +357,16 @@ def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
     return from_json(Experiment, data, f"{FILE} of rank 0", {"policy": METHODS[method].config})
 
 
-def _with_actions(experiment: Experiment, action: ActionSpec) -> Experiment:
-    """A dataset that names the entries of its actions says which are grippers, and `prism record` says whether the
-    others are poses or changes; a task says it itself."""
+def _with_actions(experiment: Experiment, action: ActionSpec, found: bool) -> Experiment:
+    """What its data say of the actions: which entries are grippers, by their names, and their kind, where it was found
+    (`found`): written down, so that a run that goes on does not look for it again. A task says both itself."""
     if experiment.tasks:
         return experiment
-    selection = as_the_data_say(experiment.controller.selection, action)
-    return replace(experiment, controller=replace(experiment.controller, selection=selection))
+    selection = experiment.controller.selection.of_actions(action)
+    data = experiment.demonstrations
+    if found and action.kind is not None:
+        data = replace(data, sensors=(*data.sensors, f"action.kind={action.kind}"))
+    return replace(experiment, demonstrations=data, controller=replace(experiment.controller, selection=selection))
 
 
 def _teach(policy: Policy, teacher: str | None, device: torch.device) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from prism_client import ActionKind
+
 from prism.controller import Controller
 from prism.data.history import memory
 from prism.inference.backends import BackendPolicy
@@ -16,16 +18,16 @@ def about_policy(controller: Controller) -> dict[str, Any]:
     """What an executor has to know of a policy, in words of the wire."""
     spec, selection = controller.policy.spec, controller.config.selection
     moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
+    kept = [entry for entry in range(spec.action_dim) if entry not in moving]
     return {
         "method": spec.method,
         "sensors": [_about_sensor(s, controller.policy) for s in spec.sensors],
         "needs": needed_sensors(controller.policy),
         "action_dim": spec.action_dim,
-        "action_kind": selection.action_kind,
         "action": spec.action.to_json(),
         "action_scale": controller.scale.tolist(),
         "action_range": _action_range(controller.policy),
-        "keep": [] if selection.action_kind == "absolute" else [i for i in range(spec.action_dim) if i not in moving],
+        "keep": [] if spec.action.kind is ActionKind.ABSOLUTE else kept,
         "fps": spec.fps,
         "obs_horizon": spec.obs_horizon,
         "memory": memory(spec.sensors, spec.obs_horizon),

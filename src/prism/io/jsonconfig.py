@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from prism.errors import PrismError
+from prism.io.old_keys import RETIRED
 
 T = TypeVar("T")
 _OTHER = "it was written by another version of prism: use that one, or make it again"
@@ -26,14 +27,14 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], data: Any, where: str = "config", kinds: Mapping[str, type] | None = None) -> T:
-    """Rebuild a dataclass; every key must be known (or one of its `retired`), and there unless the field has a default.
+    """Rebuild a dataclass; every key must be known or retired (io/old_keys.py), and there unless it has a default.
 
     `kinds`: the class of a field that may hold any of several, by the field's name.
     """
     if not isinstance(data, dict):
         raise PrismError(f"{where}: expected an object with the fields of {kind.__name__}, found {type(data).__name__}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(data) - set(fields) - set(getattr(kind, "retired", ()))):
+    if unknown := sorted(set(data) - set(fields) - set(RETIRED.get(kind.__name__, ()))):
         raise PrismError(f"{where}: unknown key '{unknown[0]}'; {_OTHER}")
     none = dataclasses.MISSING
     needed = {name for name, field in fields.items() if field.default is none and field.default_factory is none}
@@ -56,6 +57,8 @@ def with_settings(config: T, settings: typing.Sequence[str]) -> T:
         *parents, last = path.split(".")
         target: Any = data
         for i, key in enumerate([*parents, last]):
+            if (old := {name: hint for keys in RETIRED.values() for name, hint in keys.items()}).get(key):
+                raise PrismError(f"--set {setting}: '{key}' is no setting any more; {old[key]}")
             if not isinstance(target, dict) or key not in target:
                 known = list(target) if isinstance(target, dict) else []
                 close = difflib.get_close_matches(key, known, n=1) or known

@@ -19,13 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.data.episodes import Episode, EpisodeSource
 from prism.data.inspect import Progress, as_picture
 from prism.errors import PrismError, need
 from prism.evaluation.results import EvaluationResult
 from prism.io.files import hidden_beside
+from prism.selection import is_change
 from prism.sensors import SensorSpec, action_spec_of, decode_text
+from prism.sims.task_table import TASKS
 
 if TYPE_CHECKING:
     from prism.robots.contract import Robot
@@ -82,11 +85,11 @@ class RerunLog:
             self._stream.log(entity, self._rr.SeriesLines(names=list(names)), static=True)
         self._stream.log(entity, self._rr.Scalars(np.asarray(values, np.float64).reshape(-1)))
 
-    def plan(self, candidates: NDArray[Any], modes: NDArray[Any], index: int, action_kind: str = "absolute") -> None:
+    def plan(self, candidates: NDArray[Any], modes: NDArray[Any], index: int, kind: ActionKind | None = None) -> None:
         """Candidates (K, Tp, Da) in robot units."""
         dims = min(candidates.shape[2], 3)
         paths = np.asarray(candidates[:, :, :dims], np.float64)
-        if action_kind != "absolute":
+        if is_change(kind):
             paths = paths.cumsum(axis=1)
         if dims == 1:  # over the steps of the plan
             steps = np.broadcast_to(np.arange(paths.shape[1])[:, None], paths.shape)
@@ -158,6 +161,7 @@ def log_results(results: Sequence[EvaluationResult], path: Path, overwrite: bool
     with RerunLog(path, path.resolve().stem, overwrite) as log:
         done = 0
         for result in results:
+            kind = TASKS[result.task].actions if result.task in TASKS else None
             filmed = [episode for episode in result.episodes if episode.frames or episode.fans]
             for episode in filmed or result.episodes:
                 frames = dict(zip(episode.frame_steps, episode.frames, strict=True))
@@ -172,7 +176,7 @@ def log_results(results: Sequence[EvaluationResult], path: Path, overwrite: bool
                         log.picture("scene", frames[step])
                     if step in fans:
                         fan = fans[step]
-                        log.plan(fan.candidates, fan.modes, fan.index, result.controller.selection.action_kind)
+                        log.plan(fan.candidates, fan.modes, fan.index, kind)
                     if step < len(episode.actions):
                         log.vector("actions/executed", episode.actions[step])
                 outcome = "success" if episode.success else "failure"

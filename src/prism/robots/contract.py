@@ -30,10 +30,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.io.plugins import Table
@@ -41,7 +42,6 @@ from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 
 Array = NDArray[np.generic]
-ActionKind = Literal["absolute", "delta", "velocity"]
 STOP_SECONDS = 0.1  # within which `stop` must have the robot standing still
 
 
@@ -81,8 +81,8 @@ class ActionSpace:
     def __post_init__(self) -> None:
         dim = len(self.units)
         self.spec.check(dim, "action space")
-        if self.spec.kind not in ("absolute", "delta", "velocity"):
-            raise PrismError(f"action space: kind '{self.spec.kind}' is not one of absolute, delta, velocity")
+        if self.spec.kind not in tuple(ActionKind):
+            raise PrismError(f"action space: kind '{self.spec.kind}' is not one of {ActionKind.words()}")
         if self.scale and (len(self.scale) != dim or min(self.scale) <= 0):
             raise PrismError(f"action space: scale needs {dim} numbers above 0, not {self.scale}")
         if (self.pose is None) != (self.pose_dims == 0) or not 0 <= self.pose_dims <= dim:
@@ -101,8 +101,9 @@ class ActionSpace:
         """Of each dimension."""
         turned = {first + i for first in self.spec.quaternions for i in range(4)}
         still = turned | set(self.spec.grippers)
-        motion: ActionKind = self.spec.kind  # type: ignore[assignment]  # checked above
-        return tuple("absolute" if i in still else "velocity" if i in self.base else motion for i in range(self.dim))
+        absolute, velocity, motion = ActionKind.ABSOLUTE, ActionKind.VELOCITY, self.spec.kind
+        assert motion is not None
+        return tuple(absolute if i in still else velocity if i in self.base else motion for i in range(self.dim))
 
     def part(self, action: Array, number: int, parts: int, before: Array | None, done: Array | None = None) -> Array:
         """Command `number` of the `parts` that make up a step's action: an equal part of what is left of a change when

@@ -301,21 +301,14 @@ def check_fit(
     """PrismError unless the policy (planner.info) fits the robot; which pictures must be resized, to what.
     `action_kind`: what a person says of the policy's actions, where its data did not."""
     action = info.get("action") or {}
-    taken = info.get("action_kind")
-    kind = action.get("kind") or action_kind or ("delta" if taken == "delta" else None)  # absolute may be a default
+    kind = action.get("kind") or action_kind
     if kind is None:
         raise PrismError(
-            f"nobody said what the policy's actions are{f' (it takes them for {taken!r})' if taken else ''}, and robot "
-            f"'{robot.name}' takes '{robot.actions.spec.kind}': if they are that, say --action-kind "
-            f"{robot.actions.spec.kind}"
+            f"unknown kind of action: neither the policy nor its data say it, and robot '{robot.name}' takes "
+            f"'{robot.actions.spec.kind}'; if they are that, pass --action-kind {robot.actions.spec.kind}"
         )
     if action_kind not in (None, kind):
-        raise PrismError(f"--action-kind {action_kind}: the policy's data say that its actions are '{kind}'; drop it")
-    if taken in ("absolute", "delta", "velocity") and (kind == "absolute") != (taken == "absolute"):
-        raise PrismError(
-            f"the policy's actions are '{kind}', and its controller takes them for '{taken}': a hold "
-            "would move the robot; train again with --action-kind"
-        )
+        raise PrismError(f"--action-kind {action_kind}: the policy's actions are '{kind}'; drop the option")
     if int(info["action_dim"]) != robot.actions.dim:
         raise PrismError(
             f"the policy gives {info['action_dim']} numbers an action, robot '{robot.name}' takes {robot.actions.dim}: "
@@ -323,8 +316,8 @@ def check_fit(
         )
     if kind != robot.actions.spec.kind:
         raise PrismError(
-            f"the policy's actions are '{kind}', robot '{robot.name}' takes '{robot.actions.spec.kind}': train on data "
-            "that say their kind (prism record does), or state it (--set controller.selection.action_kind=...)"
+            f"the policy's actions are '{kind}', robot '{robot.name}' takes '{robot.actions.spec.kind}': train on "
+            "data of this robot"
         )
     names, own = tuple(action.get("names", ())), robot.actions.spec.names
     if names and own and names != own:

@@ -163,7 +163,7 @@ def by_policy(
         asynchronous=robot.realtime,
         patience=(0.4 if robot.parts == 1 else 0.2) / robot.rate,  # a plan that comes within its step serves it
         lost="stop",
-        action_kind=action_kind if planner.info.get("action_kind") is None else None,
+        action_kind=action_kind,
         base=robot.actions.base,
         margin=limits.margin,
         look=look,

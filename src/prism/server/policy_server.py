@@ -68,7 +68,6 @@ class ServerConfig:
     threads: int | None = None  # of torch; None: as torch chooses
     seed: int = 0
     rename: Mapping[str, str] = field(default_factory=dict)  # key of the clients -> sensor
-    action_kind_known: bool = True  # False: clients have to say what the actions are
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -142,7 +141,7 @@ class PolicyServer:
         controller = Controller(self.policy, self.controller, self.config.seed, self.scale)
         if self.backend is not None:
             warm_up(self.backend, self.controller.candidates)
-        return about_policy(controller) | ({} if self.config.action_kind_known else {"action_kind": None})
+        return about_policy(controller)
 
     def metadata(self) -> dict[str, Any]:
         head = {"server": "prism", "prism_version": prism.__version__, "policy": self.name}

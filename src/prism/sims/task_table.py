@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.io.plugins import Table
@@ -25,7 +27,7 @@ class Task:
     env: Callable[[], Env]
     expert: Callable[[Any], Expert] | None = None  # of that environment; None: nothing here can demonstrate it
     recipe: str = "state"
-    actions: Literal["absolute", "delta"] = "absolute"  # does an action name a pose, or a change of pose?
+    actions: ActionKind = ActionKind.ABSOLUTE
     grippers: tuple[int, ...] = ()  # entries of an action that are no motion
     packages: tuple[str, ...] = ()  # whose versions determine the physics
     remedy: str = "train on a recording of it (prism train PATH)"  # where there is no expert

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import safetensors.torch
+from prism_client import ActionKind
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -32,7 +33,7 @@ import prism
 from prism.data.formats.episode_folders import is_recording
 from prism.data.formats.store import is_store
 from prism.errors import PrismError
-from prism.io import files
+from prism.io import files, old_keys
 from prism.io.files import DamagedError
 from prism.methods.presets import build_policy
 from prism.policy import Policy, PolicySpec
@@ -215,11 +216,15 @@ def load_policy(
 
 def read_spec(folder: Path) -> PolicySpec:
     """What the checkpoint is a policy of, without its weights."""
-    policy = _read_config(folder).get("policy")
+    config = _read_config(folder)
+    policy = config.get("policy")
     if not isinstance(policy, dict):
         raise DamagedError(f"{folder / 'config.json'} has no 'policy': use another checkpoint")
     try:
         spec = PolicySpec.from_json(policy)
+        if spec.action.kind is None:
+            kind = ActionKind.parse(old_keys.kind_of_checkpoint(folder, config))
+            spec = dataclasses.replace(spec, action=dataclasses.replace(spec.action, kind=kind))
     except PrismError as error:
         raise PrismError(f"{folder / 'config.json'}: {error}") from None
     return dataclasses.replace(spec, missed=tuple(dict.fromkeys((*spec.missed, *_missed(folder)))))

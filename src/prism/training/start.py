@@ -144,8 +144,8 @@ def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, no
 def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
     """A resumed run is the same run: same policy, same data, same mathematics."""
     there, here = _with_defaults(checkpoint.read_spec(folder), policy), policy.spec
-    if not there.action.kind:  # of before kinds were looked for in the data
-        here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=""))
+    if there.action.kind is None:  # of before kinds were looked for in the data
+        here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=None))
     if _plain(there) != _plain(here):
         remedy = "resume with the options the run was started with, or start a new run"
         raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")

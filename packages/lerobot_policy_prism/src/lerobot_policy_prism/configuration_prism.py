@@ -15,13 +15,14 @@ from lerobot.optim.schedulers import CosineAnnealingWithWarmupSchedulerConfig
 from prism import __version__
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
-from prism.experiments.stated_kind import as_the_data_say
 from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.io.old_keys import kind_of_action
 from prism.methods import presets
 from prism.methods.prism import PrismConfig as NetworkConfig
 from prism.policy import PolicySpec
 from prism.selection import SelectionConfig
 from prism.training.checkpoint import FORMAT_VERSION
+from prism_client import ActionKind
 
 AUTO = "auto"
 
@@ -111,9 +112,14 @@ class PrismConfig(PreTrainedConfig):
         """As the data say, once they are known. Restless only where actions are poses: a constant change moves."""
         if not self.policy:
             return SelectionConfig(restless=self.restless)
+        spec = self.spec()
+        poses = spec.action.kind is ActionKind.ABSOLUTE or (spec.action.kind is None and spec.config.get("anchor"))
+        return SelectionConfig(restless=self.restless if poses else 0).of_actions(spec.action)
+
+    def spec(self) -> PolicySpec:
+        """prism's description of the policy, once training has begun."""
         spec = PolicySpec.from_json(self.policy)
-        poses = (spec.action.kind or ("absolute" if spec.config.get("anchor") else "")) == "absolute"
-        return as_the_data_say(SelectionConfig(restless=self.restless if poses else 0), spec.action)
+        return spec if spec.action.kind else spec.stated(kind_of_action({"controller": self.controller}))
 
     def _save_pretrained(self, save_directory: Any) -> None:
         self.controller = to_json(self.control())

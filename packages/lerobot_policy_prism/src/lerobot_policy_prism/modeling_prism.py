@@ -25,7 +25,7 @@ from prism.encoder import load_pretrained
 from prism.errors import PrismError
 from prism.io import files
 from prism.methods.presets import build_policy
-from prism.policy import Policy, PolicySpec
+from prism.policy import Policy
 from prism.rows import EachRandom, Random
 from prism.selection import SelectionState, select
 from prism.training.config import TrainConfig, ema_decay
@@ -52,7 +52,7 @@ class PrismPolicy(PreTrainedPolicy):
         config.validate_features()
         normalizer, fresh = None, not config.policy
         if not fresh:
-            spec = PolicySpec.from_json(config.policy)
+            spec = config.spec()
             if dataset_meta is not None:
                 sensor_features.check_features(spec, config.keys, dataset_meta, str(config.pretrained_path))
         else:

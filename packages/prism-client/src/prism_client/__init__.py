@@ -1,5 +1,6 @@
 """The robot's side of PRISM: `Executor` executes plans in time, `RemotePlanner` and `Client` get them from a server."""
 
+from prism_client.action_kind import ActionKind
 from prism_client.client import Client, ConnectionLostError, ServerError
 from prism_client.executor import Command, Executor
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
@@ -8,6 +9,7 @@ from prism_client.stats import Stats, limit_uncertainty
 
 __version__ = "0.1.0"
 __all__ = [
+    "ActionKind",
     "Client",
     "Command",
     "ConnectionLostError",

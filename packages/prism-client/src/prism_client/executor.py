@@ -35,6 +35,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from prism_client.action_kind import ActionKind
 from prism_client.first_look import rate_problem, unlike
 from prism_client.joining import joined, within
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
@@ -42,7 +43,6 @@ from prism_client.rotations import same_side, unit
 from prism_client.stats import DECISIONS, Decision, Hook, Stats
 
 Array = np.ndarray[Any, Any]
-KINDS = ("absolute", "delta", "velocity")
 BLEND = 3  # steps, of positions
 MARGIN = 0.05
 RATE_STEPS = 10  # after which the rate of the loop is judged
@@ -163,17 +163,20 @@ class Executor:
         self.exec_horizon = int(info.get("exec_horizon") or 1) if exec_horizon is None else int(exec_horizon)
         if self.exec_horizon < 1 or (length and self.exec_horizon > length):
             raise ValueError(f"exec_horizon = {self.exec_horizon} is out of range: plans have {length} actions")
-        self.action_kind = str(info.get("action_kind") if kind is None else kind)
-        if self.action_kind not in KINDS:
+        about = info.get("action") or {}
+        kind = about.get("kind") if kind is None else kind
+        known = ActionKind.parse(kind)
+        if known is None:
             raise ValueError(
-                f"action_kind = {self.action_kind!r} is not one of {', '.join(KINDS)}: it decides what standing still "
-                "is, so say it: Executor(..., action_kind='absolute')"
+                f"action_kind = {kind!r} is not one of {ActionKind.words()}: it decides what standing still is, so say "
+                "it: Executor(..., action_kind='absolute')"
             )
-        usual = BLEND if self._asynchronous and self.action_kind == "absolute" else 0
+        self.action_kind: ActionKind = known
+        usual = BLEND if self._asynchronous and known is ActionKind.ABSOLUTE else 0
         self._blend = usual if self._asked_blend is None else int(self._asked_blend)
         self.keep = [int(d) for d in (info.get("keep") or () if keep is None else keep)]
-        self._quaternions = [int(first) for first in (info.get("action") or {}).get("quaternions", ())]
-        if self.action_kind != "absolute":  # a rotation is one whatever the others are, and zeros are none
+        self._quaternions = [int(first) for first in about.get("quaternions", ())]
+        if known is not ActionKind.ABSOLUTE:  # a rotation is one whatever the others are, and zeros are none
             self.keep += [d for first in self._quaternions for d in range(first, first + 4) if d not in self.keep]
         named = (*self.keep, *self._base, *(d for first in self._quaternions for d in (first, first + 3)))
         if bad := [d for d in named if d < 0 or (self.action_dim and d >= self.action_dim)]:
@@ -463,7 +466,7 @@ class Executor:
         action = target
         if pace < 1.0 or start > 0.0:
             before = target if self._before is None else self._before
-            absolute = self.action_kind == "absolute"
+            absolute = self.action_kind is ActionKind.ABSOLUTE
             before = same_side(before[None], 0, target, self._quaternions)[0]
             action = before + end * (target - before) if absolute else (end - start) * target
             action[self.keep] = target[self.keep]
@@ -478,7 +481,7 @@ class Executor:
     def _held(self) -> Array:
         """Standing still, as the kind of the actions asks."""
         assert self._commanded is not None
-        held = np.array(self._commanded) if self.action_kind == "absolute" else np.zeros_like(self._commanded)
+        held = np.array(self._commanded) if self.action_kind is ActionKind.ABSOLUTE else np.zeros_like(self._commanded)
         held[self.keep] = self._commanded[self.keep]
         held[self._base] = 0.0
         return held

@@ -48,7 +48,7 @@ class Planner(Protocol):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """action_dim, action_kind, exec_horizon, pred_horizon; where known fps, keep, needs, action_scale."""
+        """action_dim, action (its kind), exec_horizon, pred_horizon; where known fps, keep, needs, action_scale."""
         ...
 
     def submit(self, step: Step) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from prism_client.client import Client, ServerError
 from prism_client.planner import Reply, Step
 
-# A server that says something else has another policy; `action` has the kind of the data, which may be a velocity.
-_IDENTITY = ("action_kind", "action_dim", "keep", "needs", "action", "fps", "policy")
+# A server that says something else has another policy.
+_IDENTITY = ("action_dim", "keep", "needs", "action", "fps", "policy")
 
 
 class RemotePlanner:

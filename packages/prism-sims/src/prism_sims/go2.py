@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec
 from prism.sims.environment import Array, StepResult
+from prism_client import ActionKind
 
 from prism_sims import go2_model as parts
 from prism_sims import offscreen
@@ -44,7 +45,7 @@ NAMES_OF_ACTION = (
     "gripper", "hand_x", "hand_y", "hand_z", "hand_qw", "hand_qx", "hand_qy", "hand_qz",
     "base_vx", "base_vy", "base_vz", "base_wx", "base_wy", "base_wz",
 )  # fmt: skip
-ACTION = ActionSpec(NAMES_OF_ACTION, quaternions=(4,), robot="go2-d1", kind="absolute")
+ACTION = ActionSpec(NAMES_OF_ACTION, quaternions=(4,), robot="go2-d1", kind=ActionKind.ABSOLUTE)
 HAND_LOW, HAND_HIGH = np.array([0.05, -0.4, -0.2]), np.array([0.6, 0.4, 0.45])  # where the hand may be, arm's frame
 _BASE = np.array([FASTEST[0], FASTEST[1], 0.1, 0.1, 0.1, FASTEST[2]])
 LOW = np.concatenate([[-1.0], HAND_LOW, -np.ones(4), -_BASE])

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from prism.sims.task_table import Task
+from prism_client import ActionKind
 
 from prism_sims import calvin_checkout, go2_tasks, metaworld, robosuite, tabletop
 from prism_sims.pusht_features import VARIANTS
@@ -63,7 +64,7 @@ METAWORLD = _family(
     "metaworld:MetaWorldEnv",
     expert="metaworld:MetaWorldExpert",
     recipe={**_FROM_PIXELS, "state": "state"},
-    actions="delta",
+    actions=ActionKind.DELTA,
     grippers=(3,),
     packages=("metaworld", "mujoco"),
     group={task: split for split, tasks in metaworld.SPLITS.items() for task in tasks},
@@ -97,7 +98,7 @@ TABLETOP = {
         "tabletop:make_tabletop",
         expert="tabletop_expert:make_tabletop_expert",
         recipe={**_FROM_PIXELS, "state": learned},
-        actions="delta",
+        actions=ActionKind.DELTA,
         grippers=(3,),
         packages=("mujoco",),
         text=tabletop.WORDS,
@@ -117,7 +118,7 @@ CALVIN = _family(
     "calvin:CalvinEnv",
     expert="calvin_expert:CalvinExpert",
     recipe={"sensors": "pixels", "state": "state-long"},
-    actions="delta",
+    actions=ActionKind.DELTA,
     grippers=(6,),
     packages=("pybullet",),
     quick=False,

@@ -34,6 +34,7 @@ from prism.robots.contract import ActionSpace, Health, Reading, Robot
 from prism.robots.limits import Limits
 from prism.sensors import ActionSpec, SensorSpec
 from prism.sims.environment import Expert
+from prism_client import ActionKind
 
 from prism_sims import go2, go2_tasks
 from prism_sims.go2_expert import make_go2_expert
@@ -46,7 +47,7 @@ GRACE, FINE_GRACE = 2.0, 1.5  # readings of the joints, at 10 and 50 commands a 
 QUEUE, AHEAD = 2, 0.25  # commands; how much of a slot is over when the first command comes
 RATES = {"10": BLOCKS, "50": FINE_BLOCKS}  # readings of the joints in a step, by commands a second
 _SPACE = ActionSpace(
-    ActionSpec(("x", "y", "z", "gripper"), robot="ur5e", kind="delta"),
+    ActionSpec(("x", "y", "z", "gripper"), robot="ur5e", kind=ActionKind.DELTA),
     units=("m", "m", "m", ""),
     scale=(STEP, STEP, STEP, 1.0),
     pose="proprio",

@@ -36,6 +36,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError, reason
 from prism.io.jsonconfig import from_json
@@ -73,8 +74,8 @@ class DrivenRobot(Robot):
     can_read_only = True
 
     def __init__(
-        self, name: str, rate: float, kind: str, parts: dict[str, Part], sensors: tuple[Part, ...], limits: Limits,
-        episode_seconds: float = 60.0, fps: float = 0.0,
+        self, name: str, rate: float, kind: ActionKind, parts: dict[str, Part], sensors: tuple[Part, ...],
+        limits: Limits, episode_seconds: float = 60.0, fps: float = 0.0,
     ) -> None:  # fmt: skip
         self._movers, self._parts = parts, (*parts.values(), *sensors)
         axes = {place: part.axes() for place, part in parts.items()}
@@ -287,10 +288,11 @@ def _robot(data: Any) -> Robot:
     dim = sum(len(part.axes()) for part in parts.values())
     limits = Limits().narrowed(data["limits"], dim)
     kind = data["kind"] or ("velocity" if "arm" not in parts else "")
-    if kind not in ("absolute", "delta", "velocity"):
-        raise PrismError(f"kind = '{kind}': what are the arm's commands? absolute, delta or velocity")
+    known = ActionKind.parse(kind)
+    if known is None:
+        raise PrismError(f"kind = '{kind}': what are the arm's commands? one of {ActionKind.words()}")
     seconds = data["episode_seconds"] or 60.0
-    return DrivenRobot(data["name"], data["rate"], kind, parts, sensors, limits, seconds, data["fps"])
+    return DrivenRobot(data["name"], data["rate"], known, parts, sensors, limits, seconds, data["fps"])
 
 
 def _check_devices(sensors: tuple[Part, ...]) -> None:

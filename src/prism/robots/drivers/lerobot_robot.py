@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.errors import PrismError, reason
 from prism.robots.claim import Claim, host_address
@@ -76,7 +77,7 @@ class LeRobotRobot(Robot):
         # the first dimensions, as long as their positions are measured
         same = [a == b and kind == "absolute" for a, b, kind in zip(self._actions, self._numbers, kinds, strict=False)]
         measured = same.index(False) if False in same else len(same)
-        moving = "absolute" if "absolute" in kinds else "velocity"
+        moving = ActionKind.ABSOLUTE if "absolute" in kinds else ActionKind.VELOCITY
         space = ActionSpace(
             ActionSpec(self._actions, robot=str(device.name), kind=moving),
             units=tuple(_unit(key, units, self._actions) for key in self._actions),

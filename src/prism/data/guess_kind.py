@@ -11,30 +11,27 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism.data.episodes import EpisodeSource
 from prism.sensors import action_spec_of
 
-KINDS = ("absolute", "delta", "velocity")
 _EPISODES, _STEPS = 8, 300  # looked at
 _NEAR, _TOGETHER = 0.35, 0.7  # rms of the difference, in deviations of the action; correlation
 Float = NDArray[np.float64]
 
 
-WORDS = {"absolute": "each names a pose", "delta": "each is a change of pose", "velocity": "each is a speed"}
-
-
 def described_kind(source: EpisodeSource) -> str:
     """What the actions of a dataset are and how that is known, in a sentence."""
     if kind := action_spec_of(source).kind:
-        return f"actions are {kind} ({WORDS[kind]}), as the dataset says"
+        return f"actions are {kind} ({kind.meaning}), as the dataset says"
     if kind := guess_kind(source):
-        return f"actions look {kind} ({WORDS[kind]}); if they are not, say it: prism train --action-kind"
+        return f"actions look {kind} ({kind.meaning}); if they are not, say it: prism train --action-kind"
     return "nothing says whether actions are poses or changes of a pose: prism train --action-kind absolute or delta"
 
 
-def guess_kind(source: EpisodeSource) -> str:
-    """ "absolute", "delta", or "" where the data do not show it."""
+def guess_kind(source: EpisodeSource) -> ActionKind | None:
+    """Absolute, delta, or None where the data do not show it."""
     names = [spec.name for spec in source.sensors if spec.kind == "vector"]
     grippers = set(action_spec_of(source).grippers)
     actions, now, later = [], [], []
@@ -50,21 +47,21 @@ def guess_kind(source: EpisodeSource) -> str:
         now.append(shown[:-1])
         later.append(shown[1:])
     if not actions:
-        return ""
+        return None
     a, before, after = (np.concatenate(rows) for rows in (actions, now, later))
     votes = [_vote(a[:, i], before, after) for i in range(a.shape[1]) if i not in grippers and a[:, i].std() > 1e-6]
-    for kind in ("absolute", "delta"):
+    for kind in (ActionKind.ABSOLUTE, ActionKind.DELTA):
         if 2 * votes.count(kind) > len(votes):
             return kind
-    return ""
+    return None
 
 
-def _vote(action: Float, before: Float, after: Float) -> str:
+def _vote(action: Float, before: Float, after: Float) -> ActionKind | None:
     away = np.sqrt(np.mean((after - action[:, None]) ** 2, axis=0)) / action.std()
     if (away < _NEAR).any():  # NaN, of a sensor that was absent somewhere, is not
-        return "absolute"
+        return ActionKind.ABSOLUTE
     moved = after - before
     moves = moved.std(axis=0) > 1e-9
     if moves.any() and max(abs(np.corrcoef(action, column)[0, 1]) for column in moved[:, moves].T) > _TOGETHER:
-        return "delta"
-    return ""
+        return ActionKind.DELTA
+    return None
