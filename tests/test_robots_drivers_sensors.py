@@ -442,7 +442,7 @@ class Slowly:
 def test_an_episode_of_a_whole_cell_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cell(tmp_path, monkeypatch) as robot, open(os.devnull) as nothing, Keys(nothing) as keys:
         recording = Recording(tmp_path / "data", robot, "reach")
-        patient = dataclasses.replace(robot.limits, hold_seconds=10.0, watchdog=10.0)  # of a busy computer
+        patient = dataclasses.replace(robot.limits, hold_seconds=1.0, watchdog=0.5)  # of a busy computer
         guard, trace = Guard(robot, patient, needs=[spec.name for spec in robot.sensors]), Trace(robot)
         robot.connect()
         assert not drive(guard, Slowly(), 0, 1.0, keys, trace, polls=6).stopped

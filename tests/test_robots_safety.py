@@ -316,6 +316,101 @@ def test_a_frozen_pose_is_noticed_while_it_is_told_to_move() -> None:
     assert "frozen" in guard.reason
 
 
+class Arm(Points):
+    """Of any kind of command, that follows its setpoint as a first-order lag, until something blocks it; its encoders
+    are noisy, and its pose is told late."""
+
+    def __init__(self, kind: str, limits: Limits, lag: float = 0.0, delay: int = 0, noise: float = 0.0) -> None:
+        super().__init__(limits)
+        self.actions, self.kind = space(kind, 1.0), kind
+        self.lag, self.noise, self.blocked, self.adds_up = lag, noise, False, True
+        self.goal, self.rng = self.x.copy(), np.random.default_rng(0)
+        self.past = [(self.time, self.x.copy())] * (delay + 1)
+
+    def setpoint(self) -> np.ndarray | None:
+        return self.goal.copy() if self.adds_up else None
+
+    def send(self, action: np.ndarray) -> None:
+        self.sent.append(action)
+        self.goal = integrate(self.kind, self.goal, action, 1.0)
+
+    def wait(self, until: float) -> None:
+        share = 1.0 if self.lag == 0 else 1 - math.exp((self.time - until) / self.lag)
+        self.x = self.x if self.blocked else self.x + share * (self.goal - self.x)
+        self.time = until
+        self.past = [*self.past[1:], (self.time, self.x.copy())]
+
+    def read(self) -> dict[str, Reading]:
+        stamp, x = self.past[0]
+        told = (x + self.rng.normal(0, self.noise, 3)).astype(np.float32)
+        return {**super().read(), "pose": Reading(told, stamp)}
+
+
+WIDE = Limits(((-2.0, 2.0),) * 3, (0.5,) * 3, (5.0,) * 3, force=20.0, force_sensor="force")
+ON = {"absolute": (2.0, 0.0, 0.5), "delta": (0.05, 0.0, 0.0), "velocity": (0.5, 0.0, 0.0)}  # to x, as fast as it may
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+@pytest.mark.parametrize("kind", ON)
+def test_a_blocked_arm_is_not_pressed_harder_and_harder(kind: str, noise: float) -> None:
+    """It was: under absolute commands its setpoint went on to the end of the range, 2 m away."""
+    robot = Arm(kind, WIDE, lag=0.05, noise=noise)
+    guard, most = Guard(robot, WIDE), 0.4 * 0.5
+    guard.begin()
+    for _ in range(8):
+        guard.observe()
+        said = guard.command(ON[kind]).why
+        assert "following" not in str(said), "a lag that is usual is allowed"
+        robot.wait(robot.time + 1 / RATE)
+    robot.blocked, at = True, robot.x.copy()
+    steps(robot, guard, 30, ON[kind])
+    assert np.abs(robot.goal - at).max() <= most + 4 * noise
+    assert guard.state == "stopped"
+    assert ("following error): is it blocked?" if noise else "frozen") in guard.reason
+
+
+def test_an_arm_that_is_pushed_away_is_stopped() -> None:
+    robot = Arm("absolute", WIDE)
+    guard = Guard(robot, WIDE)
+    guard.begin()
+    steps(robot, guard, 3, (0.0, 0.0, 0.5))
+    robot.blocked, robot.x = True, np.array([0.0, 0.25, 0.5])
+    steps(robot, guard, 2, (0.0, 0.0, 0.5))
+    assert guard.state == "stopped"
+    assert guard.reason == "y is 0.25 m from where it was told to be (following error): is it blocked?"
+
+
+def test_a_turn_that_is_blocked_is_not_pressed_harder() -> None:
+    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", "absolute")
+    turning = ActionSpace(spec, ("",) * 4, pose="pose", pose_dims=4)
+    envelope = Envelope(turning, Limits(speed=(1.0,) * 4), RATE)
+    here = np.array([1.0, 0.0, 0.0, 0.0])
+    envelope.start(here)
+    for _ in range(20):
+        sent, why = envelope.limit([0.0, 1.0, 0.0, 0.0], here)
+        assert sent is not None
+        assert 2 * math.acos(min(1.0, float(sent[0]))) <= 0.4
+    assert why == ("limited by following error: qw, qx",)
+    envelope.see(np.array([math.cos(0.2), -math.sin(0.2), 0.0, 0.0]))
+    assert envelope.exceeded() == 0
+
+
+@pytest.mark.parametrize("adds_up", [True, False])
+@pytest.mark.parametrize("kind", ["delta", "velocity"])
+def test_what_was_commanded_since_the_pose_was_measured_counts(kind: str, adds_up: bool) -> None:
+    """The pose is 0.3 s old: an arm at 0.5 m/s was driven 0.15 m beyond its position limit."""
+    limits = dataclasses.replace(WIDE, position=((-0.6, 0.6),) * 3)
+    robot = Arm(kind, limits, delay=3)
+    robot.adds_up = adds_up
+    robot.sensors = (dataclasses.replace(robot.sensors[0], max_age=0.5), *robot.sensors[1:])
+    guard = Guard(robot, limits)
+    guard.begin()
+    for _ in range(40):
+        steps(robot, guard, 1, ON[kind])
+        assert robot.x[0] <= 0.6 + 1e-6
+    assert robot.x[0] > 0.55
+
+
 def test_force_workspace_and_health_stop_at_once() -> None:
     robot, guard = guarded()
     robot.values = {"force": np.float32([0, 0, 25])}
@@ -426,7 +521,14 @@ FILES = {
     "force = 50.0": "above the robot's own 20",
     "speeed = [1]": "unknown key 'speeed'; there are position, speed",
     'force_sensor = "other"': "the robot's own is 'force'; leave the key out",
-    "margin = 3.0": "out of range",
+    "margin = -1.0": "out of range; use 0 to 0.25",
+    "margin = 1.0": "margin = 1 is above its ceiling, 0.25: lower it",
+    "hold_seconds = 10.0": "hold_seconds = 10 is above its ceiling, 1: lower it",
+    "frozen = 1000": "frozen = 1000 is above its ceiling, 25: lower it",
+    "watchdog = 10.0": "watchdog = 10 is above its ceiling, 0.5: lower it",
+    "hold_seconds = 0.5": "hold_seconds = 0.5 is above the robot's own 0.3; lower it",
+    "following = [0.5, 0.1, 0.1]": r"following\[0\] = 0.5 is above its ceiling, 0.4 \(1 s at full speed\): lower it",
+    "following = [0.3, 0.1, 0.1]": r"following\[0\]: 0.3 is above the robot's own 0.16; lower it",
     "workspace = []": "fewer limits",
     "x = [": "cannot be read",
 }

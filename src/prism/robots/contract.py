@@ -194,6 +194,11 @@ class Robot(ABC):
     @abstractmethod
     def health(self) -> Health: ...
 
+    def setpoint(self) -> NDArray[np.float64] | None:
+        """Where it is told to be, of the dimensions that `pose` tells, in units. A robot that adds up changes or
+        velocities says it: what is left to go counts for the limits. None: it moves on from where it is."""
+        return None
+
     @abstractmethod
     def prepare(self, seed: int) -> None:
         """An episode begins: commands are taken again."""

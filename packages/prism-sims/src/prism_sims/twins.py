@@ -184,6 +184,14 @@ class Twin(Robot):
             self._next = command
             self._catch_up()
 
+    def setpoint(self) -> NDArray[np.float64] | None:
+        with self._lock:
+            return self._goal() if self._ready else None
+
+    def _goal(self) -> NDArray[np.float64] | None:
+        """Where the servo is told to be; None: commands are positions."""
+        return None
+
     def stop(self) -> None:
         with self._lock:
             self._catch_up()
@@ -300,6 +308,9 @@ class UR5eTwin(Twin):
         super().__init__("ur5e-twin", env, expert, _SPACE, limits, realtime, float(rate), RATES[rate])
         self._high = np.array([FPS / float(rate)] * 3 + [1.0], np.float32)  # 0.3 m/s
         self._low = -self._high
+
+    def _goal(self) -> NDArray[np.float64] | None:
+        return np.asarray(self._env._target, np.float64).copy()
 
     def _idle(self, last: NDArray[np.float32] | None) -> NDArray[np.float32]:
         return np.array([0.0, 0.0, 0.0, -1.0 if last is None else last[3]], np.float32)

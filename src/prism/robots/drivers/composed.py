@@ -43,7 +43,7 @@ from prism.io.jsonconfig import from_json
 from prism.robots.claim import Claim
 from prism.robots.contract import ActionSpace, Health, Reading, Robot
 from prism.robots.drivers.parts import Bounds, Part, Vector, state_age
-from prism.robots.limits import Limits
+from prism.robots.limits import LEAD, Limits
 from prism.sensors import ActionSpec, SensorSpec
 
 DRIVERS = {  # place -> driver -> where it is; the file is imported when a robot needs it
@@ -58,8 +58,6 @@ DRIVERS = {  # place -> driver -> where it is; the file is imported when a robot
         "ros": "ros:RosTopic",
     },
 }
-LEASH = 0.25  # seconds at full speed that a target made of changes may be ahead of the measured pose: what is blocked
-#               is not pressed harder and harder
 _KEYS = {
     "name": str,
     "rate": float,
@@ -207,10 +205,13 @@ class DrivenRobot(Robot):
         moves = (kinds != "absolute") & ~base
         if moves.any():
             here = np.concatenate([self._where(place) for place in self._movers])
-            ahead = self._speed * LEASH
+            ahead = LEAD * self.limits.followed(len(command))  # what is blocked is not pressed harder and harder
             with np.errstate(invalid="ignore"):
                 target = np.where(moves & np.isfinite(here), np.clip(target, here - ahead, here + ahead), target)
         return np.where(base, np.clip(command, -self._speed, self._speed), np.clip(target, self._low, self._high))
+
+    def setpoint(self) -> NDArray[np.float64] | None:
+        return self._target[: self.actions.pose_dims].copy() if self._ready else None
 
     def stop(self) -> None:
         self._ready = False  # before anything else, and whoever holds the lock
@@ -286,7 +287,7 @@ def _robot(data: Any) -> Robot:
     for part in (*parts.values(), *sensors):
         part.rate, part.step_rate = data["rate"], data["fps"] or data["rate"]
     dim = sum(len(part.axes()) for part in parts.values())
-    limits = Limits().narrowed(data["limits"], dim)
+    limits = Limits.of(data["limits"], dim)
     kind = data["kind"] or ("velocity" if "arm" not in parts else "")
     known = ActionKind.parse(kind)
     if known is None:

@@ -85,7 +85,7 @@ class LeRobotRobot(Robot):
             pose=STATE if measured else None,
             pose_dims=measured,
         )
-        own = Limits().narrowed(dict(limits), space.dim)
+        own = Limits.of(dict(limits), space.dim)
         own.check(space.dim, self._actions)
         super().__init__(
             name or str(device.name), rate, tuple(sensors), space, own, episode_seconds=episode_seconds
