@@ -2,6 +2,7 @@
 # make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about four minutes
 # make test    lint, type-check, import rules, docs, tests: what CI runs
 # make docs    the documentation as a site: build/site/index.html
+# make cuda   the tests of a GPU; they skip themselves where there is none
 # make dist    the five packages as wheels in dist/
 # make lerobot LeRobot 0.6.1 with PRISM as its policy, in an environment of its own (Python 3.12): trains, evaluates
 
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 MPLBACKEND=Agg
 WORKERS ?= 2
 
-.PHONY: help setup demo test docs dist lerobot lint types imports pytest slow clean
+.PHONY: help setup demo test docs dist lerobot lint types imports pytest slow cuda clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +43,9 @@ pytest: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) -m slow -o faulthandler_timeout=3600
+
+cuda: $(VENV)/.installed-dev
+	@$(BIN)/python -m pytest -m cuda tests/test_cuda.py
 
 # The site's generator prints an advertisement where it is not told otherwise.
 docs: $(VENV)/.installed-dev

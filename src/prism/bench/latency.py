@@ -25,6 +25,7 @@ from prism.experiments.run_folder import Run
 from prism.methods import presets
 from prism.methods.base import ContextConfig, ContextPolicy
 from prism.methods.presets import build_policy
+from prism.ranks import choose_device
 from prism.rows import Random
 from prism.sensors import SensorSpec
 from prism.training.trainer import limited_threads
@@ -42,6 +43,7 @@ _OURS = ("prism", "prism_fast")
 _ENCODED = ("prism", "diffusion_nfe10", "flow_matching_nfe5")  # timed with the encoders in them
 CANDIDATES = 8  # paper: K at inference
 ACTION_DIM = 7
+CPU = torch.device("cpu")
 SENSORS = (  # paper, App. A: a wrist camera, a static one, the robot's own state
     SensorSpec("rgb_wrist", "rgb", (84, 84, 3)),
     SensorSpec("rgb_static", "rgb", (200, 200, 3)),
@@ -109,9 +111,10 @@ class Bench:
     context: Tensor  # (1, S, D), the same for all: latency does not depend on values
 
     @staticmethod
-    def make(preset: str, obs_horizon: int, pred_horizon: int, methods: tuple[str, ...]) -> Bench:
-        policies = {method: build(config_of(method, preset, obs_horizon, pred_horizon)) for method in methods}
-        window = observation(SENSORS, obs_horizon, np.random.default_rng(0))
+    def make(preset: str, obs_horizon: int, pred_horizon: int, methods: tuple[str, ...], device: torch.device = CPU) -> Bench:
+        configs = {method: config_of(method, preset, obs_horizon, pred_horizon) for method in methods}
+        policies = {method: build(config).to(device) for method, config in configs.items()}
+        window = observation(SENSORS, obs_horizon, np.random.default_rng(0)).to(device)
         with torch.inference_mode():
             context = next(iter(policies.values())).encoder(window)
         return Bench(policies, window, context)
@@ -124,7 +127,7 @@ class Bench:
         def call() -> Tensor:
             policy.config = config
             with torch.inference_mode():
-                return policy.finish(policy.plan(self.context, candidates, rng), None)
+                return policy.finish(policy.plan(self.context, candidates, rng), None).cpu()  # a GPU is waited for
 
         return call
 
@@ -135,7 +138,7 @@ class Bench:
 
         def call() -> Tensor:
             policy.config = config
-            return policy.sample(self.window, candidates, rng)
+            return policy.sample(self.window, candidates, rng).cpu()
 
         return call
 
@@ -145,7 +148,7 @@ class Bench:
         def call() -> Tensor:
             with torch.inference_mode():
                 encoded: Tensor = policy.encoder(self.window)
-                return encoded
+                return encoded.cpu()
 
         return call
 
@@ -176,6 +179,7 @@ def run(config: Latency, console: Console) -> dict[str, Any]:
         "bars_fast": FAST_BARS,
         "preset": config.preset,
         "threads": config.threads,
+        "device": config.device,
         "candidates": {"prism": CANDIDATES, "baselines": 1, "same_k": CANDIDATES},
         "note": "ratio: time of a baseline for one plan / time of PRISM for 8, from the encoded context; medians of "
         "ratios within a round, methods interleaved",
@@ -186,7 +190,8 @@ def run(config: Latency, console: Console) -> dict[str, Any]:
 
 def _measure(config: Latency, obs_horizon: int, pred_horizon: int) -> dict[str, Any]:
     ways = [way for way in WAYS if config.all_nfe or way.key != _SLOW]
-    bench = Bench.make(config.preset, obs_horizon, pred_horizon, tuple(dict.fromkeys(way.method for way in ways)))
+    methods = tuple(dict.fromkeys(way.method for way in ways))
+    bench = Bench.make(config.preset, obs_horizon, pred_horizon, methods, choose_device(config.device))
     rng = np.random.default_rng(config.seed)
 
     def several(way: Way) -> int:
@@ -222,11 +227,11 @@ def run_of(config: Latency, folder: Path, console: Console) -> dict[str, Any]:
 
     plan_ms         from the encoded context; with_encoders_ms.encoders: the encoders alone, .policy: both
     """
-    run = Run(folder)
-    policy, candidates = run.policy(), run.settings.candidates
+    run, device = Run(folder), choose_device(config.device)
+    policy, candidates = run.policy(device), run.settings.candidates
     if not isinstance(policy, ContextPolicy):
         raise PrismError(f"{folder}: method '{policy.spec.method}' has no context to plan from")
-    window = observation(policy.spec.sensors, policy.spec.obs_horizon, np.random.default_rng(config.seed))
+    window = observation(policy.spec.sensors, policy.spec.obs_horizon, np.random.default_rng(config.seed)).to(device)
     with limited_threads(config.threads), torch.inference_mode(), console.status(f"measuring {run.name}"):
         bench, way = Bench({"run": policy}, window, policy.encoder(window)), Way("policy", "run")
         calls = {"plan": bench.planner(way, candidates), "encoders": bench.encoder()}
@@ -241,6 +246,7 @@ def run_of(config: Latency, folder: Path, console: Console) -> dict[str, Any]:
         "plans_per_s": 1 / float(np.median(times["policy"].wall)),
         "rounds": len(times["plan"].wall),
         "threads": config.threads,
+        "device": config.device,
         **run_info(config.seed),
     }
 

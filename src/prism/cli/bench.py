@@ -31,6 +31,8 @@ class Latency(JsonOutput):
     """Size of the random networks."""
     threads: int = 2
     """Threads of PyTorch."""
+    device: Annotated[str, option("NAME")] = "cpu"
+    """Where to compute: cpu, cuda, mps, or auto (cuda where there is one)."""
     seconds: float = 60.0
     """CPU time to measure; without a run of each of three groups, at two pairs of horizons: (8, 16) and (16, 32)."""
     all_nfe: bool = False
