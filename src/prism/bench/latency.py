@@ -111,7 +111,9 @@ class Bench:
     context: Tensor  # (1, S, D), the same for all: latency does not depend on values
 
     @staticmethod
-    def make(preset: str, obs_horizon: int, pred_horizon: int, methods: tuple[str, ...], device: torch.device = CPU) -> Bench:
+    def make(
+        preset: str, obs_horizon: int, pred_horizon: int, methods: tuple[str, ...], device: torch.device = CPU
+    ) -> Bench:
         configs = {method: config_of(method, preset, obs_horizon, pred_horizon) for method in methods}
         policies = {method: build(config).to(device) for method, config in configs.items()}
         window = observation(SENSORS, obs_horizon, np.random.default_rng(0)).to(device)
