@@ -50,6 +50,7 @@ MODULES = {
     "trends": "trends",
     "tables": "tables",
     "overview": "overview",
+    "final": "final",
     "one-policy": "one_policy",
     "lerobot-pusht": "lerobot_pusht",
 }

@@ -78,13 +78,13 @@ def play(
     console: Console,
 ) -> Study:
     """Run what is missing. `asked`: a comparison a recipe. `watched`: keys of the training log."""
-    work = {config.work / recipe: one for recipe, one in asked.items()}
+    work = {config.work / recipe: plan for recipe, plan in asked.items()}
     settings = config.settings("jobs", "status", "add", "seeds") | {
-        "budget": {recipe: {"minutes": one.minutes, "steps": one.steps} for recipe, one in asked.items()},
+        "budget": {recipe: {"minutes": plan.minutes, "steps": plan.steps} for recipe, plan in asked.items()},
         "objective": to_json(ObjectiveConfig()),  # what the variants do not set: trials of older defaults are refused
     }
     same = {key: value for key, value in settings.items() if key not in ("variants", "tasks")}
-    contestants = {one.name: one for one in asked.values() for one in one.contestants}
+    contestants = {one.name: one for plan in asked.values() for one in plan.contestants}
     for file in config.add:
         put_back(file, same, work)
         _put_back_logs(file, config.work)

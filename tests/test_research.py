@@ -53,7 +53,7 @@ def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_every_module_is_in_the_table() -> None:
-    shared = {"__init__", "__main__", "report", "trials", "data_files", "benchmark_protocols", "loading_lerobot"}
+    shared = {"__init__", "__main__", "report", "variants", "data_files", "benchmark_protocols", "loading_lerobot"}
     assert {path.stem for path in (ROOT / "research").glob("*.py")} - shared == set(MODULES.values())
 
 
