@@ -106,7 +106,7 @@ class WatchedController(Controller):
 
     def __init__(self, policy: Policy, config: ControllerConfig) -> None:
         self.begin()
-        super().__init__(policy, config)
+        super().__init__(policy, config, look=False)
 
     def begin(self) -> None:
         """A new episode."""

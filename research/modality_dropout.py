@@ -139,7 +139,7 @@ def train_policy(
 
 
 def successes(config: Config, policy: Policy, env: Env, missing: str, console: Console) -> list[bool]:
-    controller = Controller(policy, ControllerConfig())
+    controller = Controller(policy, ControllerConfig(), look=False)
     view = DropSensors(env, () if missing == NOTHING else (missing,))
     with Progress(console=console, transient=True) as progress:
         seeds = progress.track(range(TEST_SEED, TEST_SEED + config.episodes), description=f"without {missing}")

@@ -232,7 +232,7 @@ def test_a_reader_that_fails_is_in_the_log(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_missing_sensor_is_absent_and_comes_back() -> None:
-    with serving() as server, OpenPi(server.port) as client:
+    with serving(allow_absent=True) as server, OpenPi(server.port) as client:
         assert client.infer(see())["absent"] == []
         assert client.infer({"proprio": see()["proprio"]})["absent"] == ["object_state"]
         assert client.metadata["needs"] == ["proprio", "object_state"]
@@ -242,6 +242,30 @@ def test_a_missing_sensor_is_absent_and_comes_back() -> None:
         assert client.infer({**see(), "prompt": "push", "proprio": [1, 2, 3]})["absent"] == []
     assert server.metrics.faults["object_state", "missing"] == 1
     assert server.metrics.faults["object_state", "nan"] == 2
+
+
+@pytest.mark.parametrize("lost", [{}, {"object_state": None}, {"object_state": np.full(5, np.nan, np.float32)}])
+def test_a_client_that_knows_nothing_of_absence_gets_no_plan_without_what_the_policy_needs(
+    lost: dict[str, Any],
+) -> None:
+    """It would execute it. One line says what is missing; with the sensor back it goes on."""
+    with serving() as server, OpenPi(server.port) as client:
+        with pytest.raises(RuntimeError, match=r"sensor 'object_state' .* policy requires it.*--allow-absent"):
+            client.infer({"proprio": see()["proprio"], **lost})
+        assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
+        # prism-client looks at `absent` itself: its executor holds at once, and does not go on with the old plan
+        assert client.infer({"proprio": see()["proprio"], **lost, "checked": True})["absent"] == ["object_state"]
+
+
+def test_a_guessed_key_is_logged_and_the_client_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(small_policy(sensors=(VECTORS[0], CAMERA))) as server, OpenPi(server.port) as client:
+        picture = np.random.default_rng(0).integers(0, 256, CAMERA.shape, dtype=np.uint8)
+        message = {"observation/proprio": see()["proprio"], "observation/image": picture}
+        said = [f"'observation/image' is taken for sensor '{CAMERA.name}'; to be sure: prism serve --map "
+                f"observation/image={CAMERA.name}"]  # fmt: skip
+        assert client.infer(message)["warnings"] == said
+        assert "warnings" not in client.infer(message)
+    assert sum(said[0] in line for line in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(
@@ -262,6 +286,7 @@ def test_a_frame_that_is_no_request_ends_its_connection_only(frame: bytes) -> No
 
 
 def test_text_frames_giant_frames_and_half_frames(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="prism")
     with serving() as server, OpenPi(server.port) as other:
         with OpenPi(server.port) as client:
             client.socket.send("hello")
@@ -279,7 +304,10 @@ def test_text_frames_giant_frames_and_half_frames(caplog: pytest.LogCaptureFixtu
         assert other.infer(see())["actions"].shape == (4, ACTION_DIM)
     assert server.metrics.errors["message"] == 1
     assert "its message was too large (frame with 8388" in caplog.text
-    assert "does it send 'object_state' as 5? --max-message-mb takes more" in caplog.text
+    assert "it may have 262144 bytes, and the policy needs proprio 3 float32, object_state 5 float32" in caplog.text
+    left = [record.levelname for record in caplog.records if "left after" in record.getMessage()]
+    assert sorted(left)[-1] == "WARNING", "the one whose message was too large"
+    assert left.count("WARNING") == 1, "a client that leaves, also without a good-bye, is no fault"
 
 
 def test_too_many_errors_in_a_row_end_the_connection() -> None:
@@ -317,7 +345,7 @@ def test_a_failing_policy_tells_the_client_nothing_and_the_log_everything(caplog
 
 def test_keys_of_clients_can_be_mapped() -> None:
     rename = {"observation/state": "proprio", "extra": ""}
-    with serving(rename=rename) as server, OpenPi(server.port) as client:
+    with serving(rename=rename, allow_absent=True) as server, OpenPi(server.port) as client:
         step = see()
         message = {"observation/state": step["proprio"], "object_state": step["object_state"], "extra": "ignored"}
         assert client.infer(message)["absent"] == []

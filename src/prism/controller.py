@@ -5,6 +5,7 @@ observe o_t -> window (To) -> K candidates in one pass -> select one -> execute 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,11 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from prism_client.first_look import look
 
 from prism.data.history import memory, stacked
 from prism.errors import PrismError, check_numbers
-from prism.health import SensorMonitor
+from prism.health import SensorMonitor, trained_on
 from prism.normalize import one_sign, unit_norm
 from prism.policy import Policy, PolicySpec
 from prism.rows import Random
@@ -34,6 +36,8 @@ from prism.selection import (
     select,
 )
 from prism.types import Observation
+
+logger = logging.getLogger("prism.controller")
 
 _PAST = 3  # executed actions that a third difference reaches back to
 Reading = tuple[dict[str, NDArray[np.generic]], dict[str, bool]]  # of every sensor, and which can be believed
@@ -150,10 +154,18 @@ class Controller:
     (prism.health says which): the policy goes on with the others. A sensor that the policy does not know is an error.
     `reset(seed)` starts an episode; the same seed and observations give the same actions. A new controller has been
     reset with its `seed`: without a call of reset, the first act begins its first episode.
+
+    `look`: `act` compares the first observation of an episode with the training data (units, colours, cameras) and
+    refuses what would move a robot wrongly. Not for a simulator that is the training data's own.
     """
 
     def __init__(
-        self, policy: Policy, config: ControllerConfig, seed: int = 0, scale: NDArray[np.floating] | None = None
+        self,
+        policy: Policy,
+        config: ControllerConfig,
+        seed: int = 0,
+        scale: NDArray[np.floating] | None = None,
+        look: bool = True,
     ) -> None:
         spec = policy.spec
         check_controller(config, spec)
@@ -168,6 +180,7 @@ class Controller:
         self.health = SensorMonitor(spec.sensors, spec.fps)
         self.replans: list[Replan] = []
         self.last_plan: Plan | None = None
+        self._look = look
         self.reset(seed)
 
     def reset(self, seed: int = 0) -> None:
@@ -195,6 +208,8 @@ class Controller:
 
         The steps are public for those who sample elsewhere: a server in batches, a runtime in another thread.
         """
+        if self._look and self._step == 0 and self.last_plan is None:
+            first_look(self.policy, observation)
         self.observe(observation, ages)
         if self._late is not None and self._step >= self._late[0]:
             self.adopt(*self._late[1:])
@@ -427,6 +442,17 @@ class Controller:
     def observation(self) -> Observation:
         """The window as a batch of one, on the policy's device."""
         return observations([self])
+
+
+def first_look(policy: Policy, observation: Mapping[str, object]) -> None:
+    """PrismError where a first observation cannot be what the policy was trained on; doubts are logged."""
+    found = look({"sensors": [trained_on(sensor, policy.normalizer) for sensor in policy.spec.sensors]}, observation)
+    absent = [sensor.name for sensor in policy.spec.sensors if observation.get(sensor.name) is None]
+    lacking = [f"sensor '{name}' is not in the first observation: the policy goes on without it" for name in absent]
+    for doubt in (*lacking, *found.doubts):
+        logger.warning("%s", doubt)
+    if found.wrong:
+        raise PrismError(found.wrong)
 
 
 def observations(controllers: Sequence[Controller]) -> Observation:

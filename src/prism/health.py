@@ -5,7 +5,8 @@
 | missing  | is not in the observation                                                                            |
 | nan      | holds NaN or infinity; depth: has no pixel that is finite (single ones become 0, "not measured")     |
 | range    | leaves `spec.limits`: any value of a vector or of audio, the mean of an image, the mean of the       |
-|          | measured pixels of depth; depth that measured nothing at all leaves any limits                       |
+|          | measured pixels of depth; depth that measured nothing at all leaves any limits. Without limits:      |
+|          | leaves what training showed (`spec.seen`) by more than WIDE times its range                          |
 | frozen   | is identical to the one before for more than `spec.max_repeats` readings in a row                    |
 | late     | is older than `spec.max_age` seconds, where the caller says how old readings are                     |
 
@@ -18,24 +19,26 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
+from prism.normalize import Normalizer
 from prism.sensors import SensorSpec, encode_text
 
 Array = NDArray[np.generic]
 Fault = Literal["missing", "nan", "range", "frozen", "late"]
 
-_WORDS: dict[Fault, str] = {
+WORDS: dict[Fault, str] = {
     "missing": "is not in the observation",
     "nan": "holds NaN or infinity",
     "range": "is out of range",
     "frozen": "is frozen",
     "late": "is late",
 }
+WIDE = 100.0  # no scene is that far from the data: the error value of a driver, as 65535 or 1e30
 _PERIODS = 3  # a reading is late after this many periods of its sensor, unless the spec says otherwise
 
 logger = logging.getLogger("prism.health")
@@ -112,7 +115,7 @@ class SensorMonitor:
             self._log(name, "back", f"sensor '{name}' is back at step {self._step}")
             return
         self.faults[name] = fault
-        what = f"{_WORDS[fault]} ({detail})" if detail else _WORDS[fault]
+        what = f"{WORDS[fault]} ({detail})" if detail else WORDS[fault]
         self._log(name, fault, f"sensor '{name}' {what} at step {self._step}: absent until it recovers")
 
     def _log(self, name: str, event: Fault | Literal["back"], message: str) -> None:
@@ -155,8 +158,10 @@ def _finite(spec: SensorSpec, reading: Array) -> bool:
 
 def _outside(spec: SensorSpec, reading: Array) -> str | None:
     """What left the limits, in words; None: nothing did."""
-    if spec.limits is None or spec.kind == "text":
+    if spec.kind == "text":
         return None
+    if spec.limits is None:
+        return _far(spec, reading)
     low, high = spec.limits
     values = reading.astype(np.float64)
     if spec.kind == "depth":
@@ -171,3 +176,37 @@ def _outside(spec: SensorSpec, reading: Array) -> str | None:
         return None
     mean = "a mean of " if spec.is_image else ""
     return f"{mean}{worst:.4g}, the limits are {low:.4g} to {high:.4g}"
+
+
+def _far(spec: SensorSpec, reading: Array) -> str | None:
+    """What is nowhere near the training data, in words; None: nothing, or a policy that does not know them."""
+    seen = spec.seen or {}
+    values = reading.astype(np.float64)
+    if spec.kind == "vector" and "low" in seen:
+        low, high = np.array(seen["low"], np.float64), np.array(seen["high"], np.float64)
+        room = WIDE * max(float((high - low).max()), float(np.abs([low, high]).max()), 1e-6)
+        low, high = low - room, high + room
+    elif spec.kind == "depth" and "high" in seen:
+        values = values[np.isfinite(values) & (values > 0)].mean(keepdims=True) if (values > 0).any() else np.zeros(1)
+        low, high = np.zeros(1), np.full(1, WIDE * float(seen["high"]))
+    elif spec.kind == "audio" and "peak" in seen:
+        high = np.full(len(values), WIDE * max(float(seen["peak"]), 1.0))
+        low = -high
+    else:
+        return None
+    beyond = np.maximum(low - values, values - high)
+    worst = int(np.argmax(beyond))
+    if beyond[worst] <= 0:
+        return None
+    which = f"number {worst} is " if spec.kind == "vector" else ""
+    return f"{which}{values[worst]:.4g}, at most {low[worst]:.4g} to {high[worst]:.4g} is near the training data"
+
+
+def trained_on(spec: SensorSpec, normalizer: Normalizer) -> dict[str, Any]:
+    """A sensor of a policy in the words of the wire: its shape, and what it showed in the training data."""
+    known: dict[str, Any] = {"colour": list(spec.colour)} if spec.colour else {}
+    known |= {"seen": dict(spec.seen)} if spec.seen else {}
+    if spec.kind == "vector":
+        known |= {"mean": normalizer.center(spec.name).tolist(), "std": normalizer.scale(spec.name).tolist()}
+    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
+    return {"name": spec.name, "kind": spec.kind, **shape, **known}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,9 +75,12 @@ class SensorSpec:
     max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
     max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
     names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
-    # rgb: mean of the pictures that a policy was trained on; says on the robot that red and blue are swapped
+    # rgb, of policies from before `seen`: mean of the pictures that it was trained on
     colour: tuple[float, float, float] | None = field(default=None, compare=False)
     history: int = 0  # vectors, touch, sound: readings in a time step (prism.data.history); 0: as the training decides
+    # What it showed in the training data (prism.data.statistics); a robot's first readings are compared with it, and
+    # without `limits` a reading far beyond it is not believed. None: a policy from before it was kept.
+    seen: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -163,7 +166,7 @@ class SensorSpec:
         return ", ".join(str(part) for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
-        new = ("names", "history", "colour")  # not in the files of earlier versions
+        new = ("names", "history", "colour", "seen")  # not in the files of earlier versions
         return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in new}
 
     @staticmethod

@@ -285,7 +285,7 @@ def brokered(one: Case) -> Stream:
     """openpi's client shows one observation a plan; the history between is filled in by the server."""
     world, commands = World(one.arm, one.lost), []
     with (
-        serving(BackendPolicy(backend_for(one.arm)), one.controller, seed=SEED) as server,
+        serving(BackendPolicy(backend_for(one.arm)), one.controller, seed=SEED, allow_absent=True) as server,
         OpenPi(server.port) as client,
     ):
         broker = ChunkBroker(client.infer, one.controller.exec_horizon)

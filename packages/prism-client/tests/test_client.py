@@ -225,15 +225,24 @@ def test_a_message_that_is_too_large_names_the_sensor_and_what_helps() -> None:
     camera = {"t": 0, "camera": np.zeros((40, 40, 3), np.uint8)}  # the policy has 4 x 4 x 3
     with running({"max_message": 1000}) as server, client_of(server) as client:
         with pytest.raises(
-            ServerError, match=r"sensor 'camera' is 4\.8 kB, 40 x 40 x 3: resize it to the policy's 4 x 4"
+            ServerError, match=r"sensor 'camera' is 4\.8 kB \(uint8, 40 x 40 x 3\): resize it to the policy's 4 x 4"
         ):
             client.infer(camera)
         with pytest.raises(
-            ServerError, match=r"sensor 'extra' .*: send less, or start the server with --max-message-mb 2"
+            ServerError,
+            match=r"'extra' .*: the policy has no sensor of that name: leave it out, or send less.*-mb 2",
         ):
             client.infer({"t": 0, "extra": np.zeros(2000)})
         assert client.infer({"t": 1})["actions"].shape == (8, 1)  # neither was sent
         assert client.connections == 1
+    sensors = [
+        {"name": "camera", "shape": [4, 4, 3], "dtype": "uint8"},
+        {"name": "state", "shape": [200], "dtype": "float32"},
+    ]
+    with running({"max_message": 1000, "sensors": sensors}) as server, client_of(server) as client:
+        seen = {"t": 0, "camera": np.zeros((4, 4, 3)), "state": np.zeros(200, np.float32)}  # larger, and right
+        with pytest.raises(ServerError, match=r"the server takes 1\.0 kB; sensor 'camera' is .*: send it as uint8"):
+            client.infer(seen)
 
     def refuse(connection: ServerConnection, message: dict[str, Any]) -> bool:
         connection.close(1009, "too big")

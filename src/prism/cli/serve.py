@@ -66,6 +66,10 @@ class Serve:
     """Seconds without a request after which a client is closed."""
     threads: Annotated[int | None, option("N")] = None
     """Threads of the network; default: one less than the computer has cores."""
+    allow_absent: bool = False
+    """Plan also without a sensor that the policy requires; default: such requests are refused."""
+    trust_sensors: bool = False
+    """Do not compare first observations with what the policy was trained on: units, sizes, colours, cameras."""
     seed: int = 0
     """Of the random numbers of every client's first episode."""
 
@@ -98,6 +102,8 @@ class Serve:
             idle_timeout=self.idle_timeout,
             threads=max(1, (os.cpu_count() or 2) - 1) if self.threads is None else self.threads,
             seed=self.seed,
+            allow_absent=self.allow_absent,
+            trust_sensors=self.trust_sensors,
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
         run = Run(self.run_folder)

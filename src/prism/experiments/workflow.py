@@ -20,7 +20,7 @@ from prism.data import EpisodeSource
 from prism.data.guess_kind import guess_kind
 from prism.data.history import unseen
 from prism.data.pictures import as_recorded
-from prism.data.statistics import with_colours
+from prism.data.statistics import with_seen
 from prism.data.views import portion
 from prism.data.windows import Windows
 from prism.encoder import load_pretrained
@@ -309,7 +309,7 @@ def _sensors(
     statistics: Statistics,
 ) -> tuple[SensorSpec, ...]:
     """The policy's sensors, with limits of their health where the experiment asks for them."""
-    sensors = with_colours(experiment.sensors(recorded), source)
+    sensors = with_seen(experiment.sensors(recorded), source, statistics)
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 

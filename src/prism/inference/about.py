@@ -8,10 +8,10 @@ from prism_client import ActionKind
 
 from prism.controller import Controller
 from prism.data.history import memory
+from prism.health import trained_on
 from prism.inference.backends import BackendPolicy
 from prism.methods.base import ContextPolicy
 from prism.policy import Policy
-from prism.sensors import SensorSpec
 
 
 def about_policy(controller: Controller) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def about_policy(controller: Controller) -> dict[str, Any]:
     kept = [entry for entry in range(spec.action_dim) if entry not in moving]
     return {
         "method": spec.method,
-        "sensors": [_about_sensor(s, controller.policy) for s in spec.sensors],
+        "sensors": [trained_on(s, controller.policy.normalizer) for s in spec.sensors],
         "needs": needed_sensors(controller.policy),
         "action_dim": spec.action_dim,
         "action": spec.action.to_json(),
@@ -35,16 +35,6 @@ def about_policy(controller: Controller) -> dict[str, Any]:
         "exec_horizon": controller.config.exec_horizon,
         "candidates": controller.config.candidates,
     }
-
-
-def _about_sensor(spec: SensorSpec, policy: Policy) -> dict[str, Any]:
-    """Its shape, and what it showed in the training data: mean and std of a vector, the mean colour of pictures."""
-    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
-    known = {"colour": list(spec.colour)} if spec.colour else {}
-    if spec.kind == "vector":
-        trained = policy.normalizer
-        known = {"mean": trained.center(spec.name).tolist(), "std": trained.scale(spec.name).tolist()}
-    return {"name": spec.name, "kind": spec.kind, **shape, **known}
 
 
 def _action_range(policy: Policy) -> list[list[float]]:

@@ -46,6 +46,7 @@ from prism.server.sessions import WHO, Reader, RequestError, Session
 INTERNAL_ERROR = 1011
 POLICY_VIOLATION = 1008
 MESSAGE_TOO_BIG = 1009
+_GOOD_BYES = (1000, 1001, 1005)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATENCIES = 1000  # latest ones, for the live page
 _VIEWERS = 8  # at once
@@ -68,6 +69,8 @@ class ServerConfig:
     threads: int | None = None  # of torch; None: as torch chooses
     seed: int = 0
     rename: Mapping[str, str] = field(default_factory=dict)  # key of the clients -> sensor
+    allow_absent: bool = False  # plans also without a sensor that the policy requires
+    trust_sensors: bool = False  # first observations are not compared with the training data
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -145,7 +148,7 @@ class PolicyServer:
 
     def metadata(self) -> dict[str, Any]:
         head = {"server": "prism", "prism_version": prism.__version__, "policy": self.name}
-        return {**head, **self._about, "max_message": self.limit}
+        return {**head, **self._about, "max_message": self.limit, "knows": ["checked"]}
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""
@@ -254,28 +257,34 @@ class PolicyServer:
         who = f"client {self._number} ({address_of(connection)})"
         WHO.set(who)
         tokens = None if self.backend is None else Tokens(self.backend)
-        session = Session(self._number, who, self.policy, self.controller, self.scale, self.config.seed, tokens)
+        strict = self.config.allow_absent, self.config.trust_sensors
+        session = Session(
+            self._number, who, self.policy, self.controller, self.scale, self.config.seed, tokens, *strict
+        )
         self.sessions[session.number] = session
         logger.info("%s connected", who)
+        fault = False  # the client's, or the server's
         try:
             await self._talk(connection, session)
             reason = ""
         except ConnectionClosed as closed:
             reason = _closed(closed)
+            fault = closed.sent is not None and not closed.rcvd_then_sent and closed.sent.code not in _GOOD_BYES
             if closed.sent is not None and closed.sent.code == MESSAGE_TOO_BIG:
                 self.metrics.errors["message"] += 1
-                largest = max(self.policy.spec.sensors, key=lambda spec: math.prod(spec.shape))
-                shape = " x ".join(map(str, largest.shape))
-                reason += f"; does it send '{largest.name}' as {shape}? --max-message-mb takes more"
+                specs = self.policy.spec.sensors
+                takes = ", ".join(f"{s.name} {' x '.join(map(str, s.shape))} {s.dtype}" for s in specs)
+                reason += f"; it may have {self.limit} bytes, and the policy needs {takes[:200]}: send it as that, or "
+                reason += "start the server with a larger --max-message-mb"
         except TimeoutError:
-            reason = "it did not read its replies"
+            reason, fault = "it did not read its replies", True
             self.metrics.errors["slow_reader"] += 1
             if not connection.transport.is_closing():
                 connection.transport.abort()
         finally:
             self.metrics.clients -= 1
             del self.sessions[session.number]
-        level = logging.WARNING if reason else logging.INFO
+        level = logging.WARNING if fault else logging.INFO
         logger.log(level, "%s left after %d requests%s", who, session.requests, f": {reason}" if reason else "")
 
     async def _talk(self, connection: ServerConnection, session: Session) -> None:
@@ -363,7 +372,7 @@ def _closed(closed: ConnectionClosed) -> str:
     frame = closed.sent if closed.sent is not None and not closed.rcvd_then_sent else closed.rcvd
     if frame is None:
         return "the connection broke"
-    if frame.code in (1000, 1001, 1005):
+    if frame.code in _GOOD_BYES:
         return ""
     if frame.code == MESSAGE_TOO_BIG:
         return f"its message was too large ({frame.reason})" if frame.reason else "its message was too large"

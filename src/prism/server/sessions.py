@@ -8,9 +8,11 @@ A request is a map with one time step of each sensor under the sensor's name, an
     plan       false: take this observation into the history, make no plan
     ages       {sensor: seconds since it was measured}
     prompt     the instruction, of a policy with one text sensor; what openpi's clients call it
+    checked    true: this client compares its first observation with the metadata and stops the robot for what a reply
+               calls `absent` (prism-client does); of all others the server does both, and refuses
 
 A sensor may be left out: it is absent for that step. A key that is neither is refused, because a misspelt sensor would
-be an absent one for ever.
+be an absent one for ever. What a client should know is in the `warnings` of a reply, each once.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client.first_look import look
 
 from prism.controller import Controller, ControllerConfig, Plan, Replan
 from prism.errors import PrismError
-from prism.health import as_spec
+from prism.health import WORDS, as_spec, trained_on
 from prism.inference.about import about_plan, needed_sensors
 from prism.inference.tokens import Tokens
 from prism.policy import Policy
@@ -38,8 +41,9 @@ from prism.selection import FloatArray
 from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
-KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt")
+KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt", "checked")
 HASTY = 10  # requests in a row
+_SAID = 100  # warnings that one connection gets
 TRACE = 240  # executed actions that the live page shows
 WHO: ContextVar[str] = ContextVar("who", default="-")  # whose request a log line is about
 
@@ -58,6 +62,8 @@ class Request:
     executed: int | None = None
     plan: bool = True
     ages: dict[str, float] | None = None
+    checked: bool = False
+    guessed: tuple[tuple[str, str], ...] = ()  # keys of another program, and the sensors that they were taken for
 
 
 class Reader:
@@ -76,9 +82,12 @@ class Reader:
 
     def read(self, message: Mapping[str, Any]) -> Request:
         observation: dict[str, Array] = {}
+        guessed = []
         for key, value in message.items():
             if (key in KEYS and key != "prompt") or not (name := self._name(key)):
                 continue
+            if key not in self._rename and key.rpartition("/")[2] != name:
+                guessed.append((key, name))
             if name in observation:
                 raise RequestError(f"sensor '{name}' is in the request twice, once as '{key[:60]}'")
             if value is not None:  # None: absent, as if it had been left out
@@ -86,7 +95,8 @@ class Reader:
         executed = _whole(message, "executed", 100_000)
         seed = _whole(message, "seed", 2**63 - 1)
         reset = _truth(message, "reset", False)
-        return Request(observation, reset, seed, executed, _truth(message, "plan", True), self._ages(message))
+        plan, checked = _truth(message, "plan", True), _truth(message, "checked", False)
+        return Request(observation, reset, seed, executed, plan, self._ages(message), checked, tuple(guessed))
 
     def _reading(self, spec: SensorSpec, value: object) -> Array:
         if isinstance(value, Mapping | bytes) or (isinstance(value, str) and spec.kind != "text"):
@@ -180,6 +190,8 @@ class Session:
         scale: FloatArray,
         seed: int,
         tokens: Tokens | None = None,
+        allow_absent: bool = False,
+        trust_sensors: bool = False,
     ) -> None:
         self.number = number
         self.who = who
@@ -191,6 +203,10 @@ class Session:
         self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
         self._needs = frozenset(needed_sensors(policy))
         self._events = [spec.name for spec in policy.spec.sensors if spec.steps > 1]
+        self._allow_absent, self._trust_sensors = allow_absent, trust_sensors
+        self._looked = False  # at the first observation of this episode
+        self._said: set[str] = set()  # warnings that the client has
+        self._warnings: list[str] = []  # that it is to get with the next reply
         self._warned: set[str] = set()  # of them, this episode
         self._seed = seed
         self._observed = 0  # since the last plan
@@ -212,10 +228,16 @@ class Session:
             if self.tokens is not None:
                 self.tokens.reset()
             self._observed = self.steps = 0
+            self._looked = False
             self._last = None
             self._warned.clear()
             with self._lock:
                 self._trace.clear()
+        for key, name in request.guessed:
+            self._warn(f"'{key[:60]}' is taken for sensor '{name}'; to be sure: prism serve --map {key[:60]}={name}")
+        if not (self._looked or request.checked or self._trust_sensors):
+            self._look(request)
+        self._looked = True
         missed = 0
         if request.plan and controller.last_plan is not None:
             executed = controller.config.exec_horizon if request.executed is None else request.executed
@@ -234,11 +256,36 @@ class Session:
         self.requests += 1
         self._observed += 1
         self.faults.update(controller.health.faults.items())
-        for name in self._needs & set(controller.health.faults) - self._warned:
-            self._warned.add(name)
-            logger.warning("sensor '%s' is absent, and the policy requires it", name)
+        faults = controller.health.faults
+        for name in faults.keys() - self._needs:
+            if faults[name] != "missing":  # what was left out, was left out on purpose
+                self._warn(f"sensor '{name}' {WORDS[faults[name]]}: absent until it recovers")
+        for name in sorted(self._needs & faults.keys()):
+            said = f"sensor '{name}' {WORDS[faults[name]]}, and the policy requires it"
+            if not (request.checked or self._allow_absent):
+                raise RequestError(f"{said}: mend it; prism serve --allow-absent plans all the same")
+            if name not in self._warned:
+                self._warned.add(name)
+                self._warn(said)
         if not request.plan:
             self._publish(request)
+
+    def _look(self, request: Request) -> None:
+        """RequestError where a first observation cannot be what the policy was trained on."""
+        policy = self.controller.policy
+        info = {"sensors": [trained_on(spec, policy.normalizer) for spec in policy.spec.sensors]}
+        found = look(info, request.observation)
+        for doubt in found.doubts:
+            self._warn(doubt)
+        if found.wrong:
+            raise RequestError(found.wrong)
+
+    def _warn(self, text: str) -> None:
+        """To the log, and to the client with its next reply, once a connection."""
+        if text not in self._said and len(self._said) < _SAID:
+            self._said.add(text)
+            self._warnings.append(text)
+            logger.warning("%s: %s", self.who, text)
 
     def finish(self, request: Request, candidates: NDArray[np.float32], latency_ms: float) -> dict[str, Any]:
         """Choose; the reply. Only `actions` is an array: openpi's ActionChunkBroker cuts every array by steps."""
@@ -257,7 +304,9 @@ class Session:
 
     def observed(self) -> dict[str, Any]:
         """What every reply says."""
-        return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults)}
+        warnings, self._warnings = self._warnings, []
+        told = {"warnings": warnings} if warnings else {}
+        return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults), **told}
 
     def trace(self) -> list[NDArray[np.float32]]:
         """The latest executed actions, oldest first; from any thread."""

@@ -183,8 +183,10 @@ def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
 
 
 def _plain(spec: PolicySpec) -> str:
-    """Tuples and lists are the same there. What was absent is found in training, what is missed after it."""
-    return json.dumps({**spec.to_json(), "absent": (), "missed": ()}, sort_keys=True)
+    """Tuples and lists are the same there. What was absent is found in training, what is missed after it; what sensors
+    showed may be kept or not."""
+    sensors = [dataclasses.replace(sensor, seen=None, colour=None).to_json() for sensor in spec.sensors]
+    return json.dumps({**spec.to_json(), "sensors": sensors, "absent": (), "missed": ()}, sort_keys=True)
 
 
 def fingerprint(windows: Windows) -> str:

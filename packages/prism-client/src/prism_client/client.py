@@ -84,13 +84,18 @@ class Client:
         executed: int | None = None,
         plan: bool = True,
         ages: Mapping[str, float] | None = None,
+        checked: bool = False,
     ) -> dict[str, Any]:
         """The server's reply to one time step of each sensor; a sensor may be left out.
 
         `executed`: how many actions of the last plan were executed; default: the server's exec_horizon.
         `plan=False` adds the observation to the history and makes no plan. `ages`: seconds since each was measured.
+        `checked`: the caller compares its readings with the metadata (first_look.py) and looks at the reply's `absent`
+        itself, as Executor does; otherwise the server does both, and refuses.
         """
         message: dict[str, Any] = {**observation, **self._reset}
+        if checked and "checked" in self._metadata.get("knows", ()):
+            message["checked"] = True
         if executed is not None:
             message["executed"] = int(executed)
         if not plan:
@@ -103,6 +108,8 @@ class Client:
             raise ServerError(_too_large(len(frame), observation, self._metadata))
         reply = self._exchange(frame, observation)
         self._reset = {}
+        for warning in reply.get("warnings", ()):
+            logger.warning("%s: %s", self.uri, warning)
         return reply
 
     def reset(self, seed: int | None = None) -> None:
@@ -246,19 +253,39 @@ def _limit_sending(connected: socket.socket, seconds: float) -> None:
 
 
 def _too_large(size: int, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """Which sensor is to blame, and what helps."""
-    bytes_of = {name: getattr(value, "nbytes", len(str(value))) for name, value in observation.items()}
-    expected = {str(spec["name"]): tuple(spec["shape"]) for spec in metadata.get("sensors", ())}
-    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in observation.items()}
-    other = [name for name, shape in expected.items() if name in shapes and shapes[name] != shape]
-    name = max(other or bytes_of, key=bytes_of.__getitem__, default="")
+    """The sensor that takes the most beyond what the policy's own does, and what helps."""
+    specs = {str(spec["name"]): spec for spec in metadata.get("sensors", ())}
+    sent = {name: _packed(value) for name, value in observation.items()}
+    excess = {name: count - _expected(specs.get(name)) for name, count in sent.items()}
+    name = max(excess, key=excess.__getitem__, default="")
     limit = metadata.get("max_message")
     text = f"the message is too large: {_size(size)}" + (f", the server takes {_size(limit)}" if limit else "")
-    if name:
-        text += f"; sensor '{name}' is {_size(bytes_of[name])}, {' x '.join(map(str, shapes[name]))}"
-    if name in other:
-        return f"{text}: resize it to the policy's {' x '.join(map(str, expected[name]))}"
-    return f"{text}: send less, or start the server with --max-message-mb {math.ceil(size / 2**20) + 1}"
+    more = f"send less, or start the server with --max-message-mb {math.ceil(size / 2**20) + 1}"
+    if not name:
+        return f"{text}: {more}"
+    shape, dtype = getattr(observation[name], "shape", None), getattr(observation[name], "dtype", None)
+    kind = type(observation[name]).__name__ if shape is None else f"{dtype}, {' x '.join(map(str, shape))}"
+    text += f"; sensor '{name}' is {_size(sent[name])} ({kind})"
+    if specs and name not in specs:
+        return f"{text}: the policy has no sensor of that name: leave it out, or {more}"
+    own = specs.get(name, {})
+    if shape is not None and own and tuple(shape) != tuple(own["shape"]):
+        return f"{text}: resize it to the policy's {' x '.join(map(str, own['shape']))}"
+    if excess[name] > 0 and own.get("dtype") and str(dtype) != own["dtype"]:
+        return f"{text}: send it as {own['dtype']}"
+    return f"{text}: {more}"
+
+
+def _packed(value: Any) -> int:
+    """Bytes on the wire."""
+    return int(value.nbytes) if hasattr(value, "nbytes") else len(wire.pack({"": value}))
+
+
+def _expected(spec: Mapping[str, Any] | None) -> int:
+    """Bytes of one time step of a policy's sensor; 0: it has no such sensor."""
+    if spec is None:
+        return 0
+    return math.prod(spec["shape"]) * (4 if str(spec.get("dtype", "uint8")) == "float32" else 1)
 
 
 def _size(count: int) -> str:

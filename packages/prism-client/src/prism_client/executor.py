@@ -36,7 +36,7 @@ from typing import Any, Literal
 import numpy as np
 
 from prism_client.action_kind import ActionKind
-from prism_client.first_look import rate_problem, unlike
+from prism_client.first_look import Pace, look
 from prism_client.joining import joined, within
 from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
 from prism_client.rotations import same_side, unit
@@ -45,7 +45,6 @@ from prism_client.stats import DECISIONS, Decision, Hook, Stats
 Array = np.ndarray[Any, Any]
 BLEND = 3  # steps, of positions
 MARGIN = 0.05
-RATE_STEPS = 10  # after which the rate of the loop is judged
 MAX_HELD = 100  # steps in a row: 2 s at 50 Hz, 10 s at 10 Hz
 logger = logging.getLogger("prism_client")
 
@@ -209,7 +208,7 @@ class Executor:
         self._taken: Reply | None = None  # in this step
         self._failure: Exception | None = None  # in this step
         self._problem = ""  # in this step, in words
-        self._times: list[float] = []  # of the first steps
+        self._pace = Pace(self.fps)
 
     def reset(self, seed: int | None = None) -> None:
         """Start an episode; a seed repeats its random numbers."""
@@ -275,12 +274,14 @@ class Executor:
 
     def _check(self, observation: Mapping[str, Any]) -> None:
         """PlanError where this cannot be what the policy was trained on."""
-        if self._step == 0 and (problem := unlike(self.planner.info, observation)):
+        if self._step == 0:
+            found = look(self.planner.info, observation)
+            for doubt in found.doubts:
+                logger.warning("%s", doubt)
+            if found.wrong:
+                raise PlanError(found.wrong)
+        if self._asynchronous and (problem := self._pace.step(self._clock())):
             raise PlanError(problem)
-        if self._step and self._asynchronous and len(self._times) <= RATE_STEPS:  # the first step waits for its plan
-            self._times.append(self._clock())
-            if len(self._times) > RATE_STEPS and (problem := rate_problem(self._times, self.fps)):
-                raise PlanError(problem)
 
     # ------------------------------------------------------------------ plans
 

@@ -133,7 +133,8 @@ class RemotePlanner:
             message: dict[str, Any] = {}
             error: Exception | None = None
             try:
-                message = self.client.infer(step.observation, executed=executed, plan=wants, ages=step.ages)
+                seen, ages = step.observation, step.ages
+                message = self.client.infer(seen, executed=executed, plan=wants, ages=ages, checked=True)
                 self._check_identity()
             except Exception as problem:  # the network, the server's no, an observation that cannot be packed
                 error = problem
