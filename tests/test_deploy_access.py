@@ -10,17 +10,19 @@ import socket
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from prism_client import wire
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
 from prism.server.policy_server import PolicyServer, RateLimit, ServerConfig, message_limit
+from prism.server.prometheus import resident_bytes
 from tests.evaluation_fakes import PointPolicy
 from tests.policy_fakes import ACTION_DIM, small_policy
 from tests.server_fakes import CONTROLLER, OpenPi, see, serving
@@ -34,6 +36,23 @@ def get(port: int, path: str, headers: dict[str, str] | None = None) -> tuple[in
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def handshake(path: str, headers: str = "Host: 127.0.0.1") -> bytes:
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
+    return f"GET {path} HTTP/1.1\r\n{headers}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{key}\r\n\r\n".encode()
+
+
+@contextlib.contextmanager
+def deaf(port: int, path: str) -> Iterator[socket.socket]:
+    """Has shaken hands, and reads nothing from then on."""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.connect(("127.0.0.1", port))
+        raw.settimeout(10)
+        raw.sendall(handshake(path))
+        assert b"101" in raw.recv(100)
+        yield raw
 
 
 def test_keys() -> None:
@@ -83,6 +102,116 @@ def test_pages_of_other_sites_may_not_look() -> None:
             assert b"403" in raw.recv(1000)
 
 
+def test_by_an_address_or_a_known_name_only() -> None:
+    """Beyond loopback and without a key: a stranger's name that was made to resolve to this computer."""
+    with serving(host="0.0.0.0", names=("robot.lan",)) as server:
+        for host, allowed in (
+            (f"127.0.0.1:{server.port}", True),
+            ("192.168.1.5:8000", True),
+            ("[fe80::1]:8000", True),
+            ("robot.lan:8000", True),
+            ("evil.example", False),
+            ("", False),
+        ):
+            assert get(server.port, "/metrics", {"Host": host})[0] == (200 if allowed else 403), host
+            with contextlib.ExitStack() as stack:
+                raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                raw.sendall(handshake("/live", f"Host: {host}\r\nOrigin: http://{host}"))
+                assert (b"101 Switching" in raw.recv(1000)) == allowed, host
+        assert get(server.port, "/healthz", {"Host": "evil.example"}) == (200, "OK\n")
+        with connect(f"ws://127.0.0.1:{server.port}", additional_headers={"Host": "robot"}) as robot:
+            robot.recv(timeout=10)  # robots send no origin, and may use any name
+
+
+def is_cut_off(raw: socket.socket, data: bytes, times: int) -> bool:
+    """Whether the server ends the connection before all of it is sent."""
+    try:
+        for _ in range(times):
+            raw.sendall(data)
+        raw.settimeout(2)
+        while raw.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_pings_of_one_that_reads_no_pongs_do_not_pile_up() -> None:
+    ping = b"\x89\xfd\0\0\0\0" + b"x" * 125
+    for path, key in (("/live", "open-sesame"), ("/live", None), ("/", None)):
+        with serving(api_key=key) as server, deaf(server.port, path) as raw:
+            before = resident_bytes()
+            assert is_cut_off(raw, ping * 800, 100), path  # 10 MB
+            assert resident_bytes() - before < 5e6, path
+
+
+def test_a_newcomer_says_little_and_has_little_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism.server.live._UNLOCK", 0.2)
+    compared = []
+    with serving(api_key="open-sesame") as server:
+        monkeypatch.setattr(server, "is_authorized", lambda header: bool(compared.append(len(header))))
+        uri = f"ws://127.0.0.1:{server.port}/live"
+        with connect(uri) as viewer:
+            viewer.recv(timeout=10)
+            viewer.send(json.dumps({"key": "x" * 3_700_000}))
+            with pytest.raises(ConnectionClosed) as closed:
+                viewer.recv(timeout=10)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1009
+        assert not compared
+        start = time.monotonic()
+        with connect(uri) as viewer:
+            viewer.recv(timeout=10)
+            with pytest.raises(ConnectionClosed):
+                viewer.recv(timeout=10)
+        assert time.monotonic() - start < 5.0
+    with pytest.raises(PrismError, match="at most 256"):
+        ServerConfig(api_key="x" * 257)
+
+
+def test_strangers_do_not_lock_the_page() -> None:
+    with serving(api_key="open-sesame") as server, contextlib.ExitStack() as stack:
+        uri = f"ws://127.0.0.1:{server.port}/live"
+        for _ in range(12):
+            stack.enter_context(connect(uri)).recv(timeout=10)
+        with connect(uri) as viewer:
+            viewer.recv(timeout=10)
+            viewer.send(json.dumps({"key": "open-sesame"}))
+            assert "hello" in json.loads(viewer.recv(timeout=10))
+
+
+def test_one_address_has_so_many_places_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prism.server.gate.NEWCOMERS", 4)
+    with serving() as server, OpenPi(server.port) as robot, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(12)]
+        deadline = time.monotonic() + 10
+        while server.gate.cut_off["newcomers"] < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.gate.cut_off["newcomers"] == 8
+        robot.infer(see())  # it is none any more
+        for one in silent:
+            one.close()
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, InvalidHandshake, EOFError), OpenPi(server.port) as other:
+                other.infer(see())
+                break
+        else:
+            pytest.fail("the places stay taken")
+
+
+def test_the_log_obeys_no_escape_codes(caplog: pytest.LogCaptureFixture) -> None:
+    red = "\x1b]0;owned\x07\x1b[31m\u202e"
+    with serving() as server, OpenPi(server.port) as client:
+        with pytest.raises(RuntimeError) as error:
+            client.infer(see() | {red: np.zeros(3, np.float32)})
+        for text in (caplog.text, str(error.value)):
+            assert "\\x1b" in text
+            assert "\x1b" not in text
+            assert "\u202e" not in text
+
+
 def test_http_beside_the_websocket() -> None:
     with serving() as server, OpenPi(server.port) as client:
         client.infer(see())
@@ -128,13 +257,7 @@ def test_a_client_that_stops_reading_is_dropped_and_disturbs_nobody(caplog: pyte
     point = {"proprio": np.zeros(2, np.float32), "goal": np.ones(2, np.float32)}
     frame = wire.pack(point)
     with serving(policy, write_timeout=0.3, rate=0.0) as server, OpenPi(server.port) as other:
-        with socket.socket() as raw:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            raw.connect(("127.0.0.1", server.port))
-            raw.sendall(
-                b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-            )
+        with deaf(server.port, "/") as raw:
             masked = bytes([0x82, 0x80 | 126]) + len(frame).to_bytes(2, "big") + b"\0\0\0\0" + frame
             raw.setblocking(False)
             deadline = time.monotonic() + 20

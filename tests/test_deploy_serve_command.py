@@ -114,14 +114,15 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--map", "x"], "KEY=SENSOR"),
         ([str(run), "--map", "x=arm"], "no sensor 'arm'"),
         ([str(run), "--api-key-file", str(tmp_path / "nokey")], "cannot be read"),
-        ([str(run), "--api-key-file", str(tmp_path / "empty")], "one word"),
+        ([str(run), "--api-key-file", str(tmp_path / "empty")], "one ASCII word"),
         ([str(run), "--set", "exec_horizon=99"], "exceeds"),
         ([str(run), "--threads", "0"], "threads = 0"),
         ([str(run), "--device", "tpu"], "--device tpu is unknown: use auto, cpu, cuda, mps"),
         ([str(run), "--device", "cuda", "--backend", "onnx"], "--backend onnx runs on the CPU"),
         ([str(run), "--max-message-mb", "nan"], "--max-message-mb nan"),
         ([str(run), "--rate", "nan"], "rate = nan"),
-        ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7"], "cannot listen"),
+        ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7", "--no-key"], "cannot listen"),
+        ([str(run), "--host", "0.0.0.0"], "--no-key if everybody there may send requests and watch"),
     ):
         assert main(["serve", *arguments]) == 2, arguments
         err = capsys.readouterr().err
@@ -135,4 +136,4 @@ def test_a_key_that_no_client_can_send_is_refused(
     for key in ("", "two words", "schl\u00fcssel"):
         monkeypatch.setenv("PRISM_API_KEY", key)
         assert main(["serve", str(run)]) == 2
-        assert "PRISM_API_KEY: a key is one word" in capsys.readouterr().err
+        assert "PRISM_API_KEY: the API key must be one ASCII word" in capsys.readouterr().err

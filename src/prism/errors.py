@@ -14,9 +14,16 @@ class PrismError(Exception):
     """Something the user can mend. The command line prints it as one line and exits with status 2."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """With every character escaped that a terminal would obey: names in files and messages are written by strangers."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def reason(error: BaseException) -> str:
     """What a library's exception says, on one line of a message."""
-    return " ".join((str(error) or type(error).__name__).split())[:120]
+    return printable(" ".join((str(error) or type(error).__name__).split()))[:120]
 
 
 @contextmanager

@@ -17,7 +17,7 @@
   const drawn = {};
   window.prismLive = { snapshots: 0, drawn };
 
-  let hello = null, latest = null, socket = null, wanted = null, colors = {};
+  let hello = null, latest = null, socket = null, wanted = null, key = null, locked = false, colors = {};
   const theme = () => {
     const style = getComputedStyle(document.documentElement);
     for (const name of ["ink", "soft", "line", "accent", "good", "bad", "stage", "surface", "m0", "m1", "m2", "m3"]) {
@@ -367,7 +367,9 @@
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
     socket.onmessage = (event) => {
       const message = JSON.parse(event.data);
-      if (message.locked) { $("lock").hidden = false; $("key").focus(); return state("", "locked"); }
+      locked = Boolean(message.locked);
+      if (locked && key !== null) return socket.send(JSON.stringify({ key }));
+      if (locked) { $("lock").hidden = false; $("key").focus(); return socket.close(); } // again with the key
       if (message.hello) return greet(message);
       if (!latest && wanted !== null) socket.send(JSON.stringify({ client: wanted }));
       latest = message;
@@ -376,7 +378,8 @@
     };
     socket.onclose = (event) => {
       latest = null;
-      if (event.code === 1008) { put("lock-note", "That is not its key."); }
+      if (event.code === 1008) { key = null; $("lock").hidden = false; put("lock-note", "That is not its key."); }
+      if (locked && key === null) return state("", "locked");
       state("off", "not connected");
       setTimeout(connect, 1000);
     };
@@ -395,7 +398,8 @@
   $("lock").addEventListener("submit", (event) => {
     event.preventDefault();
     put("lock-note", "");
-    socket.send(JSON.stringify({ key: $("key").value }));
+    key = $("key").value;
+    connect();
   });
   const again = () => { planned = -1; theme(); show(); };
   for (const id of ["layout", "dim-x", "dim-y"]) $(id).addEventListener("change", again);

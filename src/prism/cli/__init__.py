@@ -29,7 +29,7 @@ from prism.cli.report import Report
 from prism.cli.run import Run
 from prism.cli.serve import Serve
 from prism.cli.train import Train
-from prism.errors import PrismError
+from prism.errors import PrismError, printable
 from prism.io.files import explain
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _fail(program: str, message: str, status: int) -> int:
-    print(f"{program}: " + " ".join(message.split()), file=sys.stderr)
+    print(f"{program}: " + printable(" ".join(message.split())), file=sys.stderr)
     return status
 
 

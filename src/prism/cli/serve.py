@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from prism.cli.style import option
-from prism.errors import PrismError, check_numbers, need
+from prism.errors import PrismError, check_numbers, need, printable
 
 if TYPE_CHECKING:
     from prism.server.policy_server import PolicyServer
@@ -42,6 +42,10 @@ class Serve:
     """Port of everything: robots, page, /healthz and /metrics; 0 takes a free one."""
     api_key_file: Annotated[Path | None, option("FILE")] = None
     """Clients must send the key in this file (Authorization: Api-Key KEY); PRISM_API_KEY does the same."""
+    no_key: bool = False
+    """Listen beyond this computer without a key: everybody on the network can send requests and watch the cameras."""
+    name: Annotated[tuple[str, ...], option("HOST")] = ()
+    """Names of this computer on its network, for browsers that open the live page by name and without a key."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
     """What the clients call a sensor; KEY= ignores a key."""
     candidates: Annotated[int | None, option("K")] = None
@@ -104,8 +108,14 @@ class Serve:
             seed=self.seed,
             allow_absent=self.allow_absent,
             trust_sensors=self.trust_sensors,
+            names=tuple(name.lower() for name in self.name),
             rename={key: name for key, _, name in (entry.partition("=") for entry in self.map)},
         )
+        if not (config.is_local or config.api_key or self.no_key):
+            raise PrismError(
+                f"--host {self.host} opens the server to its network: give it a key with --api-key-file FILE, or say "
+                "--no-key if everybody there may send requests and watch"
+            )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, set=self.set)
         device = backend_device(self.device, self.backend)
@@ -127,7 +137,7 @@ def read_key(file: Path | None) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise PrismError(f"{source} cannot be read ({error})") from None
     if not key or not key.isascii() or any(letter.isspace() for letter in key):
-        raise PrismError(f"{source}: a key is one word of ASCII letters; this is none")
+        raise PrismError(f"{source}: the API key must be one ASCII word")
     return key
 
 
@@ -166,7 +176,7 @@ def _announce(server: PolicyServer) -> None:
     reach = "this computer only" if config.is_local else f"every computer that reaches {config.host}"
     console.print(f"open to: {reach}, with {access}", markup=False)
     if not config.is_local and not config.api_key:
-        console.print("[yellow]anybody on the network can send requests and watch: consider --api-key-file[/yellow]")
+        console.print("[yellow]--no-key: everybody on the network can send requests and watch[/yellow]")
     table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("sensor", "kind", "shape", "type", "may be absent"):
         table.add_column(column)
@@ -204,7 +214,7 @@ def _log_to_stderr() -> Iterator[None]:
 
     class Line(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
-            line = super().format(record)
+            line = printable(super().format(record), keep="\n\t")
             who = WHO.get()
             return line if who == "-" or who in line else f"{line} [{who}]"
 

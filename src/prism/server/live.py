@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Response
@@ -31,6 +30,7 @@ from websockets.http11 import Response
 from prism.data.inspect import as_picture
 from prism.evaluation.metrics import jerks
 from prism.sensors import SensorSpec, decode_text
+from prism.server.gate import GuardedConnection, address_of
 from prism.server.sessions import Array, Session, View
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ _PICTURE = 320  # longer side of a camera's picture in pixels
 _BINS = 40
 _CLIENTS = 200  # listed at most
 _WAVE = 240  # points of a sound
+VIEWERS = 8  # at once
+MESSAGE = 1024  # bytes of a viewer's message: a key or a number
+_FRAMES = 20.0  # a second
+_UNLOCK = 5.0  # seconds
 
 _ASSETS = {
     "/": ("live.html", "text/html; charset=utf-8"),
@@ -57,7 +61,7 @@ logger = logging.getLogger("prism.server")
 
 
 class Viewer:
-    def __init__(self, connection: ServerConnection) -> None:
+    def __init__(self, connection: GuardedConnection) -> None:
         self.connection = connection
         self.number: int | None = None  # which client to show; None: the one that has been here longest
         self.sending: asyncio.Task[None] | None = None
@@ -73,14 +77,21 @@ class Live:
         self._pictures: dict[tuple[int, str], tuple[Array, str]] = {}  # the latest of each camera, encoded
         self._rate = (time.monotonic(), 0, 0.0)
 
-    async def serve(self, connection: ServerConnection) -> None:
+    async def serve(self, connection: GuardedConnection) -> None:
         """Until the page is closed. Its messages: {"key": ...} first where a key is needed, {"client": number}."""
         metrics = self._server.metrics
-        metrics.viewers += 1
-        viewer = Viewer(connection)
         try:
             if self._locked and not await self._unlock(connection):
                 return
+        except ConnectionClosed:
+            return
+        if metrics.viewers >= VIEWERS:  # those that only might become viewers take nobody's place
+            await connection.close(1013, "too many viewers")
+            return
+        connection.welcome(_FRAMES)
+        metrics.viewers += 1
+        viewer = Viewer(connection)
+        try:
             await self._send(connection, json.dumps({"hello": self._server.metadata()}))
             self._viewers.add(viewer)
             if self._task is None:
@@ -99,12 +110,13 @@ class Live:
     def _locked(self) -> bool:
         return self._server.config.api_key is not None
 
-    async def _unlock(self, connection: ServerConnection) -> bool:
+    async def _unlock(self, connection: GuardedConnection) -> bool:
         await self._send(connection, '{"locked": true}')
         try:
-            async with asyncio.timeout(120.0):  # somebody types it
+            async with asyncio.timeout(_UNLOCK):  # the page has it already: it connects when somebody has typed it
                 message = await connection.recv()
         except TimeoutError:
+            await connection.close(1008, "no key")
             return False
         try:
             key = json.loads(message)["key"]
@@ -143,7 +155,7 @@ class Live:
                 self._task = None
                 self._pictures.clear()
 
-    async def _send(self, connection: ServerConnection, text: str) -> None:
+    async def _send(self, connection: GuardedConnection, text: str) -> None:
         """A viewer that does not read (a phone that was put away) is dropped: it would hold up the server's end."""
         try:
             async with asyncio.timeout(self._server.config.write_timeout):
@@ -246,11 +258,6 @@ class Live:
             known = value, encode_picture(spec, value)
             self._pictures[number, spec.name] = known
         return known[1]
-
-
-def address_of(connection: ServerConnection) -> str:
-    address = connection.remote_address
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "unknown"
 
 
 def _client_number(message: str | bytes) -> int | None:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
+import ipaddress
 import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,14 +34,15 @@ from websockets.http11 import Response
 
 import prism
 from prism.controller import Controller, ControllerConfig, action_scale
-from prism.errors import PrismError
+from prism.errors import PrismError, printable, reason
 from prism.inference.about import about_policy
 from prism.inference.backends import backend_of
 from prism.inference.tokens import Tokens, warm_up
 from prism.policy import Policy
 from prism.sensors import SensorSpec
 from prism.server.batching import Batcher, Job
-from prism.server.live import Live, address_of, asset, response
+from prism.server.gate import Gate, GuardedConnection, address_of
+from prism.server.live import MESSAGE, VIEWERS, Live, asset, response
 from prism.server.prometheus import Metrics
 from prism.server.sessions import WHO, Reader, RequestError, Session
 
@@ -49,8 +52,10 @@ MESSAGE_TOO_BIG = 1009
 _GOOD_BYES = (1000, 1001, 1005)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LATENCIES = 1000  # latest ones, for the live page
-_VIEWERS = 8  # at once
 _HANDSHAKE = 10.0  # seconds
+_BACKLOG = 32  # connections that are accepted in one go
+_FRAMES = 5000.0  # a second, of a client that may send as many requests as it likes
+MAX_KEY = 256  # letters: what is longer is not even compared
 
 logger = logging.getLogger("prism.server")
 
@@ -71,6 +76,7 @@ class ServerConfig:
     rename: Mapping[str, str] = field(default_factory=dict)  # key of the clients -> sensor
     allow_absent: bool = False  # plans also without a sensor that the policy requires
     trust_sensors: bool = False  # first observations are not compared with the training data
+    names: tuple[str, ...] = ()  # that this server has on its network, for the pages of browsers
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -86,10 +92,12 @@ class ServerConfig:
             raise PrismError(f"rate = {self.rate} is out of range: use requests a second, or 0 for no limit")
         if self.api_key is not None and not self.api_key:
             raise PrismError("the API key is empty: put a key into its file or variable, or serve without one")
+        if self.api_key is not None and len(self.api_key) > MAX_KEY:
+            raise PrismError(f"the API key has {len(self.api_key)} letters: use at most {MAX_KEY}")
 
     @property
     def is_local(self) -> bool:
-        return self.host in _LOOPBACK
+        return self.host in _LOOPBACK or self.host.startswith("127.")
 
 
 def message_limit(sensors: tuple[SensorSpec, ...]) -> int:
@@ -137,6 +145,7 @@ class PolicyServer:
         self._number = 0
         self._batcher: Batcher | None = None
         self._live = Live(self)
+        self.gate = Gate()
         self._about = self._warm_up()
 
     def _warm_up(self) -> dict[str, Any]:
@@ -170,6 +179,8 @@ class PolicyServer:
                 max_size=self.limit,
                 max_queue=4,
                 logger=quiet,
+                create_connection=partial(GuardedConnection, gate=self.gate),  # type: ignore[arg-type]
+                backlog=_BACKLOG,
             ) as server:
                 self.port = next(iter(server.sockets)).getsockname()[1]
                 if started is not None:
@@ -196,8 +207,9 @@ class PolicyServer:
         if not self._same_origin(request):
             return self._refuse(connection, HTTPStatus.FORBIDDEN, "origin", "pages of other sites may not connect")
         if path == "/live":  # asks for the key in its first message: a browser cannot send the header
-            if self.metrics.viewers >= _VIEWERS:
+            if self.metrics.viewers >= VIEWERS:
                 return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "full", "too many viewers")
+            connection.protocol.max_message_size = MESSAGE
             return None
         if not self.is_authorized(headers.get("Authorization", "")):
             return self._refuse(
@@ -205,11 +217,15 @@ class PolicyServer:
             )
         if self.metrics.clients >= self.config.max_clients:
             return self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE, "full", "too many clients")
+        assert isinstance(connection, GuardedConnection)
+        connection.welcome(100 + 4 * self.config.rate if self.config.rate else _FRAMES)
         return None
 
     def _page(self, path: str, request: HttpRequest) -> Response:
         if path == "/healthz":
             return response(HTTPStatus.OK, "OK\n")
+        if not self._is_own_name(request):
+            return response(HTTPStatus.FORBIDDEN, "this is not a name of this server: use its address, or --name\n")
         if path == "/metrics":
             if not self.is_authorized(request.headers.get("Authorization", "")):
                 return response(HTTPStatus.UNAUTHORIZED, "metrics need 'Authorization: Api-Key KEY'\n")
@@ -225,26 +241,43 @@ class PolicyServer:
         """Constant time, whatever the key's first wrong letter is."""
         if self.config.api_key is None:
             return True
-        return hmac.compare_digest(header.encode(), f"Api-Key {self.config.api_key}".encode())
+        if len(header) > MAX_KEY + 8:
+            return False
+        return hmac.compare_digest(header.encode(errors="replace"), f"Api-Key {self.config.api_key}".encode())
 
     def _same_origin(self, request: HttpRequest) -> bool:
-        """Browsers name the page that opens a WebSocket; robots send no origin. A foreign page must not look in.
-
-        On loopback the host must be a name of this computer too: a foreign name can be made to resolve to it.
-        """
+        """Browsers name the page that opens a WebSocket; robots send no origin. A foreign page must not look in."""
         origin = request.headers.get("Origin")
         if origin is None:
             return True
-        here, there = urlsplit(f"//{request.headers.get('Host', '')}"), urlsplit(origin)
-        if here.netloc != there.netloc:
+        try:
+            there = urlsplit(origin).netloc
+        except ValueError:
             return False
-        return not self.config.is_local or here.hostname in _LOOPBACK
+        return request.headers.get("Host", "") == there and self._is_own_name(request)
+
+    def _is_own_name(self, request: HttpRequest) -> bool:
+        """Whether the browser was sent here by an address or a known name: any name of a stranger's can be made to
+        resolve to this computer, and then his page is of the same origin. With a key that gains him nothing."""
+        try:
+            name = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+            if name in _LOOPBACK:
+                return True
+            if self.config.is_local:
+                return False
+            if self.config.api_key is not None or name in {self.config.host, *self.config.names}:
+                return True
+            ipaddress.ip_address(name)
+        except (ValueError, LookupError):  # no address; no Host, or two
+            return False
+        return True
 
     # Connections
 
     async def _handle(self, connection: ServerConnection) -> None:
         request = connection.request
         assert request is not None
+        assert isinstance(connection, GuardedConnection)
         if urlsplit(request.path).path == "/live":
             await self._live.serve(connection)
             return
@@ -358,7 +391,7 @@ class PolicyServer:
 
     async def _complain(self, connection: ServerConnection, session: Session, kind: str, text: str) -> None:
         self.metrics.errors[kind] += 1
-        text = " ".join(text.split())[:300]
+        text = printable(" ".join(text.split()))[:300]
         logger.warning("%s: %s", session.who, text)
         await self._send(connection, text)
 
@@ -385,6 +418,6 @@ def _one_line(record: logging.LogRecord) -> bool:
         error: BaseException = record.exc_info[1]
         while error.__cause__ is not None:
             error = error.__cause__
-        record.msg = f"{record.getMessage()}: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        record.msg = f"{record.getMessage()}: {type(error).__name__}: {reason(error)}"
         record.args, record.exc_info, record.exc_text = (), None, None
     return True
