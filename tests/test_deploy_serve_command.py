@@ -28,7 +28,8 @@ def run(tmp_path: Path) -> Path:
     return save_run(tmp_path / "run", small_policy(kind=None))
 
 
-def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+def test_serves_a_checkpoint_until_ctrl_c(how: signal.Signals, run: Path, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("open-sesame\n")
     code = "import sys; from prism.cli import main; sys.exit(main(sys.argv[1:]))"
     options = [
@@ -62,12 +63,12 @@ def test_serves_a_checkpoint_until_ctrl_c(run: Path, tmp_path: Path) -> None:
             assert client.infer(see())["actions"].shape == (4, ACTION_DIM)
             with pytest.raises(RuntimeError):
                 client.infer({"proprio": np.zeros(9)})
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()  # does nothing to one that has ended
         process.communicate()
-    assert process.returncode == 0, err
+    assert process.returncode == (0 if how == signal.SIGINT else 129), err
     assert "stopped after 1 requests of 1 clients" in out
     assert "sensor 'proprio': the policy was trained with shape (3,)" in err
     assert "Traceback" not in err

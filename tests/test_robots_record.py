@@ -89,7 +89,7 @@ def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "killed"
     words = [sys.executable, "-m", "prism.cli", "record", str(path), *TWIN, "--teleop", "scripted", "--episodes", "500"]
     there = 0
-    for more in (1, 2, 5):
+    for more, how in ((1, signal.SIGKILL), (2, signal.SIGHUP), (5, signal.SIGKILL)):
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         said = 0
@@ -97,8 +97,10 @@ def test_finished_episodes_survive_kill_9(tmp_path: Path) -> None:
             said += line.startswith("episode ")
             if said == more:
                 break
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(how)
         process.communicate()
+        assert process.returncode == (-9 if how == signal.SIGKILL else 129)
+        assert (path / "page.html").exists() == (there > 0), "a lost terminal ends it as Ctrl-C does, with the page"
         source = RecordingSource(path)
         assert len(source.lengths) >= there + said, "an episode that was said to be recorded is gone"
         for episode in range(len(source.lengths)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -223,8 +225,9 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: Path) -> None:
-    """After 25 commands, however long they take."""
+@pytest.mark.parametrize("how", ["space", "SIGHUP", "the terminal is gone"])
+def test_a_stop_keeps_the_episode(how: str, trained: Path, tmp_path: Path) -> None:
+    """After 25 commands, however long they take. A lost terminal ended the program without a stop, and nothing kept."""
     ours, theirs = pty.openpty()
     moves = tmp_path / "moves"
     words = [sys.executable, "-c", COUNTED, str(moves), "run", str(trained), "--robot", "counted"]
@@ -240,15 +243,35 @@ def test_space_stops_the_robot_and_the_episode_is_kept(trained: Path, tmp_path: 
         while not moves.exists():
             assert process.poll() is None
             time.sleep(0.05)
-        os.write(ours, b" ")
+        if how == "space":
+            os.write(ours, b" ")
+        elif how == "SIGHUP":
+            process.send_signal(signal.SIGHUP)
+            process.send_signal(signal.SIGHUP)  # of the shell, and of the kernel
+        else:
+            os.close(ours)
         rest, error = process.communicate(timeout=60)
     finally:
         process.kill()
-        os.close(ours)
-    assert process.returncode == 130, error
-    assert "stopped: by the operator" in rest
+        with contextlib.suppress(OSError):
+            os.close(ours)
+    assert process.returncode == (130 if how == "space" else 129), error
     (said,) = RecordingSource(tmp_path / "o").provenances
-    assert said["stopped"] == "by the operator"
+    assert said["stopped"] == ("by the operator" if how == "space" else "the terminal was lost")
+    if how == "space":
+        assert "stopped: by the operator" in rest
+    else:
+        assert error == "prism: the terminal was lost\n"
+
+
+def test_without_a_terminal_it_says_how_to_stop(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It said "space or q: stop now" where no key is read."""
+    assert main(["run", str(trained), *TWIN, "--seconds", "0.2", "--out", str(tmp_path / "o")]) == 0
+    said = capsys.readouterr().out
+    assert f"no terminal, so no keys are read. Stop now: Ctrl-C, or kill {os.getpid()}" in said
+    assert "space or q" not in said
 
 
 @pytest.mark.parametrize("stop", ["key", "Ctrl-C"])

@@ -6,10 +6,10 @@ import torch, the simulators and the rest inside `run`, so that `prism --help` a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +31,7 @@ from prism.cli.serve import Serve
 from prism.cli.train import Train
 from prism.errors import PrismError, printable
 from prism.io.files import explain
+from prism.io.terminal import TerminalLost, end_by_signals
 
 T = TypeVar("T")
 
@@ -77,6 +78,7 @@ Every command explains itself, with examples: prism train --help"""
 
 EXIT_BUG = 1
 EXIT_USER = 2  # something the user can mend, or arguments that do not parse
+EXIT_HANGUP = 129  # as shells report SIGHUP
 EXIT_INTERRUPTED = 130  # as shells report Ctrl-C
 
 _STYLE = (tyro.conf.FlagCreatePairsOff, tyro.conf.PositionalMetavarFromFieldName, tyro.conf.HelptextFromCommentsOff)
@@ -91,15 +93,19 @@ def guard(program: str, call: Callable[[], int]) -> int:
     """What `call` returns, or one line and a status. PRISM_DEBUG=1 lets every exception through with its traceback."""
     if os.environ.get("PRISM_DEBUG", "") not in ("", "0"):
         return call()
-    if threading.current_thread() is threading.main_thread():  # SIGTERM ends like Ctrl-C: clean up, tell the children
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread():  # clean up, tell the children
+        end_by_signals()
     try:
         return call()
+    except TerminalLost as lost:
+        return _fail(program, str(lost), EXIT_HANGUP)
     except KeyboardInterrupt:
         return _fail(program, "interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:  # `prism ... | head`: the reader has seen enough
+    except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error.__context__, TerminalLost):  # so was what read the output
+            return EXIT_HANGUP
+        return 0  # `prism ... | head`: the reader has seen enough
     except PrismError as error:
         return _fail(program, f"error: {error}", EXIT_USER)
     except OSError as error:  # full disk, no permission; without a file: of a network, whose words say it all
@@ -172,7 +178,8 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _fail(program: str, message: str, status: int) -> int:
-    print(f"{program}: " + printable(" ".join(message.split())), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody is there to read it
+        print(f"{program}: " + printable(" ".join(message.split())), file=sys.stderr)
     return status
 
 

@@ -86,7 +86,7 @@ class Record:
         with recording.alone(), Keys() as keys, ExitStack() as stack:
             teleop = make_teleop(self.teleop, robot, keys.is_terminal, self.noise)
             stack.callback(teleop.close)  # a leader is connected already
-            announce(robot, limits, "s: keep; d: discard; r: redo; space or q: stop now")
+            announce(robot, limits, keys.help("s: keep; d: discard; r: redo; space or q: stop now"))
             print(teleop.help, end="\n" if teleop.help else "")
             guard = Guard(robot, limits)
             robot.connect()

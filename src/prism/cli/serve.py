@@ -145,8 +145,15 @@ async def _serve(server: PolicyServer) -> None:
     import asyncio
     import signal
 
-    stop = asyncio.Event()
+    from prism.io.terminal import TerminalLost, drop_lost_outputs, on_hangup
+
+    stop, lost = asyncio.Event(), list[bool]()
     loop = asyncio.get_running_loop()
+
+    def hang_up() -> None:
+        lost.append(True)
+        drop_lost_outputs()
+        loop.call_soon_threadsafe(end)
 
     def end() -> None:
         stop.set()
@@ -155,10 +162,13 @@ async def _serve(server: PolicyServer) -> None:
 
     for name in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(name, end)
+    on_hangup(hang_up)
     with _log_to_stderr():
         await server.run(stop, lambda: _announce(server))
     requests = sum(server.metrics.requests.values())
     print(f"stopped after {requests} requests of {server.metrics.connections['accepted']} clients")
+    if lost:
+        raise TerminalLost
 
 
 def _announce(server: PolicyServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -18,6 +19,7 @@ from prism_client import Executor, PlanError, Reply
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
+from prism.io.terminal import TerminalLost, drop_lost_outputs
 from prism.robots.contract import Array, Robot
 from prism.robots.guard import Guard, Seen
 from prism.robots.recording import Trace
@@ -36,6 +38,12 @@ class Keys:
         self._stream = stream or sys.stdin
         self.is_terminal = self._stream.isatty()
 
+    def help(self, keys: str) -> str:
+        """What a person can press; without a terminal: how to stop all the same."""
+        if self.is_terminal:
+            return keys
+        return f"no terminal, so no keys are read. Stop now: Ctrl-C, or kill {os.getpid()}"
+
     def __enter__(self) -> Self:
         if self.is_terminal:
             import termios
@@ -51,15 +59,20 @@ class Keys:
         if self.is_terminal:
             import termios
 
-            termios.tcsetattr(self._stream, termios.TCSADRAIN, self._before)
+            with contextlib.suppress(termios.error):  # it is lost
+                termios.tcsetattr(self._stream, termios.TCSADRAIN, self._before)
 
     def pressed(self, wait: float = 0.0) -> str:
-        """All keys since the last call, the oldest first."""
+        """All keys since the last call, the oldest first. TerminalLost where nobody can press one any more."""
         found = ""
         while self.is_terminal and select.select([self._stream], [], [], 0.0 if found else wait)[0]:
-            new = os.read(self._stream.fileno(), 64).decode(errors="ignore")
+            try:
+                new = os.read(self._stream.fileno(), 64).decode(errors="ignore")
+            except OSError:
+                new = ""
             if not new:
-                break
+                drop_lost_outputs()
+                raise TerminalLost
             found += new
         return _NO_LETTERS.sub("", found).lower()
 

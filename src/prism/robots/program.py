@@ -58,7 +58,7 @@ class Program:
     def run(self, seeds: Sequence[int]) -> None:
         """One episode a seed. PrismError where a real robot was stopped, KeyboardInterrupt where a person stopped."""
         dry = "dry run: nothing is sent. " if self.guard.dry else ""
-        announce(self.robot, self.guard.limits, dry + KEYS, self.say)
+        announce(self.robot, self.guard.limits, dry + self.keys.help(KEYS), self.say)
         with ExitStack() as stack:
             stack.callback(self._summarise)  # after a stop too, when the robot is let go
             self.robot.connect()
@@ -85,16 +85,16 @@ class Program:
             nullcontext({}) if self.recording is None else self.recording.filming(cameras)
         )
         with filming as films:
-            trace, stopped = Trace(self.robot, films), "by the operator"
+            trace, stopped = Trace(self.robot, films), None
             try:
                 seconds = self.seconds or self.robot.episode_seconds
                 end = drive(self.guard, self.commander, seed, seconds, self.keys, trace)
                 success, stopped = end.success, end.stopped
                 if success is None and not stopped and not self.guard.dry:
                     success = ask_success(self.keys)
-            except KeyboardInterrupt:
-                self.guard.stop("by the operator")
-                self._keep(trace, {"stopped": stopped, "seed": seed, "success": None})
+            except KeyboardInterrupt as error:
+                self.guard.stop(why := str(error) or "by the operator")
+                self._keep(trace, {"stopped": why if stopped is None else stopped, "seed": seed, "success": None})
                 raise
             executor = getattr(self.commander, "executor", None)
             row = {

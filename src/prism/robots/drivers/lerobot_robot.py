@@ -120,9 +120,9 @@ class LeRobotRobot(Robot):
             if not self._device.is_calibrated:
                 raise PrismError(f"{self.name}: it is not calibrated; run lerobot-calibrate with the same type and id")
             self._observe()
-        except Exception as error:  # each vendor raises its own kinds
+        except BaseException as error:  # each vendor raises its own kinds
             self._let_go()
-            if isinstance(error, PrismError):
+            if isinstance(error, PrismError) or not isinstance(error, Exception):
                 raise
             raise PrismError(f"{self.name}: {reason(error)}; {_REMEDY}") from None
         self._alive = True

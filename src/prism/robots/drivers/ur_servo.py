@@ -166,7 +166,8 @@ class Servo:
 
 def serve(config: ServoConfig, board: Board, said: Connection) -> None:
     """The process's life: connects, says "" or why it could not, and cycles until it is told to close."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other process, which then stops the arm
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for the other process, which then stops the arm
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     try:
         import rtde_control
