@@ -28,7 +28,7 @@ from prism.policy import Draw, LossOutput
 from prism.rows import derive_seed
 from prism.training import checkpoint, trainer
 from prism.training.config import TrainConfig, ema_decay, learning_rate
-from prism.training.log import read_log
+from prism.training.log import Monitor, StepOutput, read_log
 from prism.training.trainer import TrainResult, parameter_groups, train
 from tests.training_fakes import FakePolicy, make_policy, make_windows, quiet, text_of
 
@@ -421,6 +421,23 @@ def test_warm_up_is_at_most_a_tenth_of_the_budget() -> None:
         for step in range(100):
             warmup = learning_rate(config, step, step / steps) / (0.5 * (1 + math.cos(math.pi * step / steps)))
             assert warmup == pytest.approx((step + 1) / 100)
+
+
+def test_lengths_that_run_away_are_said_once(tmp_path: Path) -> None:
+    """Of queries and keys of linear attention: at heads of 64 they went from 3 to 3,110, which only the loss showed."""
+    console = quiet()
+    with Monitor(tmp_path, TrainConfig(steps=1), 0, console) as monitor:
+        for step, squared in ((1, 2.7), (2, 16.0), (3, 310.0)):
+            logs = {"attention_q_squared": torch.tensor(squared), "attention_k_squared": torch.tensor(2.7)}
+            for _ in range(2):
+                monitor.record(StepOutput(0.1, 1.0, logs))
+                monitor.write(step, 1.0, 1e-3, None, 0)
+            assert text_of(console).count("estimates noise") == (step == 3), step
+    assert "at step 3: |q|^2 + |k|^2 = 313, more than 30" in text_of(console)
+    with Monitor(tmp_path, TrainConfig(steps=1), 0, console) as monitor:
+        monitor.record(StepOutput(0.1, 1.0, {}))
+        monitor.write(1, 1.0, 1e-3, None, 0)
+    assert text_of(console).count("estimates noise") == 1
 
 
 def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import math
 import os
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from prism.training.config import TrainConfig
 INTACT = "The checkpoints are intact (--resume)"  # where something beside them cannot be written
 _BAR_SECONDS = 0.5  # between updates of the bar
 _LINE_SECONDS = 15.0  # between lines where there is no terminal
+_LONG = 30.0  # of |q~|^2 + |k~|^2 in linear attention (docs/explanation/attention.md)
 _SHOWN = (("rejection_rate", "rejected", "{:.0%}"), ("fallback_rate", "fallback", "{:.0%}"))
 
 
@@ -136,6 +138,7 @@ class Monitor:
         self._last_shown = 0.0
         self._text = ""
         self._val_loss: float | None = None
+        self._told_of_lengths = False
         self._curves = Curves(run_dir, config, step)
         self._bar = short_bar(self.console, "{task.percentage:3.0f}% {task.fields[text]}")
         self._task = self._bar.add_task(title, total=1.0, text="")
@@ -172,6 +175,9 @@ class Monitor:
         self._last_write = (step, now)
         self._val_loss = val_loss if val_loss is not None else self._val_loss
         self._text = _describe(record, self._val_loss)
+        if not self._told_of_lengths and (warning := lengths_warning(record)):
+            self._told_of_lengths = True
+            self.say(warning)
 
     def show(self, step: int, seconds: float, last: bool = False) -> None:
         """Move the bar; where there is no terminal, print a line now and then."""
@@ -187,6 +193,17 @@ class Monitor:
             self._bar.update(self._task, completed=fraction, text=text)
         else:
             self.say(f"{fraction:4.0%}  {text}")
+
+
+def lengths_warning(record: Mapping[str, float | int | None]) -> str:
+    """A line where queries and keys of linear attention have run away; otherwise nothing."""
+    length = sum(record.get(f"attention_{side}_squared") or 0.0 for side in "qk")
+    if length <= _LONG:
+        return ""
+    return (
+        f"warning: linear attention estimates noise at step {record['step']}: |q|^2 + |k|^2 = {length:.0f}, more than "
+        f"{_LONG:.0f}; use policy.generator.attention.kind=favor with length=1, or kind=softmax"
+    )
 
 
 def _means(pending: list[StepOutput]) -> dict[str, float | None]:
