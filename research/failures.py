@@ -6,7 +6,7 @@ Try:
 
 The paper's classes, and what we measure for each (definitions of jerk and switches: docs/reference/metrics.md):
     invalid     share of commanded actions outside the environment's limits, before clipping, above INVALID
-    occlusion   share of steps at which a sensor was not believed (prism.health) above ABSENT
+    occlusion   share of steps at which a sensor was not believed (prism.inference.health) above ABSENT
     flicker     at least FLICKERS avoidable switches within WINDOW consecutive replans: the robot could have gone on
     jerk        jerk above JERK_FACTOR times the median of the successful episodes (the paper's 0.5 has no unit)
     near_miss   none of these, and the best score within NEAR of success        } the paper's "other":
@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client.messages import PlanInfo
 from rich.console import Console
 from rich.progress import Progress
 from tyro.conf import Positional, arg
 
 from prism.cli.style import option
-from prism.controller import Controller, ControllerConfig, Replan
+from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.play import TEST_SEED, check_fits, run_episode
@@ -112,7 +113,7 @@ class WatchedController(Controller):
         """A new episode."""
         self.commanded: list[NDArray[np.float32]] = []
         self.unbelieved = 0
-        self.earlier: list[Replan] = []  # of the commands before this one
+        self.earlier: list[PlanInfo] = []  # of the commands before this one
         self.replans = []
 
     def reset(self, seed: int = 0) -> None:
@@ -124,11 +125,11 @@ class WatchedController(Controller):
     ) -> NDArray[np.float32]:
         action = super().act(observation, ages)
         self.commanded.append(action.copy())
-        self.unbelieved += not all(self._present[-1].values())
+        self.unbelieved += bool(self.planner.window.absent)
         return action
 
 
-def flicker(replans: list[Replan]) -> int:
+def flicker(replans: list[PlanInfo]) -> int:
     """The most avoidable switches within WINDOW consecutive replans."""
     marks = [int(replan.avoidable_switch) for replan in replans]
     return max((sum(marks[i : i + WINDOW]) for i in range(len(marks))), default=0)

@@ -361,7 +361,7 @@ class Count:
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
-    with _quiet("prism.health", "prism_client", "websockets"):  # they would say every fault
+    with _quiet("prism.inference.health", "prism_client", "websockets"):  # they would say every fault
         return study(config, console)
 
 

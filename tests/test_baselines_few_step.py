@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prism.controller import Controller, ControllerConfig, ensemble
+from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
+from prism.inference.smoothing import ensemble
 from prism.methods.adaflow import AdaFlowPolicy
 from prism.methods.base import ContextPolicy, Encoded
 from prism.methods.consistency import ConsistencyPolicy

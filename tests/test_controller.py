@@ -1,4 +1,4 @@
-"""The controller: windows, replanning, presence, repeatability, what it records."""
+"""The controller, its window and its chooser: replanning, presence, repeatability, what is recorded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from prism_client import ActionKind
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig, action_scale, check_controller, ensemble, least_jerk
+from prism.controller import Controller, ControllerConfig, act_together, action_scale, check_controller
 from prism.errors import PrismError
+from prism.inference.chooser import Chooser
+from prism.inference.smoothing import ensemble, least_jerk
+from prism.inference.window import Window
 from prism.normalize import Normalizer
 from prism.rows import Random
 from prism.selection import SelectionConfig, Standstill
@@ -61,10 +64,10 @@ def test_executes_the_first_actions_of_each_plan_and_then_replans() -> None:
 @pytest.mark.parametrize(
     ("horizon", "delay", "expected", "steps"),
     [
-        # asked for 2 steps before it is due: a plan begins with its third action
-        (3, 2, [1.0, 1.01, 1.02, 2.02, 2.03, 2.04, 3.02, 3.03], [0, 3, 6]),
+        # asked for after 3 steps, there 2 steps later: it begins with its third action
+        (3, 2, [1.0, 1.01, 1.02, 1.03, 1.04, 2.02, 2.03, 2.04, 3.02], [0, 3, 6]),
         # later than T_a: the next one is asked for at once, the old one goes on until it is there
-        (1, 3, [1.0, 1.01, 1.02, 1.03, 2.03, 2.04, 2.05, 3.03], [0, 4, 7]),
+        (1, 3, [1.0, 1.01, 1.02, 1.03, 2.03, 2.04, 2.05, 3.03, 3.04], [0, 1, 4]),
     ],
 )
 def test_a_late_plan_begins_where_time_has_gone_on(
@@ -73,7 +76,7 @@ def test_a_late_plan_begins_where_time_has_gone_on(
     policy = IndexPolicy(pred_horizon=8)
     config = ControllerConfig(exec_horizon=horizon, candidates=2, selection=FIRST, delay=delay)
     controller = Controller(policy, config)
-    actions = [float(controller.act(see(t))[0]) for t in range(8)]
+    actions = [float(controller.act(see(t))[0]) for t in range(9)]
     np.testing.assert_allclose(actions, expected, rtol=1e-6)
     assert [replan.step for replan in controller.replans] == steps
     controller.reset()
@@ -140,7 +143,7 @@ def test_random_numbers_are_drawn_on_the_cpu_wherever_the_policy_is() -> None:
             return rng.randn((1, candidates, self.spec.pred_horizon, 2))
 
     controller = Controller(Elsewhere(), ControllerConfig(exec_horizon=2, candidates=2))
-    assert controller.rng.generator.device.type == "cpu"
+    assert controller.planner.rng.generator.device.type == "cpu"
     assert np.isfinite(controller.act(see(0))).all()
 
 
@@ -296,7 +299,7 @@ def test_actions_that_are_not_finite_never_reach_the_robot() -> None:
 
 
 def test_nor_do_blended_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prism.controller.ensemble", lambda plans, decay: np.full_like(plans[-1][1], np.nan))
+    monkeypatch.setattr("prism.inference.chooser.ensemble", lambda plans, decay: np.full_like(plans[-1][1], np.nan))
     controller = Controller(PointPolicy(), ControllerConfig(exec_horizon=2, ensemble=0.01))
     with pytest.raises(PrismError, match="blended plan is not finite"):
         controller.act(see(0))
@@ -310,55 +313,82 @@ def test_plans_blend_at_any_weight(decay: float) -> None:
     assert blended[0, 0] == pytest.approx({-10.0: 99.0, 0.0: 49.5, 10.0: 0.0}[decay], abs=1e-3)
 
 
-def test_the_steps_of_act_can_be_taken_apart() -> None:
-    whole, parts = (Controller(PointPolicy(noise=0.5), ControllerConfig(exec_horizon=3, candidates=4)) for _ in "ab")
+def test_several_robots_get_the_actions_that_each_would_get_alone() -> None:
+    config = ControllerConfig(exec_horizon=3, candidates=4)
+    alone, together = ([Controller(PointPolicy(noise=0.5), config, seed) for seed in range(3)] for _ in "ab")
+    shared = together[0].policy
+    together = [Controller(shared, config, seed) for seed in range(3)]
     for t in range(8):
-        expected = whole.act(see(0.1 * t))
-        parts.observe(see(0.1 * t))
-        assert parts.needs_plan == (t % 3 == 0)
-        if parts.needs_plan:
-            with torch.inference_mode():
-                sample = parts.policy.sample(parts.observation(), 4, parts.rng)
-            parts.adopt(sample[0].numpy(), latency_ms=50.0)
-            assert parts.replans[-1].latency_ms > 50.0
-        np.testing.assert_array_equal(parts.next_action(), expected)
-    assert [replan.index for replan in parts.replans] == [replan.index for replan in whole.replans]
+        seen = [see(0.1 * t + robot) for robot in range(3)]
+        expected = [controller.act(shown) for controller, shown in zip(alone, seen, strict=True)]
+        np.testing.assert_allclose(act_together(together, seen), expected, rtol=1e-6)
+    assert [one.replans[-1].index for one in together] == [one.replans[-1].index for one in alone]
+    assert len(shared.seen) == 3, "one pass for all"
+
+
+NOTHING = ({"proprio": np.zeros(2, np.float32)}, {"proprio": True})
+
+
+def ramps(start: float, count: int = 2) -> NDArray[np.float32]:
+    rows = start + 0.01 * np.arange(8)[None, :, None] + np.arange(count)[:, None, None]
+    return np.repeat(rows, 2, axis=2).astype(np.float32)
+
+
+def chooser(**settings: object) -> Chooser:
+    config = ControllerConfig(**{"exec_horizon": 3, "selection": FIRST, **settings})  # type: ignore[arg-type]
+    return Chooser(PointPolicy().spec, config, np.ones(2))
 
 
 def test_actions_executed_elsewhere_are_counted() -> None:
-    policy = IndexPolicy(pred_horizon=8)
-    controller = Controller(policy, ControllerConfig(exec_horizon=3, candidates=2, selection=FIRST))
-    controller.advance(2)  # nothing to count yet
-    controller.act(see(0))
-    controller.advance(4)
-    controller.act(see(5))
-    assert controller.last_plan is not None
-    assert controller.last_plan.step == 5
-    expected = np.repeat([[1.05], [1.06], [1.07]], 2, axis=1)
-    np.testing.assert_allclose(controller.last_plan.remainder, expected, rtol=1e-6)
-    controller.advance(100)
-    assert controller.needs_plan
-    np.testing.assert_allclose(controller.next_action(), [2.07, 2.07], rtol=1e-6)  # past the end: the last one is held
+    one = chooser()
+    one.advance(2)  # nothing to count yet
+    one.choose(ramps(1.0), NOTHING, 0.0)
+    one.advance(5)
+    plan = one.choose(ramps(2.0), NOTHING, 50.0)
+    assert plan.info.step == 5
+    assert plan.info.latency_ms > 50.0
+    np.testing.assert_allclose(plan.remainder, np.repeat([[1.05], [1.06], [1.07]], 2, axis=1), rtol=1e-6)
+    one.advance(100)
+    assert one.remainder is None
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_choice_goes_on_from_the_commands_that_were_sent(reported: bool) -> None:
+    """What the robot really got, after a limit or a takeover, and not what the plan said."""
+    one = chooser(candidates=2, selection=SelectionConfig(rule="last_action"))
+    one.choose(np.stack([ramps(0.0, 1)[0], ramps(5.0, 1)[0]]), NOTHING, 0.0)
+    first = 0 if float(one.plan.actions[0, 0]) < 1 else 1  # type: ignore[union-attr]
+    one.advance(2, [np.full(2, 5.0), np.full(2, 5.1)] if reported else None)
+    plan = one.choose(np.stack([ramps(0.0, 1)[0], ramps(5.0, 1)[0]]), NOTHING, 0.0)
+    assert plan.info.index == (1 if reported else first)
+
+
+def test_what_is_clipped_is_not_what_the_next_plan_goes_on_from() -> None:
+    config = ControllerConfig(exec_horizon=1, candidates=2, selection=SelectionConfig(rule="last_action"))
+    told, silent = Controller(IndexPolicy(), config), Controller(IndexPolicy(), config)
+    for step in range(2):
+        found = told.act(see(step)), silent.act(see(step))
+        told.sent(np.full(2, 3.0, np.float32))
+    assert [float(one[0]) for one in found] == [3.0, 2.0]
 
 
 def test_steps_that_nobody_sent_are_filled_in() -> None:
-    policy = IndexPolicy(obs_horizon=4)
-    controller = Controller(policy, ControllerConfig(exec_horizon=1, candidates=1, selection=FIRST))
+    window = Window(IndexPolicy(obs_horizon=4).spec)
 
-    def window(name: str = "proprio") -> list[float]:
-        return [round(float(x), 6) for x in controller.observation().streams[name][0, :, 0]]
+    def seen(name: str = "proprio") -> list[float]:
+        return [round(float(streams[name][0]), 6) for streams, _ in window.steps]
 
-    controller.observe(see(0), missed=7)  # nothing before it: padded
-    assert window() == [0, 0, 0, 0]
-    controller.observe(see(8), missed=7)
-    assert window() == [5, 6, 7, 8]
-    controller.observe(see(10), missed=1)
-    assert window() == [7, 8, 9, 10]
-    controller.observe({"goal": see(0)["goal"]}, missed=3)  # one sensor is absent now
-    assert controller.observation().present["proprio"][0].tolist() == [True, True, True, False]
-    assert window()[:3] == [10, 10, 10]
-    controller.observe(see(20), missed=2)
-    assert window()[1:] == [20, 20, 20]  # absent before: the nearest that is there
+    window.observe(see(0), missed=7)  # nothing before it: padded
+    assert seen() == [0, 0, 0, 0]
+    window.observe(see(8), missed=7)
+    assert seen() == [5, 6, 7, 8]
+    window.observe(see(10), missed=1)
+    assert seen() == [7, 8, 9, 10]
+    window.observe({"goal": see(0)["goal"]}, missed=3)  # one sensor is absent now
+    assert [present["proprio"] for _, present in window.steps] == [True, True, True, False]
+    assert seen()[:3] == [10, 10, 10]
+    window.observe(see(20), missed=2)
+    assert seen()[1:] == [20, 20, 20]  # absent before: the nearest that is there
 
 
 def test_blended_rotations_keep_unit_norm_and_do_not_jump() -> None:
@@ -413,14 +443,12 @@ def test_jerk_weight_smooths_what_is_executed_and_spares_grippers() -> None:
 
     def executed(weight: float) -> NDArray[np.float32]:
         selection = SelectionConfig(rule="first", grippers=(1,))
-        controller = Controller(
-            PointPolicy(), ControllerConfig(exec_horizon=4, selection=selection, jerk_weight=weight)
-        )
+        config = ControllerConfig(exec_horizon=4, selection=selection, jerk_weight=weight)
+        one = Chooser(PointPolicy(pred_horizon=16).spec, config, np.ones(2))
         actions = []
         for plans in noisy:
-            controller.observe({"proprio": np.zeros(2, np.float32)})
-            controller.adopt(plans, 0.0)
-            actions += [controller.next_action() for _ in range(4)]
+            actions += list(one.choose(plans, NOTHING, 0.0).actions[:4])
+            one.advance(4)
         return np.array(actions)
 
     plain, smooth = executed(0.0), executed(100.0)
@@ -436,11 +464,9 @@ def test_a_nudge_gives_way_by_the_square_of_its_reach(size: float, kind: ActionK
     away[0, 4:8, 0] = size  # there and back again
     plan = np.diff(away, axis=1, prepend=0.0).astype(np.float32) if kind is DELTA else away
     selection = SelectionConfig(rule="first", pose_dims=2, mode_radius=0.15)
-    policy, config = of_kind(PointPolicy(), kind), ControllerConfig(selection=selection, jerk_weight=10.0)
-    controller = Controller(policy, config, scale=np.ones(2))
-    controller.observe({"proprio": np.zeros(2, np.float32)})
-    controller.adopt(plan, 0.0)
-    assert controller.last_plan is not None
+    config = ControllerConfig(exec_horizon=4, selection=selection, jerk_weight=10.0)
+    policy = of_kind(PointPolicy(pred_horizon=16), kind)
+    chosen = Chooser(policy.spec, config, np.ones(2)).choose(plan, NOTHING, 0.0)
     weight = 10.0 * min(1.0, size / np.sqrt(2) / 0.15) ** 2  # a distance is a mean over the two entries
     expected = least_jerk(plan[0].astype(np.float64), np.zeros((0, 2)), weight)
-    np.testing.assert_allclose(controller.last_plan.actions, expected, atol=1e-6)
+    np.testing.assert_allclose(chosen.actions, expected, atol=1e-6)

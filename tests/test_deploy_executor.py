@@ -67,7 +67,7 @@ def driving(transport: str, backend: Backend, selection: SelectionConfig = FIRST
     config = ControllerConfig(exec_horizon=TA, candidates=2, selection=selection)
     with contextlib.ExitStack() as stack:
         if transport == "local":
-            planner: Any = LocalPlanner(Controller(backend.policy, config), backend)
+            planner: Any = LocalPlanner(backend, config)
         else:
             server = stack.enter_context(serving(BackendPolicy(backend), config))
             planner = RemotePlanner(f"ws://127.0.0.1:{server.port}", retry_for=1.0, first_pause=0.02)

@@ -15,7 +15,7 @@ import torch
 from prism_client import Executor, Step
 from torch import Tensor
 
-from prism.controller import Controller, ControllerConfig
+from prism.controller import ControllerConfig
 from prism.encoders.text import TextConfig
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
@@ -292,7 +292,7 @@ def test_results_of_an_episode_that_is_over_are_thrown_away() -> None:
 def test_a_plan_under_way_draws_nothing_of_the_next_episode() -> None:
     policy = _policy()
     backend, began, go = EagerBackend(policy), threading.Event(), threading.Event()
-    planner = LocalPlanner(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), backend)
+    planner = LocalPlanner(backend, ControllerConfig(exec_horizon=2, candidates=K))
     plans = backend.plan
 
     def late(*args: Any) -> Any:
@@ -307,7 +307,7 @@ def test_a_plan_under_way_draws_nothing_of_the_next_episode() -> None:
         planner.reset(7)
         go.set()
         planner.lanes.close()  # waits for it
-        assert torch.equal(planner.controller.rng.randn((4,)), _rng(7).randn((4,)))
+        assert torch.equal(planner.rng.randn((4,)), _rng(7).randn((4,)))
     finally:
         go.set()
         planner.close()
@@ -315,7 +315,7 @@ def test_a_plan_under_way_draws_nothing_of_the_next_episode() -> None:
 
 def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
     policy = _policy(encoder=dataclasses.replace(small_config().encoder, dropout=0.5))
-    planner = LocalPlanner(Controller(policy, ControllerConfig(exec_horizon=2, candidates=K)), EagerBackend(policy))
+    planner = LocalPlanner(EagerBackend(policy), ControllerConfig(exec_horizon=2, candidates=K))
     with Executor(planner, max_held=0, look=False) as control:
         frames = _stream(12, absent=0.5)
         for step in range(15_000):  # half a minute on a busy machine; four plans usually take a moment
@@ -331,10 +331,8 @@ def test_the_whole_loop_with_sensors_that_come_and_go() -> None:
 
 
 def test_a_warm_start_that_nobody_would_do_is_refused() -> None:
-    controller = Controller(_policy(), ControllerConfig(exec_horizon=2))
-    controller.config = dataclasses.replace(controller.config, warm_start=True)
     with pytest.raises(PrismError, match=r"controller\.warm_start"):
-        LocalPlanner(controller, EagerBackend(_policy()))
+        LocalPlanner(EagerBackend(_policy()), ControllerConfig(exec_horizon=2, warm_start=True))
 
 
 def test_robots_in_one_batch_get_the_plans_that_each_would_get_alone() -> None:

@@ -70,11 +70,9 @@ def test_steps_that_a_chunk_client_does_not_send_are_filled_in() -> None:
         for t in (0.0, 2.0, 4.0):
             reply = client.infer(see(t))
             if t:
-                middle = {name: (see(t - 2)[name] + see(t)[name]) / 2 for name in see()}
-                controller.observe(middle)
+                controller.act({name: (see(t - 2)[name] + see(t)[name]) / 2 for name in see()})
             expected = controller.act(see(t))
             np.testing.assert_allclose(reply["actions"][0], expected, rtol=1e-4, atol=1e-5)
-            controller.advance(1)
 
 
 def test_kept_tokens_give_the_plans_of_whole_windows() -> None:
@@ -212,7 +210,7 @@ def test_a_bad_observation_is_one_line_and_the_connection_goes_on(caplog: pytest
 
 
 def test_a_list_that_holds_a_long_text_gets_no_room_for_as_many_of_them() -> None:
-    reader = Reader(small_policy().spec.sensors)
+    reader = Reader(small_policy().spec.sensors, ACTION_DIM)
     message = {"proprio": ["a" * 20_000, *[""] * 4095]}  # 24 KB; as an array of text: 330 MB
     tracemalloc.start()
     try:

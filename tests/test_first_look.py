@@ -26,8 +26,8 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
 from prism.experiments.workflow import train
-from prism.health import trained_on
 from prism.inference.backends import load_backend
+from prism.inference.health import trained_on
 from prism.inference.lanes import LocalPlanner
 from prism.sensors import SensorSpec
 from tests.data_fakes import MemorySource
@@ -127,7 +127,7 @@ def test_what_would_move_a_robot_wrongly_is_refused_whoever_shows_it(case: str, 
     assert "--trust-sensors" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert controller.act(honest).shape == (2,)
-    planner = LocalPlanner(trained.controller(), load_backend("eager", trained.policy())[0])
+    planner = LocalPlanner(load_backend("eager", trained.policy())[0], trained.settings)
     with Executor(planner, asynchronous=False, action_kind="absolute") as executor:
         with pytest.raises(PlanError, match=words):
             executor.act(shown)

@@ -6,11 +6,11 @@ import logging
 
 import numpy as np
 import pytest
-import torch
 
 from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
-from prism.health import SensorMonitor, as_spec
+from prism.inference.health import SensorMonitor, as_spec
+from prism.inference.window import Window
 from prism.selection import SelectionConfig
 from prism.sensors import SensorSpec, decode_text
 from tests.policy_fakes import small_config, small_policy
@@ -29,7 +29,7 @@ def _monitor(*sensors: SensorSpec) -> SensorMonitor:
 def test_nan_is_absent_and_comes_back_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     monitor = _monitor(FORCE)
     seen = []
-    with caplog.at_level(logging.INFO, "prism.health"):
+    with caplog.at_level(logging.INFO, "prism.inference.health"):
         for i in range(12):
             value = np.full(3, np.nan if i in (3, 4, 5, 8) else i, dtype=np.float64)
             reading, present = monitor.read(FORCE, value)
@@ -143,19 +143,29 @@ def test_controller_acts_on_every_kind_and_through_faults() -> None:
         action = controller.act({**observation, "force": np.full(3, float(i))}, ages={"depth": 0.01})
         assert np.isfinite(action).all()
     assert controller.health.faults == {"rgb": "frozen"}
-    assert [step["rgb"] for step in controller._present] == [False, False]
-    assert controller.observation().streams["text"].dtype == torch.uint8
+    window = controller.planner.window
+    assert [present["rgb"] for _, present in window.steps] == [False, False]
+    assert window.steps[-1][0]["text"].dtype == np.uint8
     controller.act({**observation, "rgb": frame + 1, "force": np.full(3, 9.0)})
     assert controller.health.faults == {}
 
 
 @pytest.mark.parametrize("spec", [SensorSpec("rgb", "rgb", (24, 24, 3)), SensorSpec("state", "vector", (3,))])
 def test_a_driver_with_one_buffer_does_not_rewrite_the_window(spec: SensorSpec) -> None:
-    controller = Controller(small_policy(small_config(), (spec,)), ControllerConfig(exec_horizon=1, candidates=2))
+    window = Window(small_policy(small_config(), (spec,)).spec)
     buffer = np.zeros(spec.shape, spec.dtype)
     for value in (10, 20):
         buffer[...] = value
-        controller.observe({spec.name: buffer})
+        window.observe({spec.name: buffer})
     buffer[...] = 30
-    window = controller.observation().streams[spec.name][0]
-    assert [float(step.float().mean()) for step in window] == [10, 20]
+    assert [float(streams[spec.name].mean()) for streams, _ in window.steps] == [10, 20]
+
+
+def test_readings_that_a_guard_has_watched_are_not_judged_twice() -> None:
+    """It leaves out what is frozen or late; what the policy was trained on is still checked."""
+    watched = SensorMonitor((FORCE,), 10.0, watched=True)
+    present = [watched.read(FORCE, np.ones(3), age=9.0)[1] for _ in range(9)]
+    assert all(present)
+    assert not watched.read(FORCE, np.full(3, 99.0))[1]
+    assert watched.faults == {"force": "range"}
+    assert not watched.read(FORCE, None)[1]

@@ -25,6 +25,7 @@ from prism.errors import PrismError
 from prism.experiments.recipes import recipe
 from prism.experiments.share import lerobot_config
 from prism.inference.backends import load_backend
+from prism.inference.window import Window, batched
 from prism.methods.prism import PrismPolicy
 from prism.policy import PolicySpec
 from prism.sensors import SensorSpec
@@ -108,23 +109,23 @@ def test_the_controller_shows_what_training_showed() -> None:
     mask = np.array([1, 0, 0, 1, 1, 1, 0, 1, 1], np.bool_)
     source = MemorySource([Episode(streams, np.zeros((9, 3), np.float32), {"force": mask})], sensors)
     windows = Windows(source, TO, 2, history={s.name: s.steps for s in sensors})
-    controller = Controller(policy_of(*sensors[1:]), CONTROL)
+    window = Window(policy_of(*sensors[1:]).spec)
     for step in range(9):
         shown = {name: values[step] for name, values in streams.items() if name != "force" or mask[step]}
-        controller.observe(shown)
-        trained, acted = windows.batch(np.array([step])).observation, controller.observation()
+        window.observe(shown)
+        trained, acted = windows.batch(np.array([step])).observation, batched([window], torch.device("cpu"))
         for name in streams:
             assert torch.equal(trained.present[name], acted.present[name])
             assert torch.equal(trained.streams[name], acted.streams[name])
 
 
 def test_steps_that_nobody_sent_are_filled_in_as_far_as_the_history_goes() -> None:
-    controller = Controller(policy_of(replace(FORCE, history=4)), CONTROL)
+    window = Window(policy_of(replace(FORCE, history=4)).spec)
     for value, missed in ((0.0, 0), (6.0, 5)):
         shown = {"proprio": np.zeros(3, np.float32), "force": np.full(3, value, np.float32)}
-        gained = controller.observe(shown, missed=missed)
+        gained = window.observe(shown, missed=missed)
     assert [step[0]["force"][-1, 0] for step in gained] == [2, 3, 4, 5, 6]
-    assert controller.observation().streams["force"][0, :, :, 0].tolist() == [[2, 3, 4, 5], [3, 4, 5, 6]]
+    assert [step[0]["force"][:, 0].tolist() for step in window.steps] == [[2, 3, 4, 5], [3, 4, 5, 6]]
 
 
 # -------------------------------------------------------------------------------------------------------- an impulse
@@ -136,7 +137,7 @@ def plans(policy: PrismPolicy, shown: list[dict[str, Any]]) -> Any:
     for observation in shown:
         controller.act(observation)
     assert controller.last_plan is not None
-    assert controller.last_plan.step == TA
+    assert controller.last_plan.info.step == TA
     return controller.last_plan.candidates
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prism_client.messages import PlanInfo
 from rich.console import Console
 
-from prism.controller import ControllerConfig, Replan
+from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.metrics import Difference
 from prism.experiments.comparison import Row
@@ -269,8 +270,8 @@ def test_signals_name_the_class(changes: dict[str, Any], expected: list[str]) ->
 
 
 def test_flicker_counts_switches_close_together() -> None:
-    def replan(step: int, avoidable: bool) -> Replan:
-        return Replan(step, 1.0, 0, 0.1, 2, 0.2, avoidable, avoidable)
+    def replan(step: int, avoidable: bool) -> PlanInfo:
+        return PlanInfo(step, mode_switch=avoidable, avoidable_switch=avoidable)
 
     far = [replan(i, i in (0, 8)) for i in range(10)]
     close = [replan(i, i in (4, 6)) for i in range(10)]

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Reply, Step
+from prism_client import Executor, Plan, Reply, Step
 
 from prism.cli import main
 from prism.data.formats.episode_folders import RecordingSource
@@ -115,7 +115,7 @@ class Gone:
     def submit(self, step: Step) -> None:
         if step.number == 0:
             plan = np.tile(np.array([0.3, 0.0, 0.0, 1.0], np.float32), (8, 1))
-            self._replies.append(Reply(step, {}, plan, True))
+            self._replies.append(Reply(step, plan=Plan(plan), is_plan=True))
 
     def poll(self, timeout: float = 0.0) -> Reply | None:
         return self._replies.pop() if self._replies else None

@@ -21,7 +21,6 @@ from prism.cli.run import Run as RunCommand
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
-from prism.inference.about import about_policy
 from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
@@ -372,7 +371,7 @@ def test_a_policy_of_its_data_fits_it(
             states = (np.array([10, -20, 50]) + np.cumsum(rng.normal(size=(30, 3)), 0)).astype(np.float32)
             writer.add({"state": states, "top": rng.integers(0, 256, (30, 24, 32, 3), dtype=np.uint8)}, states)
     assert cli.main(["train", "data", "--steps", "2", "--out", "run", "--set", "train.val_fraction=0"]) == 0
-    info = about_policy(Run("run").controller())
+    info = Run("run").controller().planner.info
     with pytest.raises(PrismError, match="pass --resize"):
         check_fit(robot, info)
     assert list(check_fit(robot, info, resize=True)) == ["top"]

@@ -11,11 +11,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, PlanError, Reply, Step
+from prism_client import Executor, Plan, PlanError, Reply, Step
 
 from prism.data import open_dataset
 from prism.errors import PrismError
@@ -34,12 +35,16 @@ class Crashes:
 
     def start(self, seed: int) -> None:
         self.steps = 0
+        self.got: list[NDArray[np.float32] | None] = []
 
     def act(self, seen: Seen, keys: str) -> Any:
         self.steps += 1
         if self.steps > 5:
             raise ZeroDivisionError("the network is gone")
         return np.array([0.3, 0.0, 0.0, 1.0])
+
+    def sent(self, action: NDArray[np.float32] | None) -> None:
+        self.got.append(action)
 
     def revise(self) -> None:
         return None
@@ -134,6 +139,29 @@ def taken_over() -> tuple[Takeover, Unsure]:
     return commander, executor
 
 
+def test_the_executor_hears_what_the_robot_got_after_a_limit_and_a_takeover() -> None:
+    class Hasty(Crashes):
+        def act(self, seen: Seen, keys: str) -> Any:
+            return np.array([9.0, 0.0, 0.0, 1.0])
+
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    robot.connect()
+    hasty, guard, trace = Hasty(), Guard(robot, robot.limits), Trace(robot)
+    with open(os.devnull) as nothing, Keys(nothing) as keys:
+        drive(guard, hasty, 0, 4 / robot.fps, keys, trace)
+    guard.close()
+    assert 0 < float(hasty.got[-1][0]) < 9.0  # type: ignore[index]
+    np.testing.assert_array_equal(np.stack(hasty.got), trace.actions[: len(hasty.got)])  # type: ignore[arg-type]
+
+    commander, executor = taken_over()
+    told: list[Any] = []
+    executor.sent = lambda action, taken_over: told.append((action, taken_over))  # type: ignore[attr-defined]
+    commander.sent(np.zeros(4, np.float32))
+    commander.act(SEEN, "t")
+    commander.sent(np.ones(4, np.float32))
+    assert [(float(action[0]), by) for action, by in told] == [(0.0, False), (1.0, True)]
+
+
 def test_who_takes_over_in_the_step_in_which_the_plan_fails_is_in_command() -> None:
     commander, executor = taken_over()
     executor.fails = True
@@ -216,13 +244,13 @@ class Late:
         self.ready: list[Reply] = []
 
     def submit(self, step: Step) -> None:
-        self.ready.append(Reply(step, {"absent": []}))
+        self.ready.append(Reply(step, ()))
         self.waiting += [step] * step.wants_plan
 
     def answer(self) -> None:
         step = self.waiting.pop()
         rows = (100 * step.number + np.arange(8, dtype=np.float32))[:, None]
-        self.ready.append(Reply(step, {"absent": []}, rows, True))
+        self.ready.append(Reply(step, (), Plan(rows), True))
 
     def poll(self, timeout: float = 0.0) -> Reply | None:
         if timeout and not self.ready and self.waiting:

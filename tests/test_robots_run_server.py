@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("websockets")
 
 from prism.cli import main
-from prism.data.formats.episode_folders import RecordingSource
+from prism.data.formats.episode_folders import COMMANDS, RecordingSource
 from prism.experiments.run_folder import Run
 from tests import test_robots_run
 from tests.server_fakes import serving
@@ -26,6 +27,9 @@ def test_plans_of_a_server_drive_the_robot(trained: Path, tmp_path: Path) -> Non
     with serving(Run(trained).policy(), Run(trained).settings) as server:
         assert main(drive(server.port, tmp_path / "o")) == 0
     assert RecordingSource(tmp_path / "o").lengths.tolist() == [10]
+    with np.load(tmp_path / "o" / "episode-000000" / COMMANDS, allow_pickle=False) as played:
+        assert len(played["candidates"]) == len(played["plan"])
+        assert np.array_equal(played["plan"][0], played["candidates"][0, played["chosen"][0]])
 
 
 def test_a_server_with_a_key_is_told_it(

@@ -70,7 +70,7 @@ class SensorSpec:
     random_shift: int = 0  # images, training only: moved by up to this many stored pixels; borders repeat
     sample_rate: int = 0  # audio: samples a second
     clip: tuple[float, float] | None = None  # depth: nearest and farthest metres that mean something
-    # What a healthy sensor shows at run time (prism.health); beyond it the sensor counts as absent.
+    # What a healthy sensor shows at run time (prism.inference.health); beyond it the sensor counts as absent.
     limits: tuple[float, float] | None = None  # of every value; of an image's mean; depth: mean of what was measured
     max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
     max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate

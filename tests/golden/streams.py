@@ -2,7 +2,7 @@
 
 | way      | observation to command                                                             |
 | -------- | ---------------------------------------------------------------------------------- |
-| eval     | run_episode with a Controller                                                      |
+| eval     | run_episode with a Controller: its executor with InlinePlanner                     |
 | run      | prism_client.Executor with LocalPlanner                                            |
 | serve    | prism_client.Executor with RemotePlanner and a server in this process              |
 | broker   | a server, asked by openpi's ActionChunkBroker once in exec_horizon steps           |
@@ -129,7 +129,7 @@ class Candidates(EagerBackend):
         rng = np.random.default_rng([zlib.crc32(window.tobytes()), seed])
         at, goal = window[-1, :dim].astype(np.float64), window[-1, dim:].astype(np.float64)
         rows = np.arange(1, TP + 1)[:, None] / TP
-        plans = np.empty((count, TP, dim))
+        plans = np.zeros((count, TP, dim))
         for plan in plans:
             side = 0.4 if rng.random() < 0.6 else -0.4
             noise = 0.04 * (rng.random((TP, dim)) - 0.5) + 0.1 * (rng.random(dim) - 0.5)
@@ -271,7 +271,7 @@ def run_here(one: Case, late: float, **options: Any) -> Stream:
     backend = backend_for(one.arm)
     threads = torch.get_num_threads()
     try:
-        return driven(one, LocalPlanner(Controller(backend.policy, one.controller), backend, 1), late, **options)
+        return driven(one, LocalPlanner(backend, one.controller, 1), late, **options)
     finally:
         torch.set_num_threads(threads)
 
@@ -297,7 +297,7 @@ def brokered(one: Case) -> Stream:
 
 
 WAITING = {"asynchronous": False, "absent": "continue"}
-SLOW = {"hook": lambda info: "slow" if info.get("spread", 0.0) > 0.5 else "continue"}
+SLOW = {"hook": lambda plan: "slow" if plan.spread > 0.5 else "continue"}
 DRIVEN: dict[str, tuple[str, float, dict[str, Any]]] = {
     **{f"{name}.waiting": (name, 0.0, WAITING) for name in CASES if "delay" not in name},
     **{f"{name}.late2": (name, 2.0, {}) for name in ("commit", "smoothing", "jerk", "turning", "changes", "restless")},
@@ -396,8 +396,9 @@ def selected(one: Case, rows: int = 3) -> Stream:
     return {"commands": np.stack(commands)}
 
 
-def chunked(one: Case, late: int = 2) -> Stream:
-    """predict_action_chunk as real-time chunking uses it: the rest goes in, a plan comes `late` steps on."""
+def chunked(one: Case, late: int = 2, every: bool = False) -> Stream:
+    """predict_action_chunk as real-time chunking uses it: the rest goes in, a plan comes `late` steps on. `every`: its
+    window sees the steps between two plans too, which real-time chunking does not show."""
     with faked_lerobot() as kind:
         policy, world = plugin_policy(kind, one), World(one.arm)
         policy.policy.spec = replace(policy.policy.spec, fps=0.0)  # no step is filled in by the clock
@@ -413,6 +414,8 @@ def chunked(one: Case, late: int = 2) -> Stream:
                 found = policy.predict_action_chunk(batch_of([seen]), late, rest)[0].numpy()
                 plans.append(found)
                 waiting = (step + late, found)
+            elif every and step:
+                policy._controllers[0].planner.window.observe(seen)
             commands.append(plan[min(row, TP - 1)])
             row += 1
             seen = world.step(commands[-1]).observation

@@ -177,8 +177,8 @@ def test_a_lost_camera_is_absent(two_cameras: Path) -> None:
     policy = load(two_cameras)
     actions = play(policy, frames(policy, 12, without=("observation.images.wrist",)))
     assert np.isfinite(actions).all()
-    present = policy._controllers[0].observation().present
-    assert {name: bool(there[0, -1]) for name, there in present.items()} == {"state": True, "top": True, "wrist": False}
+    _, present = policy._controllers[0].planner.window.steps[-1]
+    assert present == {"state": True, "top": True, "wrist": False}
 
 
 def test_prism_reads_the_checkpoint(two_cameras: Path, home: Path) -> None:
@@ -217,12 +217,8 @@ def test_real_time_chunking(two_cameras: Path) -> None:
     frame = frames(policy, 1)[0]
     first = policy.predict_action_chunk(dict(frame), inference_delay=0, prev_chunk_left_over=None)
     assert first.shape == (1, 16, 3)
-    policy.reset()
-    policy._control(1)
-    policy._controllers[0].observe(policy._frames(frame)[0])
-    from lerobot_policy_prism.modeling_prism import _draw
-
-    candidates = _draw(policy._controllers, policy.config.candidates)[0]
+    plan = policy._controllers[0].planner.chooser.plan
+    candidates = torch.from_numpy(plan.candidates)
     for wanted in (3, 11):
         policy.reset()
         padded = torch.zeros(10, 3)

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prism_client import Command, Executor, HoldError, PlanError, RefusedError, Reply, Stats, Step, limit_uncertainty
+from prism_client import (
+    Command,
+    Executor,
+    HoldError,
+    Plan,
+    PlanError,
+    PlanInfo,
+    RefusedError,
+    Reply,
+    Stats,
+    Step,
+    limit_uncertainty,
+)
 
 TP, FPS, DIM = 8, 10.0, 3
 INFO = {"pred_horizon": TP, "exec_horizon": 4, "action_dim": DIM, "fps": FPS, "action": {"kind": "absolute"}}
@@ -42,10 +54,10 @@ class Script:
         self._ready: list[tuple[float, Reply]] = []
 
     def submit(self, step: Step) -> None:
-        absent = self.absent.get(step.number, [])
+        absent = tuple(self.absent.get(step.number, ()))
         error = RefusedError("all sensors are at fault") if step.observation == BLIND else None
         if error is None or not step.wants_plan:
-            self._ready.insert(0, (0.0, Reply(step, {"absent": absent}, error=error)))
+            self._ready.insert(0, (0.0, Reply(step, absent, error=error)))
         if not step.wants_plan:
             return
         if error is not None:
@@ -58,14 +70,14 @@ class Script:
             return
         ramp = np.arange(TP, dtype=np.float32) + step.number + self.offsets.get(number, 0.0)
         failure = PlanError(self.errors[number]) if number in self.errors else None
-        info = {"spread": self.spread.get(number, 0.0), "modes": 1 + (number in self.spread), "absent": absent}
-        actions = None if failure else self.make(number, np.repeat(ramp[:, None], DIM, axis=1))
-        self._ready.append((self.clock.now + delay, Reply(step, info, actions, True, failure)))
+        info = PlanInfo(spread=self.spread.get(number, 0.0), modes=1 + (number in self.spread))
+        plan = None if failure else Plan(self.make(number, np.repeat(ramp[:, None], DIM, axis=1)), info)
+        self._ready.append((self.clock.now + delay, Reply(step, absent, plan, True, failure)))
 
     def poll(self, timeout: float = 0.0) -> Reply | None:
         if self._ready and self._ready[0][0] <= self.clock.now + timeout + 1e-9:
             at, reply = self._ready.pop(0)
-            self.clock.now = max(self.clock.now, at)
+            self.clock.now = max(self.clock.now, at) if timeout else self.clock.now
             return reply
         self.clock.now += timeout
         return None
@@ -314,7 +326,7 @@ def test_stop_holds_until_the_candidates_agree_again() -> None:
     assert [c.decision for c in found[4:8]] == ["continue", "stop", "stop", "continue"]
     assert found[5].action[0] == 4.0
     assert found[5].plan is not None
-    assert found[5].plan.info["spread"] == 5.0
+    assert found[5].plan.info.spread == 5.0
     assert control.stats.uncertain == 2
 
 
@@ -330,9 +342,9 @@ def test_slow_follows_the_same_path_at_half_the_speed(kind: str, expected: list[
 
 @pytest.mark.parametrize("answer", ["Stop", None, ZeroDivisionError("no spread")])
 def test_a_hook_that_nobody_understands_stops_the_robot_and_is_reported(answer: Any) -> None:
-    seen: list[Mapping[str, Any]] = []
+    seen: list[PlanInfo] = []
 
-    def hook(info: Mapping[str, Any]) -> Any:
+    def hook(info: PlanInfo) -> Any:
         seen.append(info)
         if len(seen) != 2:
             return "continue"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_client import Executor, PlanError, Reply, Step
+from prism_client import Executor, Plan, PlanError, Reply, Step
 
 INFO = {"pred_horizon": 4, "exec_horizon": 4, "action_dim": 2, "fps": 10.0, "action": {"kind": "absolute"}}
 
@@ -21,7 +21,7 @@ class Plans:
 
     def submit(self, step: Step) -> None:
         if step.wants_plan and self._plans:
-            self._replies.append(Reply(step, {}, np.array(self._plans.pop(0), np.float32), True))
+            self._replies.append(Reply(step, plan=Plan(np.array(self._plans.pop(0), np.float32)), is_plan=True))
         elif step.wants_plan:
             self._replies.append(Reply(step, is_plan=True, error=PlanError("none")))
 

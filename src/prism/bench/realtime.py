@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from prism.controller import Controller, ControllerConfig
+from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.results import run_info
 from prism.experiments.run_folder import Run, default_controller
@@ -203,10 +203,9 @@ def measure(ready: Ready, slots: int, config: Realtime, on_slot: Any = None, sat
     """The loop by the clock, then as fast as it goes."""
     policy, backend, frames, rate = ready.policy, ready.backend, ready.frames, ready.rate
     count = config.lanes or os.cpu_count() or 1
-    controller = Controller(policy, replace(ready.controller, candidates=config.candidates), config.seed)
-    planner = LocalPlanner(controller, backend, count)
+    planner = LocalPlanner(backend, replace(ready.controller, candidates=config.candidates), count)
     lanes = planner.lanes
-    kind, budget = policy.spec.action.kind or ActionKind.ABSOLUTE, 1e3 * controller.config.exec_horizon / rate
+    kind, budget = policy.spec.action.kind or ActionKind.ABSOLUTE, 1e3 * ready.controller.exec_horizon / rate
     with Executor(planner, action_kind=kind, budget_ms=budget, max_held=0, look=False) as control:
         warm_up(backend, config.candidates)
         control.reset(config.seed)

@@ -219,7 +219,7 @@ class Run:
 
             key, silence = read_key(self.api_key_file), self.silence if robot.realtime else None
             try:
-                remote = RemotePlanner(self.server, api_key=key, silence=silence)
+                remote = RemotePlanner(self.server, api_key=key, silence=silence, all_candidates=True)
             except PlanError as error:
                 raise PrismError(f"--server {error}") from None
             try:
@@ -227,7 +227,6 @@ class Run:
             finally:
                 remote.close()
             return
-        from prism.controller import Controller
         from prism.experiments.run_folder import Run as Trained
         from prism.inference.backends import backend_device, check_backend, load_backend
         from prism.inference.lanes import LocalPlanner
@@ -241,12 +240,11 @@ class Run:
             with self._live(trained, device) as beside:
                 yield beside
             return
-        policy = trained.policy(device, action_kind=self.action_kind)
-        controller = Controller(policy, self._settings(trained), self.first_seed)
+        policy, settings = trained.policy(device, action_kind=self.action_kind), self._settings(trained)
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
-        backend, _ = load_backend(self.backend, controller.policy, frames)
-        warm_up(backend, controller.config.candidates)
-        local = LocalPlanner(controller, backend)
+        backend, _ = load_backend(self.backend, policy, frames)
+        warm_up(backend, settings.candidates)
+        local = LocalPlanner(backend, settings, watched=True)
         try:
             yield local
         finally:
@@ -268,7 +266,7 @@ class Run:
         config = ServerConfig(port=self.live or 0, rate=0.0)
         with served(PolicyServer(policy, self._settings(trained), config, trained.name)) as server:
             print(f"live page: http://127.0.0.1:{server.port}/")
-            remote = RemotePlanner(f"ws://127.0.0.1:{server.port}")
+            remote = RemotePlanner(f"ws://127.0.0.1:{server.port}", all_candidates=True)
             try:
                 yield remote
             finally:

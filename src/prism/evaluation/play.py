@@ -16,9 +16,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from prism_client.messages import PlanInfo
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from prism.controller import Controller, ControllerConfig, Replan
+from prism.controller import Controller, ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.evaluation.ray_workers import RayPool, SentPolicy
@@ -265,7 +266,7 @@ def run_episode(
     fans: list[Fan] = []
     known = {sensor.name: sensor.kind for sensor in controller.policy.spec.sensors}
     best, success_step = 0.0, None
-    goal, earlier = getattr(env, "goal_index", 0), list[Replan]()
+    goal, earlier = getattr(env, "goal_index", 0), list[PlanInfo]()
 
     def film() -> None:
         picture = env.render()
@@ -279,9 +280,10 @@ def run_episode(
         replanned = len(controller.replans)
         wanted = controller.act(_readable(observation, known))
         action = np.clip(wanted, env.action_low, env.action_high).astype(np.float32)
+        controller.sent(action)
         if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
             plan = controller.last_plan
-            fans.append(Fan(len(actions), plan.index, plan.candidates, plan.modes))
+            fans.append(Fan(len(actions), plan.info.index, plan.candidates, plan.modes))
         result = env.step(action)
         actions.append(action)
         observation = result.observation

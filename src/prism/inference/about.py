@@ -1,4 +1,4 @@
-"""What an executor has to know of a policy and of a plan, in the words of the wire."""
+"""What an executor has to know of a policy."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ from typing import Any
 
 from prism_client import ActionKind
 
-from prism.controller import Controller
 from prism.data.history import memory
-from prism.health import trained_on
 from prism.inference.backends import BackendPolicy
+from prism.inference.chooser import ControllerConfig
+from prism.inference.health import trained_on
 from prism.methods.base import ContextPolicy
 from prism.policy import Policy
+from prism.selection import FloatArray
 
 
-def about_policy(controller: Controller) -> dict[str, Any]:
-    """What an executor has to know of a policy, in words of the wire."""
-    spec, selection = controller.policy.spec, controller.config.selection
+def about_policy(policy: Policy, config: ControllerConfig, scale: FloatArray) -> dict[str, Any]:
+    """In words of the wire."""
+    spec, selection = policy.spec, config.selection
     moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
     kept = [entry for entry in range(spec.action_dim) if entry not in moving]
     return {
         "method": spec.method,
-        "sensors": [trained_on(s, controller.policy.normalizer) for s in spec.sensors],
-        "needs": needed_sensors(controller.policy),
+        "sensors": [trained_on(s, policy.normalizer) for s in spec.sensors],
+        "needs": needed_sensors(policy),
         "action_dim": spec.action_dim,
         "action": spec.action.to_json(),
-        "action_scale": controller.scale.tolist(),
-        "action_range": _action_range(controller.policy),
+        "action_scale": scale.tolist(),
+        "action_range": _action_range(policy),
         "keep": [] if spec.action.kind is ActionKind.ABSOLUTE else kept,
         "fps": spec.fps,
         "obs_horizon": spec.obs_horizon,
         "memory": memory(spec.sensors, spec.obs_horizon),
         "pred_horizon": spec.pred_horizon,
-        "exec_horizon": controller.config.exec_horizon,
-        "candidates": controller.config.candidates,
+        "exec_horizon": config.exec_horizon,
+        "candidates": config.candidates,
     }
 
 
@@ -59,18 +60,3 @@ def trained_without(policy: Policy) -> list[str]:
     names = [spec.name for spec in own.spec.sensors]
     chances = own.encoder.dropout if isinstance(own, ContextPolicy) else [0.0] * len(names)
     return [name for name, chance in zip(names, chances, strict=True) if chance > 0 or name in own.spec.absent]
-
-
-def about_plan(controller: Controller) -> dict[str, Any]:
-    """What is known of the plan that a controller has just adopted. Takes the record of it out of the controller."""
-    plan, replan = controller.last_plan, controller.replans.pop()
-    assert plan is not None
-    return {
-        "step": replan.step,
-        "candidates": len(plan.candidates),
-        "index": replan.index,
-        "spread": replan.spread,
-        "modes": replan.modes,
-        "mode_switch": replan.mode_switch,
-        "latency_ms": replan.latency_ms,
-    }

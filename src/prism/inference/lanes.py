@@ -8,7 +8,7 @@ Jobs are ordered by the observation they belong to, and within it sensors before
 so a plan starts as soon as its last token is there, on one lane, while the others go on with the frames that arrive
 meanwhile. ONNX Runtime and PyTorch leave Python's lock while they compute: threads are enough.
 
-    with steady(realtime=True), Executor(LocalPlanner(controller, backend)) as executor:
+    with steady(realtime=True), Executor(LocalPlanner(backend, config)) as executor:
         while True:
             robot.send(executor.act(robot.read()))
 """
@@ -35,11 +35,12 @@ from numpy.typing import NDArray
 from prism_client import PlanError, RefusedError, Reply, Step
 from torch import Tensor
 
-from prism.controller import Controller
 from prism.errors import PrismError
-from prism.inference.about import about_plan, about_policy
+from prism.inference.about import about_policy
 from prism.inference.backends import Backend
+from prism.inference.chooser import Chooser, ControllerConfig, action_scale
 from prism.inference.tokens import Arrival, Known, Token, encode_sensor, fuse, plan
+from prism.inference.window import Reading, Window
 from prism.rows import Random
 
 Array = NDArray[np.generic]
@@ -125,6 +126,16 @@ class Sample:
     candidates: NDArray[np.float32] | None  # (K, Tp, Da) robot units; None: it failed
     latency_ms: float  # from the request
     error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The request that is on its way, and what the choice needs of its observation."""
+
+    ticket: int
+    step: Step
+    absent: tuple[str, ...]
+    newest: Reading
 
 
 @dataclass
@@ -327,25 +338,42 @@ class Lanes:
 
 
 class LocalPlanner:
-    """A policy in this process as a planner of `prism_client.Executor`: its controller chooses, lanes compute."""
+    """A policy in this process as a planner of `prism_client.Executor`: lanes draw, its chooser chooses.
 
-    def __init__(self, controller: Controller, backend: Backend, lanes: int = 2, max_backlog: int = 16) -> None:
-        if controller.config.warm_start:  # lanes sample each plan from noise
+    `watched`: a guard watches the devices, so nothing here judges them again (prism.inference.window).
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        config: ControllerConfig,
+        lanes: int = 2,
+        max_backlog: int = 16,
+        watched: bool = False,
+    ) -> None:
+        if config.warm_start:  # lanes sample each plan from noise
             raise PrismError("controller.warm_start is not for asynchronous control: use warm_start=False")
-        self.controller = controller
+        policy, scale = backend.policy, action_scale(backend.policy)
+        self.window = Window(policy.spec, watched)
+        self.chooser = Chooser(policy.spec, config, scale)
+        self.info: Mapping[str, Any] = about_policy(policy, config, scale)
         self.lanes = Lanes(backend, lanes, max_backlog)
-        self.info: Mapping[str, Any] = about_policy(controller)
-        self._clear()
+        self._clear(0)
 
-    def _clear(self) -> None:
+    def _clear(self, seed: int) -> None:
+        self.rng = Random(seed)  # a new one: a plan under way goes on drawing from the old one
+        self.window.reset()
+        self.chooser.reset()
         self._replies: deque[Reply] = deque()
-        self._asked: tuple[int, Step, list[str]] | None = None  # ticket, step, sensors that were absent
-        self._planned = 0  # actions executed before the controller's plan
+        self._asked: _Asked | None = None
+        self._sent: list[Array] = []  # commands since the last request
+        self._done = 0  # actions executed before it
         self._blind = 0  # the latest observations that could not be used
 
     def submit(self, step: Step) -> None:
+        self._sent += step.sent
         try:
-            gained = self.controller.observe(step.observation, step.ages, self._blind)
+            gained = self.window.observe(step.observation, step.ages, self._blind)
         except PrismError as error:
             self._blind += 1
             self._replies.append(Reply(step, is_plan=step.wants_plan, error=RefusedError(str(error))))
@@ -353,41 +381,35 @@ class LocalPlanner:
         self._blind = 0
         for streams, present in gained:
             self.lanes.observe(streams, present)
-        absent = sorted(self.controller.health.faults)
-        self._replies.append(Reply(step, {"absent": absent}))
+        absent = self.window.absent
+        self._replies.append(Reply(step, absent))
         if step.wants_plan:
-            ticket = self.lanes.request(self.controller.config.candidates, self.controller.rng)
-            self._asked = (ticket, step, absent)
+            self.chooser.advance(step.done - self._done, self._sent)
+            self._sent, self._done = [], step.done
+            ticket = self.lanes.request(self.chooser.config.candidates, self.rng)
+            self._asked = _Asked(ticket, step, absent, self.window.newest)
 
     def poll(self, timeout: float = 0.0) -> Reply | None:
         if self._replies:
             return self._replies.popleft()
-        sample = self.lanes.poll(timeout)
-        if sample is None or self._asked is None or sample.ticket != self._asked[0]:
+        sample, asked = self.lanes.poll(timeout), self._asked
+        if sample is None or asked is None or sample.ticket != asked.ticket:
             return None
-        _, step, absent = self._asked
         self._asked = None
         if sample.candidates is None:
-            return Reply(step, is_plan=True, error=PlanError(sample.error or "no plan"))
+            return Reply(asked.step, asked.absent, is_plan=True, error=PlanError(sample.error or "no plan"))
         try:
-            self.controller.advance(step.done - self._planned - self.controller.executed)
-            self.controller.adopt(sample.candidates, sample.latency_ms)
+            plan = self.chooser.choose(sample.candidates, asked.newest, sample.latency_ms)
         except PrismError as error:
-            return Reply(step, is_plan=True, error=PlanError(str(error)))
-        self._planned = step.done
-        chosen = self.controller.last_plan
-        assert chosen is not None
-        info = {**about_plan(self.controller), "absent": absent, "plan": chosen}
-        return Reply(step, info, chosen.actions, True, latency_ms=sample.latency_ms)
+            return Reply(asked.step, asked.absent, is_plan=True, error=PlanError(str(error)))
+        return Reply(asked.step, asked.absent, plan, is_plan=True, latency_ms=sample.latency_ms)
 
     def trouble(self) -> str:
         return ""
 
     def reset(self, seed: int | None = None) -> None:
-        self.controller.rng = Random()  # a plan under way goes on drawing from the old one
-        self.controller.reset(0 if seed is None else seed)
+        self._clear(0 if seed is None else seed)
         self.lanes.reset()
-        self._clear()
 
     def close(self) -> None:
         self.lanes.close()

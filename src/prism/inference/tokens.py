@@ -53,7 +53,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One time step of each sensor of one robot, as `Controller.observe` took it in."""
+    """One time step of each sensor of one robot, as `Window.observe` took it in."""
 
     known: Known
     streams: Mapping[str, Array]

@@ -59,7 +59,7 @@ def replay(
             rerun.vector("actions/recorded", recorded[step], spec.action.names)
             rerun.vector("actions/executed", predicted[step], spec.action.names)
             if plan is not None:
-                rerun.plan(plan.candidates, plan.modes, plan.index, spec.action.kind)
+                rerun.plan(plan.candidates, plan.modes, plan.info.index, spec.action.kind)
         if plan is not None:
             rest = recorded[step : step + len(plan.actions)]
             apart = np.abs(plan.candidates[:, : len(rest)] - rest) / scale  # (K, steps, Da)

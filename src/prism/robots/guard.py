@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError
-from prism.health import SensorMonitor
+from prism.inference.health import SensorMonitor
 from prism.robots.contract import Array, Reading, Robot
 from prism.robots.envelope import Envelope
 from prism.robots.limits import Limits

@@ -15,7 +15,7 @@ from typing import IO, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from prism_client import Executor, PlanError, Reply
+from prism_client import Executor, Plan, PlanError
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
@@ -81,7 +81,7 @@ class Commander(Protocol):
     @property
     def who(self) -> str: ...  # commanded last
     @property
-    def plan(self) -> Reply | None: ...  # made in the last step
+    def plan(self) -> Plan | None: ...  # made in the last step
     @property
     def label(self) -> Array | None: ...  # what to record of the last step, where it is not what was executed
     def start(self, seed: int) -> None: ...
@@ -92,6 +92,9 @@ class Commander(Protocol):
     def revise(self) -> NDArray[np.generic] | None:
         """Another action for the step that is being executed; None: it stays."""
         ...
+
+    def sent(self, action: Array | None) -> None:
+        """What the robot really got in the last step; None: nothing."""
 
     def trouble(self) -> str:
         """Why to stand still at once, between two steps too; empty: no reason."""
@@ -105,7 +108,7 @@ class PolicyCommander:
 
     def __init__(self, executor: Executor, sizes: Mapping[str, SensorSpec] | None = None) -> None:
         self.executor, self._sizes = executor, dict(sizes or {})
-        self.plan: Reply | None = None
+        self.plan: Plan | None = None
         self._info = dict(executor.planner.info)
         self._names = {str(sensor["name"]) for sensor in self._info["sensors"]}
 
@@ -131,6 +134,9 @@ class PolicyCommander:
         self.plan = None if command is None else command.plan
         return None if command is None else command.action
 
+    def sent(self, action: Array | None, taken_over: bool = False) -> None:
+        self.executor.sent(action, taken_over)
+
     def trouble(self) -> str:
         return self.executor.planner.trouble()
 
@@ -151,6 +157,9 @@ class ReplayCommander:
 
     def revise(self) -> None:
         return None
+
+    def sent(self, action: Array | None) -> None:
+        pass
 
     def trouble(self) -> str:
         return ""
@@ -177,6 +186,9 @@ class TeleopCommander:
     def revise(self) -> None:
         return None
 
+    def sent(self, action: Array | None) -> None:
+        pass
+
     def trouble(self) -> str:
         return ""
 
@@ -192,7 +204,7 @@ class Takeover:
         self.executor, self.who = policy.executor, policy.who
 
     @property
-    def plan(self) -> Reply | None:
+    def plan(self) -> Plan | None:
         return self._policy.plan
 
     def start(self, seed: int) -> None:
@@ -215,6 +227,9 @@ class Takeover:
     def revise(self) -> NDArray[np.generic] | None:
         new = self._policy.revise()
         return new if self.who == self._policy.who else None
+
+    def sent(self, action: Array | None) -> None:
+        self._policy.sent(action, taken_over=self.who != self._policy.who)
 
     def trouble(self) -> str:
         return self._policy.trouble() if self.who == self._policy.who else ""
@@ -239,6 +254,7 @@ def drive(
     seen = guard.begin(seed)
     action = _ask(guard, commander, seen, "")  # it may take its time: nothing moves yet
     start, pressed, asked, done = robot.now(), "", "", np.zeros(robot.actions.dim)
+    got: list[Array] = []  # commands of this step
     before: object = None if guard.pose is None else guard.pose / robot.actions.scales[: len(guard.pose)]
     for tick in range(max(1, round(seconds * robot.rate))):
         due, part = start + tick / robot.rate, tick % robot.parts
@@ -256,6 +272,8 @@ def drive(
         if robot.success() or judged:
             break
         if tick and part == 0:
+            commander.sent(robot.actions.whole(np.stack(got)) if got else None)
+            got.clear()
             before, action, asked = action, _ask(guard, commander, seen, asked), ""
         if part == 0:
             trace.decide(tick // robot.parts, commander.who, commander.plan, commander.label)
@@ -271,6 +289,7 @@ def drive(
             trace.why[reason] = trace.why.get(reason, 0) + 1
         if sent.action is not None:
             done = done + sent.action
+            got.append(sent.action)
             trace.command(tick // robot.parts, due, sent.action, 1e3 * (robot.now() - due), sent.at)
         if guard.state == "stopped":
             return Outcome(False if robot.is_twin else None, guard.reason, False, pressed)

@@ -9,7 +9,7 @@
     time, sent, command, step, latency_ms    of each command: when it was due, when it was sent, what, of which step,
                                              how late it had arrived
     plan_step, plan, plan_ms             of each plan: the step that it was made for, (P, Tp, D), how long it took
-    candidates, chosen                   (P, K, Tp, D) and which was executed; of a policy in the same process
+    candidates, chosen                   (P, K, Tp, D) and which was executed; of servers that send them
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prism_client import Reply
+from prism_client import Plan
 
 from prism.data.align import AlignConfig, Gaps, Timed, align, camera_clock, nearest
 from prism.data.episodes import Episode
@@ -55,7 +55,7 @@ class Trace:
     _sent: list[list[NDArray[np.float32]]] = field(default_factory=list)  # commands of each step
     _due: list[tuple[float, float, int]] = field(default_factory=list)  # of each command: due, sent, which step
     _labels: list[Array | None] = field(default_factory=list)
-    _plans: list[tuple[int, Reply]] = field(default_factory=list)
+    _plans: list[tuple[int, Plan]] = field(default_factory=list)
     _step: int = -1
     _who: str = ""
     _label: Array | None = None
@@ -83,15 +83,15 @@ class Trace:
                 else:
                     self._values.setdefault(name, []).append(value)
 
-    def decide(self, step: int, who: str, plan: Reply | None, label: Array | None) -> None:
+    def decide(self, step: int, who: str, plan: Plan | None, label: Array | None) -> None:
         """A step begins: who commands, with which new plan; `label`: what to record where it is not what is sent."""
         self._who, self._label = who, label
-        if plan is not None and plan.actions is not None:
+        if plan is not None:
             self._plans.append((step, plan))
 
-    def revise(self, step: int, plan: Reply | None) -> None:
+    def revise(self, step: int, plan: Plan | None) -> None:
         """The plan of a step came after its first command."""
-        if plan is not None and plan.actions is not None:
+        if plan is not None:
             self._plans.append((step, plan))
 
     def command(self, step: int, at: float, action: NDArray[np.float32], latency_ms: float, sent: float) -> None:
@@ -119,11 +119,11 @@ class Trace:
         if plans := [(step, plan) for step, plan in self._plans if np.shape(plan.actions) == self._shape_of_plans()]:
             found["plan_step"] = np.array([step for step, _ in plans], np.int64)
             found["plan"] = np.stack([np.asarray(plan.actions, np.float32) for _, plan in plans])
-            found["plan_ms"] = np.array([plan.latency_ms or np.nan for _, plan in plans], np.float32)
-            chosen = [plan.info.get("plan") for _, plan in plans]
-            if all(one is not None for one in chosen):
-                found["candidates"] = np.stack([one.candidates for one in chosen]).astype(np.float32)  # type: ignore[union-attr]
-                found["chosen"] = np.array([one.index for one in chosen], np.int64)  # type: ignore[union-attr]
+            found["plan_ms"] = np.array([plan.info.latency_ms for _, plan in plans], np.float32)
+            candidates = [plan.candidates for _, plan in plans if len(plan.candidates)]
+            if len({one.shape for one in candidates}) == 1 and len(candidates) == len(plans):
+                found["candidates"] = np.stack(candidates).astype(np.float32)
+                found["chosen"] = np.array([plan.info.index for _, plan in plans], np.int64)
         return found
 
     def _shape_of_plans(self) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ import torch
 from numpy.typing import NDArray
 from prism_client import wire
 
-from prism.controller import observations
 from prism.errors import PrismError
 from prism.inference import tokens
 from prism.inference.backends import Backend
+from prism.inference.window import batched
 from prism.policy import Policy
 from prism.rows import EachRandom
 from prism.server.prometheus import Metrics
@@ -53,6 +53,7 @@ class Batcher:
 
     def __init__(self, policy: Policy, backend: Backend | None, threads: int | None, metrics: Metrics) -> None:
         self._policy = policy
+        self._device = next((weights.device for weights in policy.parameters()), torch.device("cpu"))
         self._backend = backend  # None: the policy has no encoder whose tokens could be kept
         self._threads, self._metrics = threads, metrics
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -129,14 +130,14 @@ class Batcher:
             tokens.observe(self._backend, rows)
 
     def _sample(self, jobs: Sequence[Job]) -> None:
-        controllers = [job.session.controller for job in jobs]
-        candidates = controllers[0].config.candidates  # all sessions have one config
-        rng = EachRandom([controller.rng for controller in controllers])
+        candidates = jobs[0].session.config.candidates  # all sessions have one config
+        rng = EachRandom([job.session.rng for job in jobs])
         if self._backend is not None:
             windows = [job.session.tokens.window for job in jobs if job.session.tokens is not None]
             sample = tokens.plan(self._backend, windows, candidates, rng)
         else:
-            sample = self._policy.sample(observations(controllers), candidates, rng).float().cpu().numpy()
+            observation = batched([job.session.window for job in jobs], self._device)
+            sample = self._policy.sample(observation, candidates, rng).float().cpu().numpy()
         for job, row in zip(jobs, sample, strict=True):
             job.row = row
 

@@ -216,19 +216,19 @@ class Live:
             "jerk": _rounded(jerks(trace, self._server.scale)),
             "sensors": [self._sensor(session.number, view, sensor) for sensor in spec.sensors],
         }
-        if view.plan is not None and view.replan is not None:
+        if (plan := view.plan) is not None:
             described["plan"] = {
-                "step": view.plan.step,
-                "candidates": _rounded(view.plan.candidates),
-                "modes": view.plan.modes.tolist(),
-                "index": view.plan.index,
-                "actions": _rounded(view.plan.actions),
-                "remainder": None if view.plan.remainder is None else _rounded(view.plan.remainder),
+                "step": plan.info.step,
+                "candidates": _rounded(plan.candidates),
+                "modes": plan.modes.tolist(),
+                "index": plan.info.index,
+                "actions": _rounded(plan.actions),
+                "remainder": None if plan.remainder is None else _rounded(plan.remainder),
                 "age_ms": (time.monotonic() - view.planned_at) * 1e3,
-                "spread": view.replan.spread,
-                "count": view.replan.modes,
-                "switch": view.replan.mode_switch,
-                "latency_ms": view.replan.latency_ms,
+                "spread": plan.info.spread,
+                "count": plan.info.modes,
+                "switch": plan.info.mode_switch,
+                "latency_ms": plan.info.latency_ms,
             }
         return described
 

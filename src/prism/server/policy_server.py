@@ -33,10 +33,10 @@ from websockets.http11 import Request as HttpRequest
 from websockets.http11 import Response
 
 import prism
-from prism.controller import Controller, ControllerConfig, action_scale
 from prism.errors import PrismError, printable, reason
 from prism.inference.about import about_policy
 from prism.inference.backends import backend_of
+from prism.inference.chooser import ControllerConfig, action_scale, check_controller
 from prism.inference.tokens import Tokens, warm_up
 from prism.policy import Policy
 from prism.sensors import SensorSpec
@@ -44,7 +44,7 @@ from prism.server.batching import Batcher, Job
 from prism.server.gate import Gate, GuardedConnection, address_of
 from prism.server.live import MESSAGE, VIEWERS, Live, asset, response
 from prism.server.prometheus import Metrics
-from prism.server.sessions import WHO, Reader, RequestError, Session
+from prism.server.sessions import NEWER, WHO, Reader, RequestError, Session
 
 INTERNAL_ERROR = 1011
 POLICY_VIOLATION = 1008
@@ -140,7 +140,7 @@ class PolicyServer:
         self.latencies: deque[float] = deque(maxlen=_LATENCIES)  # seconds, of requests for a plan
         self.port = config.port
         self.limit = config.max_message or message_limit(policy.spec.sensors)
-        self._reader = Reader(policy.spec.sensors, config.rename)
+        self._reader = Reader(policy.spec.sensors, policy.spec.action_dim, config.rename)
         self.scale = action_scale(policy)
         self._number = 0
         self._batcher: Batcher | None = None
@@ -150,14 +150,14 @@ class PolicyServer:
 
     def _warm_up(self) -> dict[str, Any]:
         """The first pass allocates; it also shows that the controller's configuration fits the policy."""
-        controller = Controller(self.policy, self.controller, self.config.seed, self.scale)
+        check_controller(self.controller, self.policy.spec)
         if self.backend is not None:
             warm_up(self.backend, self.controller.candidates)
-        return about_policy(controller)
+        return about_policy(self.policy, self.controller, self.scale)
 
     def metadata(self) -> dict[str, Any]:
         head = {"server": "prism", "prism_version": prism.__version__, "policy": self.name}
-        return {**head, **self._about, "max_message": self.limit, "knows": ["checked"]}
+        return {**head, **self._about, "max_message": self.limit, "knows": list(NEWER)}
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""

@@ -1,10 +1,12 @@
-"""One connected robot: what it may ask for, its history, its controller, and what the live page may see of it.
+"""One connected robot: what it may ask for, its window, its chooser, and what the live page may see of it.
 
 A request is a map with one time step of each sensor under the sensor's name, and these keys, all optional:
 
     reset      true: this observation starts an episode (the history and the plan are forgotten)
     seed       whole number, with reset: repeats the random numbers of an episode
     executed   how many actions of the last plan the robot has executed; default: the server's exec_horizon
+    sent       (n, D), the commands that the robot really got since the last request; default: the executed actions
+    all_candidates   true: the reply holds the candidates that were not chosen too, (K, T, D)
     plan       false: take this observation into the history, make no plan
     ages       {sensor: seconds since it was measured}
     prompt     the instruction, of a policy with one text sensor; what openpi's clients call it
@@ -30,18 +32,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from prism_client.first_look import look
+from prism_client.messages import Plan
 
-from prism.controller import Controller, ControllerConfig, Plan, Replan
 from prism.errors import PrismError
-from prism.health import WORDS, as_spec, trained_on
-from prism.inference.about import about_plan, needed_sensors
+from prism.inference.about import needed_sensors
+from prism.inference.chooser import Chooser, ControllerConfig
+from prism.inference.health import WORDS, as_spec, trained_on
 from prism.inference.tokens import Tokens
+from prism.inference.window import Reading, Window
 from prism.policy import Policy
+from prism.rows import Random
 from prism.selection import FloatArray
 from prism.sensors import SensorSpec
 
 Array = NDArray[np.generic]
-KEYS = ("reset", "seed", "executed", "plan", "ages", "prompt", "checked")
+KEYS = ("reset", "seed", "executed", "sent", "plan", "all_candidates", "ages", "prompt", "checked")
+NEWER = ("checked", "sent", "all_candidates")  # of them: those that older servers refuse
 HASTY = 10  # requests in a row
 _SAID = 100  # warnings that one connection gets
 TRACE = 240  # executed actions that the live page shows
@@ -64,12 +70,17 @@ class Request:
     ages: dict[str, float] | None = None
     checked: bool = False
     guessed: tuple[tuple[str, str], ...] = ()  # keys of another program, and the sensors that they were taken for
+    sent: NDArray[np.float64] | None = None  # (n, Da)
+    all_candidates: bool = False
 
 
 class Reader:
     """Turns messages into requests for one policy; says in one line what is wrong with those that are none."""
 
-    def __init__(self, sensors: tuple[SensorSpec, ...], rename: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, sensors: tuple[SensorSpec, ...], action_dim: int, rename: Mapping[str, str] | None = None
+    ) -> None:
+        self._action_dim = action_dim
         self._specs = {spec.name: spec for spec in sensors}
         self._rename = dict(rename or {})  # key of the client -> sensor; "": ignored
         texts = [spec.name for spec in sensors if spec.kind == "text"]
@@ -95,8 +106,18 @@ class Reader:
         executed = _whole(message, "executed", 100_000)
         seed = _whole(message, "seed", 2**63 - 1)
         reset = _truth(message, "reset", False)
-        plan, checked = _truth(message, "plan", True), _truth(message, "checked", False)
-        return Request(observation, reset, seed, executed, plan, self._ages(message), checked, tuple(guessed))
+        return Request(
+            observation,
+            reset,
+            seed,
+            executed,
+            _truth(message, "plan", True),
+            self._ages(message),
+            _truth(message, "checked", False),
+            tuple(guessed),
+            self._sent(message),
+            _truth(message, "all_candidates", False),
+        )
 
     def _reading(self, spec: SensorSpec, value: object) -> Array:
         if isinstance(value, Mapping | bytes) or (isinstance(value, str) and spec.kind != "text"):
@@ -120,6 +141,20 @@ class Reader:
         ):
             raise RequestError("ages is {sensor: seconds}")
         return {name: float(age) for key, age in ages.items() if (name := self._name(str(key)))}
+
+    def _sent(self, message: Mapping[str, Any]) -> NDArray[np.float64] | None:
+        value = message.get("sent")
+        if value is None:
+            return None
+        try:
+            commands = np.asarray(value, dtype=np.float64)
+        except (ValueError, TypeError):
+            raise RequestError("sent holds commands, (n, D) numbers") from None
+        if commands.size == 0:
+            return np.empty((0, self._action_dim))
+        if commands.ndim != 2 or commands.shape[1] != self._action_dim or not np.isfinite(commands).all():
+            raise RequestError(f"sent holds commands, (n, {self._action_dim}) finite numbers, not {commands.shape}")
+        return commands
 
     def _name(self, key: str) -> str:
         """The sensor that a client's key means; "": ignored."""
@@ -174,7 +209,6 @@ class View:
     faults: Mapping[str, str]
     counts: Mapping[str, int]  # steps at which each sensor was not believed, this episode
     plan: Plan | None
-    replan: Replan | None
     planned_at: float  # time.monotonic() of the plan
 
 
@@ -198,9 +232,12 @@ class Session:
         self.requests = 0
         self.episodes = 1
         self.steps = 0  # executed, this episode
-        self.controller = Controller(policy, config, seed, scale)
+        self.config, self._normalizer = config, policy.normalizer
+        self.window = Window(policy.spec)
+        self.chooser = Chooser(policy.spec, config, scale)
+        self.rng = Random(seed)
         self.tokens = tokens  # None: the policy has no encoder to keep them of, whole windows are sampled
-        self.gained: list[tuple[dict[str, Array], dict[str, bool]]] = []  # time steps that are to be encoded
+        self.gained: list[Reading] = []  # time steps that are to be encoded
         self._needs = frozenset(needed_sensors(policy))
         self._events = [spec.name for spec in policy.spec.sensors if spec.steps > 1]
         self._allow_absent, self._trust_sensors = allow_absent, trust_sensors
@@ -211,7 +248,6 @@ class Session:
         self._seed = seed
         self._observed = 0  # since the last plan
         self._hasty = 0  # requests in a row that came sooner than they could
-        self._last: Replan | None = None
         self._planned_at = 0.0
         self._lock = threading.Lock()
         self._trace: deque[NDArray[np.float32]] = deque(maxlen=TRACE)  # guarded by the lock
@@ -220,43 +256,23 @@ class Session:
 
     def begin(self, request: Request) -> None:
         """Take the observation in. A PrismError leaves the session as usable as before."""
-        controller = self.controller
         self.faults = Counter()
         if request.reset:
-            self.episodes += 1 if self.requests else 0
-            controller.reset(self._seed + self.episodes - 1 if request.seed is None else request.seed)
-            if self.tokens is not None:
-                self.tokens.reset()
-            self._observed = self.steps = 0
-            self._looked = False
-            self._last = None
-            self._warned.clear()
-            with self._lock:
-                self._trace.clear()
+            self._reset(request.seed)
         for key, name in request.guessed:
             self._warn(f"'{key[:60]}' is taken for sensor '{name}'; to be sure: prism serve --map {key[:60]}={name}")
         if not (self._looked or request.checked or self._trust_sensors):
             self._look(request)
         self._looked = True
-        missed = 0
-        if request.plan and controller.last_plan is not None:
-            executed = controller.config.exec_horizon if request.executed is None else request.executed
-            self._execute(executed - controller.executed)  # the rest was counted by a request that then failed
-            missed = max(0, executed - 1 - self._observed)
-            if missed and self._events and "events" not in self._warned:
-                self._warned.add("events")
-                logger.warning(
-                    "%d steps since the last plan were not sent: what '%s' felt there is lost; send every observation",
-                    missed,
-                    "', '".join(self._events),
-                )
-            if request.executed is None:
-                self._check_pace()
-        self.gained = controller.observe(request.observation, request.ages, missed)
+        if request.sent is not None:
+            self.chooser.advance(0, request.sent)
+            self._show(request.sent)
+        missed = self._executed(request) if request.plan and self.chooser.plan is not None else 0
+        self.gained = self.window.observe(request.observation, request.ages, missed)
         self.requests += 1
         self._observed += 1
-        self.faults.update(controller.health.faults.items())
-        faults = controller.health.faults
+        faults = self.window.health.faults
+        self.faults.update(faults.items())
         for name in faults.keys() - self._needs:
             if faults[name] != "missing":  # what was left out, was left out on purpose
                 self._warn(f"sensor '{name}' {WORDS[faults[name]]}: absent until it recovers")
@@ -272,8 +288,7 @@ class Session:
 
     def _look(self, request: Request) -> None:
         """RequestError where a first observation cannot be what the policy was trained on."""
-        policy = self.controller.policy
-        info = {"sensors": [trained_on(spec, policy.normalizer) for spec in policy.spec.sensors]}
+        info = {"sensors": [trained_on(spec, self._normalizer) for spec in self.window.sensors]}
         found = look(info, request.observation)
         for doubt in found.doubts:
             self._warn(doubt)
@@ -287,26 +302,68 @@ class Session:
             self._warnings.append(text)
             logger.warning("%s: %s", self.who, text)
 
+    def _reset(self, seed: int | None) -> None:
+        self.episodes += 1 if self.requests else 0
+        self.rng.manual_seed(self._seed + self.episodes - 1 if seed is None else seed)
+        self.window.reset()
+        self.chooser.reset()
+        if self.tokens is not None:
+            self.tokens.reset()
+        self._observed = self.steps = 0
+        self._looked = False
+        self._warned.clear()
+        with self._lock:
+            self._trace.clear()
+
+    def _executed(self, request: Request) -> int:
+        """Count what the robot has executed of the plan; how many steps it did not show meanwhile."""
+        executed = self.config.exec_horizon if request.executed is None else request.executed
+        self._advance(executed - self.chooser.row, request)  # the rest was counted by a request that then failed
+        missed = max(0, executed - 1 - self._observed)
+        if missed and self._events and "events" not in self._warned:
+            self._warned.add("events")
+            logger.warning(
+                "%d steps since the last plan were not sent: what '%s' felt there is lost; send every observation",
+                missed,
+                "', '".join(self._events),
+            )
+        if request.executed is None:
+            self._check_pace()
+        return missed
+
+    def _advance(self, rows: int, request: Request) -> None:
+        plan, row = self.chooser.plan, self.chooser.row
+        if rows < 1 or plan is None:
+            return
+        self.chooser.advance(rows, None if request.sent is None else ())
+        if request.sent is None:
+            self._show(plan.actions[row : row + rows])
+
+    def _show(self, commands: NDArray[np.floating]) -> None:
+        """On the live page."""
+        self.steps += len(commands)
+        with self._lock:
+            self._trace.extend(commands.astype(np.float32))
+
     def finish(self, request: Request, candidates: NDArray[np.float32], latency_ms: float) -> dict[str, Any]:
         """Choose; the reply. Only `actions` is an array: openpi's ActionChunkBroker cuts every array by steps."""
-        self.controller.adopt(candidates, latency_ms)
+        plan = self.chooser.choose(candidates, self.window.newest, latency_ms)
         self._observed = 0
-        plan, self._last = self.controller.last_plan, self.controller.replans[-1]
-        assert plan is not None
         self._planned_at = time.monotonic()
         self._publish(request)
         return {
             "actions": plan.actions,
-            "exec_horizon": self.controller.config.exec_horizon,
-            **about_plan(self.controller),
+            "exec_horizon": self.config.exec_horizon,
+            **plan.info.to_reply(),
             **self.observed(),
+            **({"all_candidates": plan.candidates} if request.all_candidates else {}),
         }
 
     def observed(self) -> dict[str, Any]:
         """What every reply says."""
         warnings, self._warnings = self._warnings, []
         told = {"warnings": warnings} if warnings else {}
-        return {"plan_age": self._observed, "absent": sorted(self.controller.health.faults), **told}
+        return {"plan_age": self._observed, "absent": list(self.window.absent), **told}
 
     def trace(self) -> list[NDArray[np.float32]]:
         """The latest executed actions, oldest first; from any thread."""
@@ -315,7 +372,7 @@ class Session:
 
     def _check_pace(self) -> None:
         """A client that does not say how much it executed is believed to execute exec_horizon: does it look so?"""
-        spec, steps = self.controller.policy.spec, self.controller.config.exec_horizon
+        spec, steps = self.chooser.spec, self.config.exec_horizon
         seconds = time.monotonic() - self._planned_at
         self._hasty = self._hasty + 1 if steps > 1 and spec.fps > 0 and seconds * spec.fps < steps / 2 else 0
         if self._hasty == HASTY:
@@ -328,21 +385,9 @@ class Session:
                 steps / spec.fps,
             )
 
-    def _execute(self, count: int) -> None:
-        if count < 1:
-            return
-        plan = self.controller.last_plan
-        assert plan is not None
-        done = self.controller.executed
-        self.controller.advance(count)
-        self.steps += count
-        with self._lock:
-            self._trace.extend(plan.actions[done : done + count])
-
     def _publish(self, request: Request) -> None:
-        health = self.controller.health
+        health = self.window.health
         counts: Counter[str] = Counter()
         for (name, _), steps in health.counts.items():
             counts[name] += steps
-        plan = self.controller.last_plan
-        self.view = View(request.observation, dict(health.faults), counts, plan, self._last, self._planned_at)
+        self.view = View(request.observation, dict(health.faults), counts, self.chooser.plan, self._planned_at)

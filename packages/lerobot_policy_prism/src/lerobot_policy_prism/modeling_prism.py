@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ import safetensors.torch
 import torch
 from lerobot.policies.pretrained import PreTrainedPolicy
 from lerobot.utils.constants import ACTION, PRETRAINED_MODEL_DIR
-from prism.controller import Controller, action_scale, observations
+from prism.controller import Controller, act_together
 from prism.encoder import load_pretrained
 from prism.errors import PrismError
+from prism.inference.window import batched
 from prism.io import files
 from prism.methods.presets import build_policy
 from prism.policy import Policy
 from prism.rows import EachRandom, Random
-from prism.selection import SelectionState, select
 from prism.training.config import TrainConfig, ema_decay
 from prism.training.trainer import parameter_groups, update_average
 from prism.types import Batch
@@ -38,6 +39,20 @@ from lerobot_policy_prism.configuration_prism import PrismConfig
 from lerobot_policy_prism.memory import Memory
 
 MODEL, RAW = "model.safetensors", "weights.safetensors"
+
+
+@dataclass(frozen=True)
+class _Entered:
+    """How real-time chunking goes from one plan to the next: `delay` actions of the rest of the old one come first."""
+
+    rest: np.ndarray | None = None  # (R, Da)
+    delay: int = 0
+
+    def commands(self, planned: np.ndarray) -> np.ndarray:
+        """What was executed since the plan was asked for, of which the rows `planned` are over."""
+        if self.rest is None:
+            return planned
+        return np.concatenate([self.rest[: min(self.delay, len(planned))], planned[self.delay :]])
 
 
 class PrismPolicy(PreTrainedPolicy):
@@ -113,23 +128,15 @@ class PrismPolicy(PreTrainedPolicy):
     def reset(self) -> None:
         """An episode begins."""
         self._controllers: list[Controller] = []
-        self._doubt: dict[int, float] = {}
         self._observed = 0.0
+        self._entered = _Entered()
 
     @torch.no_grad()
     def select_action(self, batch: dict[str, Tensor], **_: Any) -> Tensor:
         """(B, Da): the next action of each environment's plan; a new plan where its n_action_steps are executed."""
         frames = self._frames(batch)
         self._control(len(frames))
-        for controller, frame in zip(self._controllers, frames, strict=True):
-            controller.observe(frame)
-        due = [controller for controller in self._controllers if controller.needs_plan]
-        if due:
-            candidates = _draw(due, self.config.candidates)
-            for controller, plans in zip(due, candidates.float().cpu().numpy(), strict=True):
-                controller.adopt(plans, 0.0)
-        actions = np.stack([controller.next_action() for controller in self._controllers])
-        return torch.from_numpy(actions).to(self.config.device)
+        return torch.from_numpy(np.stack(act_together(self._controllers, frames))).to(self.config.device)
 
     def supports_rtc(self) -> bool:
         return True
@@ -142,34 +149,40 @@ class PrismPolicy(PreTrainedPolicy):
         prev_chunk_left_over: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """(B, Tp, Da) from now on. Of the candidates the one that goes on from `prev_chunk_left_over` (R, Da).
+        """(B, Tp, Da) from now on: chosen to go on from the rest of the last plan, and smoothed, as select_action does.
 
-        Real-time chunking shows an observation only when a plan is wanted; the steps between are filled in by prism's
-        controller, by the clock. A leftover may be padded with zeros at its end: these are no actions.
+        LeRobot executes it; `prev_chunk_left_over` (R, Da) is the rest of the last plan, which may be padded with zeros
+        at its end: these are no actions. Real-time chunking shows an observation only when a plan is wanted; the steps
+        between are filled in by prism's window, by the clock.
         """
         frames = self._frames(batch)
         self._control(len(frames))
         now = time.monotonic()
         missed = round((now - self._observed) * self.policy.spec.fps) - 1 if self._observed else 0
         self._observed = now
-        for controller, frame in zip(self._controllers, frames, strict=True):
-            controller.observe(frame, missed=max(0, missed))
-        candidates = _draw(self._controllers, self.config.candidates)
-        scale = action_scale(self._controllers[0].policy)
-        remainder = None if prev_chunk_left_over is None else left_over(prev_chunk_left_over)
-        chosen = []
-        for row, plans in enumerate(candidates.double().cpu().numpy()):
-            state = SelectionState(remainder=remainder, doubt=self._doubt.get(row, 0.0))
-            choice = select(plans, scale, state, self.config.control().selection)
-            self._doubt[row] = choice.doubt
-            chosen.append(candidates[row, choice.index])
-        return torch.stack(chosen).to(self.config.device)
+        planners = [controller.planner for controller in self._controllers]
+        for planner, frame in zip(planners, frames, strict=True):
+            planner.window.observe(frame, missed=max(0, missed))
+        observation = batched([planner.window for planner in planners], planners[0].device)
+        each = EachRandom([planner.rng for planner in planners])
+        candidates = planners[0].policy.sample(observation, self.config.candidates, each).float().cpu().numpy()
+        rest = None if prev_chunk_left_over is None else left_over(prev_chunk_left_over)
+        left = 0 if rest is None else len(rest)
+        plans = []
+        for planner, row in zip(planners, candidates, strict=True):
+            chooser = planner.chooser
+            if chooser.plan is not None:
+                done = max(0, len(chooser.plan.actions) - left)
+                chooser.advance(done, self._entered.commands(chooser.plan.actions[:done]))
+            plans.append(chooser.choose(row, planner.window.newest, 0.0, rest).actions)
+        self._entered = _Entered(rest, inference_delay)
+        return torch.from_numpy(np.stack(plans)).to(self.config.device)
 
     def _control(self, rows: int) -> None:
         """As many controllers as environments."""
         if len(self._controllers) != rows:
             policy, config = self.acting, self.config.control()
-            self._controllers = [Controller(policy, config, seed) for seed in range(rows)]
+            self._controllers = [Controller(policy, config, seed, look=False) for seed in range(rows)]
 
     def _frames(self, batch: dict[str, Any]) -> list[dict[str, np.ndarray]]:
         """The newest time step of every row, by sensor; what a batch lacks is left out."""
@@ -229,12 +242,6 @@ def left_over(actions: Tensor) -> np.ndarray | None:
     rows = actions.reshape(-1, actions.shape[-1]).double().cpu().numpy()
     used = np.flatnonzero((rows != 0).any(axis=1))
     return rows[: used[-1] + 1] if len(used) else None
-
-
-def _draw(controllers: list[Controller], count: int) -> Tensor:
-    """(B, K, Tp, Da): each row with the random numbers of its own controller, whatever it is drawn with."""
-    each = EachRandom([controller.rng for controller in controllers])
-    return controllers[0].policy.sample(observations(controllers), count, each)
 
 
 def _frozen(policy: Policy) -> Policy:

@@ -11,15 +11,16 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import websockets.sync.client
 from websockets import State
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from prism_client import wire
-from prism_client.planner import RefusedError
+from prism_client.messages import RefusedError
 
 logger = logging.getLogger("prism_client")
 
@@ -85,6 +86,8 @@ class Client:
         plan: bool = True,
         ages: Mapping[str, float] | None = None,
         checked: bool = False,
+        sent: Sequence[Any] | None = None,
+        all_candidates: bool = False,
     ) -> dict[str, Any]:
         """The server's reply to one time step of each sensor; a sensor may be left out.
 
@@ -92,9 +95,12 @@ class Client:
         `plan=False` adds the observation to the history and makes no plan. `ages`: seconds since each was measured.
         `checked`: the caller compares its readings with the metadata (first_look.py) and looks at the reply's `absent`
         itself, as Executor does; otherwise the server does both, and refuses.
+        `sent`: the commands (D,) that the robot really got since the last request; default: the plan's actions.
+        `all_candidates`: the reply holds those that were not chosen too, (K, T, D).
         """
         message: dict[str, Any] = {**observation, **self._reset}
-        if checked and "checked" in self._metadata.get("knows", ()):
+        knows = self._metadata.get("knows") or ()  # newer keys, which older servers refuse
+        if checked and "checked" in knows:
             message["checked"] = True
         if executed is not None:
             message["executed"] = int(executed)
@@ -102,6 +108,10 @@ class Client:
             message["plan"] = False
         if ages is not None:
             message["ages"] = dict(ages)
+        if sent is not None and "sent" in knows:
+            message["sent"] = np.array([np.asarray(one, np.float32) for one in sent], np.float32)
+        if all_candidates and plan and "all_candidates" in knows:
+            message["all_candidates"] = True
         frame = wire.pack(message)
         limit = self._metadata.get("max_message")
         if limit and len(frame) > limit:  # the server would close the connection

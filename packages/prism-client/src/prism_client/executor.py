@@ -20,8 +20,9 @@ slow   The same path at `slow_factor` of the speed: part of the way to a positio
 stop   Hold until a plan may be executed: a hook said so, a sensor that the policy needs is absent, or the planner is
        lost and `lost` says stop.
 
-Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process (prism.inference.lanes).
-Everything here runs in the caller's thread and asks a clock that can be a test's; a planner has the threads.
+Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process, in this thread
+(prism.inference.inline) or beside it (prism.inference.lanes). It gets every observation, and the commands that the
+robot really got before it. Everything here runs in the caller's thread and asks a clock that can be a test's.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ import numpy as np
 from prism_client.action_kind import ActionKind
 from prism_client.first_look import Pace, look
 from prism_client.joining import joined, within
-from prism_client.planner import HoldError, PlanError, Planner, RefusedError, Reply, Step
+from prism_client.messages import HoldError, Plan, PlanError, PlanInfo, RefusedError, Reply, Step
+from prism_client.planner import Planner
 from prism_client.rotations import same_side, unit
 from prism_client.stats import DECISIONS, Decision, Hook, Stats
 
@@ -57,7 +59,7 @@ class Command:
     source: Literal["plan", "hold"]
     plan_age_ms: float  # since the observation that the executed plan was made for
     decision: Decision
-    plan: Reply | None  # a plan that was taken over in this step
+    plan: Plan | None  # that was taken over in this step
     error: str  # what went wrong in this step; empty: nothing
 
 
@@ -87,8 +89,8 @@ class Executor:
                    without `asynchronous`
     look           compare sensors and rate with the training data; default: True
     max_step       the most of the gap that is closed in a step, in half ranges of an action; default: no bound
-    hook           looks at every plan (spread, modes, ...) and says "continue", "slow" or "stop"; one that fails says
-                   stop
+    hook           looks at what is said of every plan (PlanInfo: spread, modes, ...) and says "continue", "slow" or
+                   "stop"; one that fails says stop
     slow_factor    of the speed, when slow; default: 0.5
     absent         what to do while a sensor is absent that the policy requires; default: "stop"
     lost           what to do while the planner is in trouble (the server is gone); default: "continue" with the plan
@@ -99,6 +101,7 @@ class Executor:
     first_timeout  seconds that a plan may take which is waited for; default: 60
     patience       seconds that a step waits for the plan that it asks for, so that a quick one is executed from its
                    first action on; default: 0
+    strict         raise what goes wrong, instead of going on with the plan that is there; default: not asynchronous
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class Executor:
         asynchronous: bool = True,
         first_timeout: float = 60.0,
         patience: float = 0.0,
+        strict: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.planner = planner
@@ -137,6 +141,7 @@ class Executor:
         self._asynchronous = asynchronous
         self._first_timeout = first_timeout
         self._patience = patience
+        self._strict = not asynchronous if strict is None else strict
         self._clock = clock
         for name, value, good, hint in (
             ("blend", blend, blend is None or blend >= 0, "0 (off) or more"),
@@ -197,6 +202,7 @@ class Executor:
         self._phase = 0.0  # how much of the present row is done, when slow
         self._before: Array | None = None  # the last row that was executed to its end
         self._commanded: Array | None = None  # planned or held
+        self._sent: Array | None = None  # what the robot got in the last step
         self._asked: Step | None = None  # whose plan is on its way
         self._asked_done = 0  # rows executed before the last request
         self._heard = -1  # the latest step that the planner has answered
@@ -205,7 +211,7 @@ class Executor:
         self._counted_late = False
         self._verdict: Decision = "continue"  # of the hook, on the plan in use
         self._missing: tuple[str, ...] = ()  # absent sensors that the policy needs
-        self._taken: Reply | None = None  # in this step
+        self._taken: Plan | None = None  # in this step
         self._failure: Exception | None = None  # in this step
         self._problem = ""  # in this step, in words
         self._pace = Pace(self.fps)
@@ -231,30 +237,53 @@ class Executor:
 
     def step(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> Command:
         """Take in one observation, and say what to do now. Waits for the first plan of an episode, then for none."""
+        self.observe(observation, ages)
+        return self.command()
+
+    def observe(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> None:
+        """The first half of a step: what the planner gets. For several robots whose plans are drawn together."""
         self._taken = self._failure = None
         self._problem = ""
         if self._look:
             self._check(observation)
         self._collect()
-        step = Step(self._step, self._done, observation, ages, self._asked is None and self._due(), self._clock())
+        sent = () if self._sent is None else (self._sent,)
+        wants = self._asked is None and self._due()
+        step = Step(self._step, self._done, observation, ages, wants, self._clock(), sent)
+        self.planner.submit(step)  # a planner in this thread may raise: then nothing was taken in
+        self._sent = None
         self._step += 1
         self.stats.steps = self._step
-        if step.wants_plan:
+        if wants:
             self._asked, self._asked_done = step, self._done
             self._again = self._counted_late = False
-        self.planner.submit(step)
+        self._now = step
+
+    def command(self) -> Command:
+        """The second half: what to do now."""
+        step = self._now
         self._collect()
         if self._plan is None or not self._asynchronous:
             self._wait(step)
         elif step.wants_plan and self._patience:
             self._wait_a_little()
+        if self._strict and self._failure is not None:
+            raise self._failure
         self._check_budget()
         if trouble := self.planner.trouble():
             self.stats.error = trouble
         self._decide()
         command = self._command()
-        self._commanded = command.action
+        self._commanded = self._sent = command.action
         return command
+
+    def sent(self, action: Array | None, taken_over: bool = False) -> None:
+        """What the robot really got in the last step, where it is not the command: it was limited, or somebody else
+        commanded (`taken_over`: then a hold stands still there). None: it got nothing. The next plan is chosen to go on
+        from it."""
+        self._sent = None if action is None else np.asarray(action)
+        if taken_over and self._sent is not None:
+            self._commanded = self._sent
 
     def revise(self) -> Command | None:
         """The present step once more, where the plan that it asked for has come since; None: nothing is new. For robots
@@ -269,7 +298,7 @@ class Executor:
             self._done = done
             return None
         command = self._command()
-        self._commanded = command.action
+        self._commanded = self._sent = command.action
         return command
 
     def _check(self, observation: Mapping[str, Any]) -> None:
@@ -331,16 +360,16 @@ class Executor:
 
     def _take(self, reply: Reply) -> None:
         error = reply.error
-        if "absent" in reply.info and reply.step.number > self._seen:  # a plan tells of the step it was asked for at
+        if reply.absent is not None and reply.step.number > self._seen:  # a plan tells of the step it was asked for at
             self._seen = reply.step.number
-            self._see(reply.info["absent"])
+            self._see(reply.absent)
         self._heard = max(self._heard, reply.step.number)
         if reply.is_plan:
             self._check_budget()
             self._asked = None
             if error is None:
                 try:
-                    self._adopt(reply)
+                    self._adopt(reply, Plan(np.empty(0)) if reply.plan is None else reply.plan)
                 except PlanError as problem:
                     error = problem
             self._again = error is not None
@@ -360,11 +389,12 @@ class Executor:
             self.stats.absent_steps[name] = self.stats.absent_steps.get(name, 0) + 1
         missing = tuple(name for name in absent if name in self._needs)
         if missing and missing != self._missing:
-            logger.error("%s: %s", _without(missing), self._absent)
+            level = logging.INFO if self._absent == "continue" else logging.ERROR  # somebody wants it so
+            logger.log(level, "%s: %s", _without(missing), self._absent)
         self._missing = missing
 
-    def _adopt(self, reply: Reply) -> None:
-        actions = np.array(reply.actions)
+    def _adopt(self, reply: Reply, plan: Plan) -> None:
+        actions = np.array(plan.actions)
         if actions.ndim != 2 or not len(actions) or actions.dtype.kind not in "iuf":
             raise PlanError("the reply holds no plan: 'actions' must be numbers (T, D)")
         width = self.action_dim if self._plan is None else self._plan.actions.shape[1]
@@ -381,11 +411,11 @@ class Executor:
         if skip >= len(actions):
             self.stats.too_late += 1
             raise PlanError(f"a plan came {skip} actions late, none of it is left")
-        blind = [name for name in reply.info.get("absent", ()) if name in self._needs]
+        blind = [name for name in reply.absent or () if name in self._needs]
         if blind and self._absent == "stop":
             raise PlanError(_without(blind))
-        verdict = self._ask_hook(reply.info)
-        self.stats.spread, self.stats.modes = float(reply.info.get("spread", 0.0)), int(reply.info.get("modes", 0))
+        verdict = self._ask_hook(plan.info)
+        self.stats.spread, self.stats.modes = plan.info.spread, plan.info.modes
         self.stats.uncertain += verdict != "continue"
         if self._commanded is None and verdict == "stop":  # nothing moves and there is nothing to hold
             raise PlanError("the hook says stop to the first plan: there is nothing to execute yet")
@@ -397,9 +427,9 @@ class Executor:
         self.stats.plans += 1
         self.stats.skipped.append(skip)
         self.stats.error = ""
-        self._taken = reply
+        self._taken = plan
 
-    def _ask_hook(self, info: Mapping[str, Any]) -> Decision:
+    def _ask_hook(self, info: PlanInfo) -> Decision:
         """A hook that fails, or says what nobody understands, must not let the robot go on."""
         if self._hook is None:
             return "continue"

@@ -1,50 +1,15 @@
-"""What an executor and a planner say to each other, and what can go wrong between them."""
+"""Where an executor gets its plans."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-
-class PlanError(RuntimeError):
-    """There is no plan to execute, in one line."""
-
-
-class RefusedError(PlanError):
-    """The planner understood and said no to this observation. Asking the same again will not help."""
-
-
-class HoldError(PlanError):
-    """The robot was held for `max_held` steps in a row. End the loop and stop the robot."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One control step, as a planner gets it."""
-
-    number: int
-    done: int  # planned actions executed before it
-    observation: Mapping[str, Any]  # one time step of each sensor
-    ages: Mapping[str, float] | None  # seconds since each was measured, where that is known
-    wants_plan: bool
-    at: float  # the executor's clock
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a planner says of one step: what it saw (`info`), the plan that was asked for, or an error."""
-
-    step: Step
-    info: Mapping[str, Any] = field(default_factory=dict)  # absent, spread, modes, ...
-    actions: Any = None  # (T, D) in robot units, from `step` on
-    is_plan: bool = False  # the answer to a request for a plan, even where it is an error
-    error: Exception | None = None
-    latency_ms: float | None = None  # from the request, where the planner measures it; the executor notices it later
+from prism_client.messages import Reply, Step
 
 
 class Planner(Protocol):
-    """Makes plans beside the control loop. Nothing but `poll` with a timeout may block."""
+    """Makes plans: in this thread, beside the control loop, or on a server. Only `poll` with a timeout may wait."""
 
     @property
     def info(self) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from prism_client.client import Client, ServerError
-from prism_client.planner import Reply, Step
+from prism_client.messages import Plan, Reply, Step, names_of
 
 # A server that says something else has another policy.
 _IDENTITY = ("action_dim", "keep", "needs", "action", "fps", "policy")
@@ -28,10 +28,15 @@ class RemotePlanner:
     `silence`: seconds without a sign of life of the server after which `trouble` says so, asked for four times as often
     (WebSocket pings); default: only a connection that is closed, or a reply that does not come, is noticed. Ten times
     as long while an observation is being sent: a ping waits behind it, and a large one takes its time.
+
+    `all_candidates`: plans bring the candidates that were not chosen too, for a recording.
     """
 
-    def __init__(self, client: Client | str, *, silence: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, client: Client | str, *, silence: float | None = None, all_candidates: bool = False, **options: Any
+    ) -> None:
         self.client = Client(client, **options) if isinstance(client, str) else client
+        self._all_candidates = all_candidates
         self._quiet, self._over = "", threading.Event()
         self._pinging, self._stuck = math.inf, math.inf if silence is None else 10 * silence  # since when; seconds
         self._beating = threading.Thread(target=self._beat, args=(silence,), name="prism-client-beat", daemon=True)
@@ -50,6 +55,8 @@ class RemotePlanner:
         steps = self._info.get("memory") or self._info.get("obs_horizon") or 1  # that the server plans from
         self._recent = deque(maxlen=max(1, int(steps)))
         self._sent = -1  # the latest step that the server has
+        self._busy = -1  # the one that is on its way
+        self._unheard: list[Any] = []  # commands since a step that was not sent
         self._wanted: int | None = None  # a plan is wanted for the first observation from this step on
         self._planned: int | None = None  # actions executed before the server's last plan
         self._replies = queue.SimpleQueue()
@@ -62,6 +69,8 @@ class RemotePlanner:
         # A copy: it is sent later, and a driver may fill the same buffers again.
         own = {name: copy.copy(value) for name, value in step.observation.items()}
         with self._wake:
+            if len(self._recent) == self._recent.maxlen and self._recent[0].number > max(self._sent, self._busy):
+                self._unheard += self._recent[0].sent
             self._recent.append(dataclasses.replace(step, observation=own))
             if step.wants_plan:
                 self._wanted = step.number
@@ -128,14 +137,25 @@ class RemotePlanner:
                     return
                 wants = self._wanted is not None and step.number >= self._wanted
                 executed = None if self._planned is None else step.done - self._planned
-                self._sending = True
+                sent, self._unheard = [*self._unheard, *step.sent], []
+                self._sending, self._busy = True, step.number
             connections = self.client.connections
-            message: dict[str, Any] = {}
+            plan: Plan | None = None
+            absent: tuple[str, ...] | None = None
             error: Exception | None = None
             try:
-                seen, ages = step.observation, step.ages
-                message = self.client.infer(seen, executed=executed, plan=wants, ages=ages, checked=True)
+                message = self.client.infer(
+                    step.observation,
+                    executed=executed,
+                    plan=wants,
+                    ages=step.ages,
+                    checked=True,
+                    sent=sent,
+                    all_candidates=self._all_candidates,
+                )
                 self._check_identity()
+                absent = names_of(message, "absent")
+                plan = Plan.from_reply(message) if wants else None
             except Exception as problem:  # the network, the server's no, an observation that cannot be packed
                 error = problem
             with self._wake:
@@ -149,7 +169,7 @@ class RemotePlanner:
                     if wants:
                         self._wanted = None
                         self._planned = step.done if error is None else self._planned
-                    self._replies.put(Reply(step, message, message.get("actions"), wants, error))
+                    self._replies.put(Reply(step, absent, plan, wants, error))
                 self._wake.notify_all()
 
     def _next(self) -> Step | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from prism_client.messages import PlanInfo
+
 Decision = Literal["continue", "slow", "stop"]
-Hook = Callable[[Mapping[str, Any]], Decision]  # what the planner says of a plan -> what to do with it
+Hook = Callable[[PlanInfo], Decision]  # what is said of a plan -> what to do with it
 DECISIONS: tuple[Decision, ...] = ("continue", "slow", "stop")  # from harmless to safe
 _KEPT = 50_000  # latest values of a statistic: a robot may run for days
 
@@ -67,9 +69,9 @@ def limit_uncertainty(max_spread: float | None = None, max_modes: int | None = N
     if (max_spread is not None and not 0 <= max_spread < math.inf) or (max_modes is not None and max_modes < 1):
         raise ValueError(f"max_spread {max_spread} and max_modes {max_modes}: use at least 0, and at least 1")
 
-    def hook(info: Mapping[str, Any]) -> Decision:
-        spread, modes = float(info.get("spread", 0.0)), int(info.get("modes", 0))
-        exceeded = (max_spread is not None and spread > max_spread) or (max_modes is not None and modes > max_modes)
+    def hook(info: PlanInfo) -> Decision:
+        spread_out = max_spread is not None and info.spread > max_spread
+        exceeded = spread_out or (max_modes is not None and info.modes > max_modes)
         return then if exceeded else "continue"
 
     return hook

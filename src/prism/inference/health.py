@@ -41,13 +41,17 @@ WORDS: dict[Fault, str] = {
 WIDE = 100.0  # no scene is that far from the data: the error value of a driver, as 65535 or 1e30
 _PERIODS = 3  # a reading is late after this many periods of its sensor, unless the spec says otherwise
 
-logger = logging.getLogger("prism.health")
+logger = logging.getLogger("prism.inference.health")
 
 
 class SensorMonitor:
-    """Watches the sensors of one robot, one time step after the other. `reset` starts an episode."""
+    """Watches the sensors of one robot, one time step after the other. `reset` starts an episode.
 
-    def __init__(self, sensors: Sequence[SensorSpec], fps: float) -> None:
+    `watched`: another monitor, nearer to the devices, has left out frozen and late readings; they are missing here.
+    """
+
+    def __init__(self, sensors: Sequence[SensorSpec], fps: float, watched: bool = False) -> None:
+        self._watched = watched
         self._specs = {spec.name: spec for spec in sensors}
         self._fps = fps
         self.reset()
@@ -83,9 +87,9 @@ class SensorMonitor:
             return "missing", ""
         if not _finite(spec, reading):
             return "nan", ""
-        if self._stands_still(spec, reading):
+        if not self._watched and self._stands_still(spec, reading):
             return "frozen", f"the same for {self._repeats[spec.name]} readings, at most {spec.max_repeats} are usual"
-        if age is not None and not age <= (limit := self._max_age(spec)):
+        if not self._watched and age is not None and not age <= (limit := self._max_age(spec)):
             return "late", f"{age:.3g} s old, at most {limit:.3g} s are usual"
         if (outside := _outside(spec, reading)) is not None:
             return "range", outside
