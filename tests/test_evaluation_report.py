@@ -112,6 +112,17 @@ def test_names_cannot_break_out_of_the_markup() -> None:
     assert "&lt;script&gt;alert(1)" in text
 
 
+def test_seeds_and_provenance_cannot_break_out_of_the_markup() -> None:
+    bad = "<img src=x onerror=alert(1)>"
+    episode = dataclasses.replace(make_episode(100_000, "pusht"), seed=bad)  # type: ignore[arg-type]
+    info = {"command": bad, "date": bad, "machine": {"processor": bad}, "versions": {bad: bad}}
+    result = dataclasses.replace(make_result("pusht"), episodes=(episode,), info=info)
+    text = render([result], {}, "A title")
+    Page(text)
+    assert bad not in text
+    assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 6
+
+
 def test_write_report(tmp_path: Path) -> None:
     path = write_report(tmp_path / "deep" / "report.html", [make_result("pusht")])
     assert path.read_text().startswith("<!doctype html>")

@@ -141,7 +141,7 @@ def test_a_replay_shows_what_was_done_and_what_would_be(fake: FakeRerun, tmp_pat
             writer.add({"proprio": states, "goal": states}, states)
     controller = Controller(make_point_policy(), ControllerConfig(exec_horizon=4, candidates=3), scale=np.ones(2))
     with RerunLog(tmp_path / "line.rrd", "line") as log:
-        write_held_out(tmp_path / "a.html", controller, open_dataset(tmp_path / "line"), [0, 1], True, [], log)
+        write_held_out(tmp_path / "a.html", controller, open_dataset(tmp_path / "line"), [0, 1], [], [], log)
     for entity in ("sensors/goal", "actions/recorded", "actions/executed"):
         assert [step for name, _, _, step in fake.logged if name == entity] == list(range(10))
     assert [step for name, _, _, step in fake.logged if name == "plan/chosen"] == [0, 4, 5, 9]

@@ -33,7 +33,9 @@ def test_evaluations_on_the_way_do_not_change_the_training(tmp_path: Path) -> No
     assert list((run.folder / "tensorboard").glob("events*"))
     assert not (run.folder / "metrics.json").exists()  # test seeds were not touched
     assert TUNING_SEED > 100_000
-    assert "Success on the way" in training_curves(read_log(run.folder))
+    curves = training_curves(read_log(run.folder))
+    assert curves is not None
+    assert "Success on the way" in dict(curves["charts"])
 
 
 def test_eval_every_counts_in_the_unit_of_the_budget() -> None:

@@ -148,9 +148,10 @@ class Train(DatasetOptions, CalvinOption):
 
         measured = "" if result.val_loss is None else f", validation loss {result.val_loss:.4f}"
         print(f"{run}: {result.step} steps in {result.seconds / 60:.1f} minutes{measured}")
-        if (used := Run(run).sensors_used()) is not None:
+        used = None if result.stopped_by else Run(run).sensors_used()
+        if used is not None:
             print("\n".join(used.lines()))
-        elif not experiment.tasks:
+        elif not experiment.tasks and not result.stopped_by:
             print("\n".join(self._unmeasured(Run(run))))
         again = f"prism train {' '.join(self.recipe)}" + (f" --method {self.method}" if self.method is not None else "")
         again += (f" --out {self.out}" if self.out is not None else "") + " --resume"

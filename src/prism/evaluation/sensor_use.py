@@ -13,6 +13,7 @@ actions usually are.
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 
 from prism.data.history import feels_events
 from prism.data.windows import Windows
-from prism.evaluation.metrics import bootstrap_interval
 from prism.inference.about import trained_without
 from prism.io import files
 from prism.io.jsonconfig import from_json, to_json
@@ -43,10 +43,12 @@ Progress = Callable[[int, int], None]
 CANDIDATES = 4  # plans of each window; the error is their mean
 WINDOWS = 256  # at most
 SECONDS = 8.0  # after which no further windows are begun
-STRETCHES = 8  # fewer cannot tell
 CHANGES = 0.01  # of the plan: less is no use
 TOLERATED = 0.05  # rise of the error without a sensor that a robot may lose
 NEVER_ABSENT = "never absent in training (--set policy.encoder.dropout=0.05 trains for it)"
+# 97.5 % points of Student's t, by degrees of freedom from 1; 1.96 + 2.4 / df beyond.
+_T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12)
+_NO_INTERVAL = 10.0  # a share that no error reaches: one stretch alone has no interval
 _ROUND = 32  # windows planned together
 _CAMERAS = ("rgb", "depth")
 
@@ -122,15 +124,12 @@ class SensorReport:
 
     @property
     def summary(self) -> str:
-        if self.stretches < STRETCHES:
-            return (
-                f"{_count(self.windows, 'held-out window')} of {_count(self.episodes, 'episode')} are too few to tell "
-                "which sensors are used: --set train.val_fraction=0.2 holds out more"
-            )
+        unclear = any(sensor.verdict == "unclear" for sensor in self.sensors)
+        few = "; too few to tell of every sensor, hold out more (--set train.val_fraction=0.2)" * unclear
         beyond = "" if self.error < 0.9 else ", hardly better than a constant: train longer, or look at the data"
         return (
             f"error {percent(self.error)} of the mean action's on {_count(self.windows, 'window')} of "
-            f"{_count(self.episodes, 'held-out episode')}{beyond}"
+            f"{_count(self.episodes, 'held-out episode')}{beyond}{few}"
         )
 
     def lines(self) -> list[str]:
@@ -261,7 +260,6 @@ class _Table:
         errors = {name: np.concatenate(parts) / unit for name, parts in self._errors.items()}
         changes = {name: float(np.concatenate(parts).mean() / unit) for name, parts in self._changes.items()}
         first = {name: float(np.concatenate(parts).mean() / unit) for name, parts in self._first.items()}
-        enough = int(stretches.max()) + 1 >= STRETCHES
         chances = trained_without(self._policy)
         used = []
         for spec in self._policy.spec.sensors:
@@ -273,7 +271,7 @@ class _Table:
                 SensorUse(
                     name=spec.name,
                     kind=spec.kind,
-                    verdict=judge(change, rises["swapped"], enough, self._differs[spec.name] > 0),
+                    verdict=judge(change, rises["swapped"], self._differs[spec.name] > 0),
                     change=change,
                     first_change=first[f"swapped {spec.name}"],
                     swapped=float(errors[f"swapped {spec.name}"].mean()),
@@ -282,7 +280,7 @@ class _Table:
                     absent=float(errors[f"absent {spec.name}"].mean()),
                     absent_rise=rises["absent"],
                     trained_without=spec.name in chances,
-                    tolerated=enough and rises["absent"].high < TOLERATED,
+                    tolerated=rises["absent"].high < TOLERATED,
                 )
             )
         return SensorReport(
@@ -319,20 +317,22 @@ def mean_action_error(actions: F64, valid: NDArray[np.bool_]) -> float:
 
 
 def rise(difference: F64, stretches: IntArray) -> Rise:
-    """Mean of (N,) paired differences; its interval is a bootstrap over stretches, whose windows overlap."""
-    sums = np.bincount(stretches, weights=difference)
-    low, high = bootstrap_interval((sums * len(sums) / len(difference)).tolist())
-    return Rise(float(difference.mean()), low, high)
+    """Mean of (N,) paired differences; its 95 % interval is Student's over stretches, whose windows overlap."""
+    sums, mean = np.bincount(stretches, weights=difference), float(difference.mean())
+    count = len(sums)
+    if count == 1:
+        return Rise(mean, -_NO_INTERVAL, _NO_INTERVAL)
+    quantile = _T[count - 2] if count - 2 < len(_T) else 1.96 + 2.4 / (count - 1)
+    half = quantile * float((sums * count / len(difference)).std(ddof=1)) / math.sqrt(count)
+    return Rise(mean, mean - half, mean + half)
 
 
-def judge(change: float, swapped: Rise, enough: bool, differs: bool) -> Verdict:
+def judge(change: float, swapped: Rise, differs: bool) -> Verdict:
     """`used`: the plans follow it and are better for it."""
     if not differs:
         return "constant"
     if change < CHANGES:
         return "not used"
-    if not enough:
-        return "unclear"
     if swapped.low > 0 and swapped.mean >= CHANGES:
         return "used"
     return "not used" if swapped.high < TOLERATED else "unclear"

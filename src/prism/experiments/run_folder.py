@@ -450,14 +450,14 @@ def write_run_report(folder: Path, rerun: Path | None = None, overwrite: bool = 
     logs = {task: read_log(home) for task, home in homes.items()}
     if rerun is not None:
         log_results(results, rerun, overwrite)
-    return write_report(folder / "report.html", results, logs, title=f"PRISM: {folder.resolve().name}")
+    used = Run(folder).sensors_used() if is_run(folder) else None
+    title = f"PRISM: {folder.resolve().name}"
+    return write_report(folder / "report.html", results, logs, title=title, sensors=used)
 
 
 def _write_held_out(run: Run, rerun: RerunLog | None) -> Path:
-    train = run.experiment.train
-    demonstrations, source, copies = open_demonstrations(run.experiment.demonstrations, None, Console(stderr=True))
-    split = split_demonstrations(demonstrations, source, copies, train.val_fraction, train.seed)
-    unseen = len(split.held_out) > 0
-    episodes = split.held_out if unseen else split.training
+    source, split = _demonstrations(run, small=False)
+    held_out, trained = split.held_out.tolist(), split.training.tolist()
+    used = run.sensors_used() or measure_run(run, Console(stderr=True))  # of an older run: now
     page, log = run.folder / "report.html", read_log(run.folder)
-    return write_held_out(page, run.controller(), source, episodes.tolist(), unseen, log, rerun)
+    return write_held_out(page, run.controller(), source, held_out, trained, log, rerun, used)

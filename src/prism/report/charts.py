@@ -7,9 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import resources
 
 import numpy as np
+from markupsafe import Markup
+
+from prism.report.pages import render_page
 
 _WIDTH, _HEIGHT = 360, 216
 LEFT, RIGHT, TOP, BASE = 46, 348, 12, 182  # edges of the plot
@@ -17,28 +19,9 @@ LEFT, RIGHT, TOP, BASE = 46, 348, 12, 182  # edges of the plot
 
 def page(title: str, lead: str, content: str, footer: str, style: str = "", header: str = "", script: str = "") -> str:
     """A whole HTML page. `title` is text, the rest is HTML; `style` comes after that of every report."""
-    shared = (resources.files("prism") / "assets" / "report.css").read_text()
-    top = f"{header}\n" if header else ""
-    bottom = f"<script>{script}</script>\n" if script else ""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>{shared}{style}</style>
-</head>
-<body>
-{top}<main class="wrap">
-<h1>{escape(title)}</h1>
-<p class="lead">{lead}</p>
-{content}
-</main>
-<footer class="wrap">{footer}</footer>
-{bottom}</body>
-</html>
-"""
+    drawn = {"style": style, "header": header, "lead": lead, "content": content, "footer": footer, "script": script}
+    made = {name: Markup(part) for name, part in drawn.items()}  # the caller escapes
+    return render_page("plain.html", title=title, **made)
 
 
 def table(names: Sequence[str], rows: Sequence[Sequence[str]], label: str, sortable: bool = False) -> str:
@@ -65,21 +48,29 @@ class Series:
 
 
 def line_chart(
-    series: Sequence[Series], label: str, x_label: str, log_y: bool = False, percent: bool = False, top: float = 0.05
-) -> str:
+    series: Sequence[Series],
+    label: str,
+    x_label: str,
+    log_y: bool = False,
+    percent: bool = False,
+    top: float = 0.05,
+    last: bool = True,
+    zero: bool = True,
+) -> Markup:
     """Curves over a common axis; a percent axis reaches at least up to `top`.
 
+    `last`: the legend has the value at the end of each curve, where it is a result; `zero`: the axis includes 0.
     Points that are not finite, or not positive on a log axis, are left out.
     """
     kept = [_clean(one, log_y) for one in series]
     kept = [one for one in kept if len(one.x)]
     if not kept:
-        return ""
+        return Markup("")
     x_low, x_high = min(min(one.x) for one in kept), max(max(one.x) for one in kept)
     y_low, y_high = min(min(one.y) for one in kept), max(max(one.y) for one in kept)
     if percent and not log_y:
         y_low, y_high = 0.0, max(top, y_high)
-    elif not log_y:
+    elif not log_y and zero:
         y_low = min(0.0, y_low)
     if x_high <= x_low:
         x_high = x_low + 1.0
@@ -101,20 +92,27 @@ def line_chart(
         points = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in zip(one.x, one.y, strict=True))
         parts.append(f'<polyline class="curve {one.css}" points="{points}"/>')
         parts.append(f'<circle class="end {one.css}" cx="{at_x(one.x[-1]):.1f}" cy="{at_y(one.y[-1]):.1f}" r="3"/>')
-    last = ", ".join(f"{one.name} {number(one.y[-1], percent)}" for one in kept)
+    ends = [number(one.y[-1], percent) for one in kept]
+    said = "; at the end: " + ", ".join(f"{one.name} {end}" for one, end in zip(kept, ends, strict=True))
     legend = "".join(
-        f'<span class="key {one.css}">{escape(one.name)} <b>{number(one.y[-1], percent)}</b></span>' for one in kept
+        f'<span class="key {one.css}">{escape(one.name)}{f" <b>{end}</b>" * last}</span>'
+        for one, end in zip(kept, ends, strict=True)
     )
-    return f'{svg(parts, f"{label}; at the end: {last}")}<p class="legend">{legend}</p>'
+    return drawing(f'{svg(parts, label + said * last)}<p class="legend">{legend}</p>')
 
 
-def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence[tuple[str, float]]) -> str:
+def drawing(markup: str) -> Markup:
+    """What escapes its own words: a template takes it as it is."""
+    return Markup(markup)
+
+
+def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence[tuple[str, float]]) -> Markup:
     """Counts in about 30 bins up to a little above the largest mark; the last bin holds everything beyond."""
     if not len(values):
-        return ""
+        return Markup("")
     data = np.asarray(values, dtype=np.float64)
     if data.max() - data.min() < 1e-9:
-        return f'<p class="hint">{escape(label)}: always {number(float(data[0]))}.</p>'
+        return drawing(f'<p class="hint">{escape(label)}: always {number(float(data[0]))}.</p>')
     high = min(float(data.max()), 1.15 * max(value for _, value in marks)) * 1.0001
     low = max(0.0, float(data.min()) - 0.05 * high)
     edges = np.linspace(low, high, 31)
@@ -150,10 +148,10 @@ def histogram(values: Sequence[float], label: str, x_label: str, marks: Sequence
     return svg(parts, label)
 
 
-def interval_bar(value: float, low: float, high: float, label: str) -> str:
+def interval_bar(value: float, low: float, high: float, label: str) -> Markup:
     """A proportion with its interval on a line from 0 to 1."""
     x, a, b = (4 + 192 * v for v in (value, low, high))
-    return (
+    return drawing(
         f'<svg class="interval" viewBox="0 0 200 14" role="img" aria-label="{escape(label)}">'
         f'<line class="rail" x1="4" x2="196" y1="7" y2="7"/>'
         f'<line class="range" x1="{a:.1f}" x2="{b:.1f}" y1="7" y2="7"/>'
@@ -227,8 +225,8 @@ def x_axis(at_x: Callable[[float], float], ticks: Sequence[float], end: float, l
     return "".join(rows)
 
 
-def svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> str:
-    return (
+def svg(parts: Sequence[str], label: str, height: int = _HEIGHT) -> Markup:
+    return drawing(
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">'
         f"{''.join(parts)}</svg>"
     )
@@ -252,10 +250,12 @@ class Bar:
     css: str = ""  # base, loss, gain
 
 
-def bar_chart(bars: Sequence[Bar], label: str, x_label: str, percent: bool = False, mark: float | None = None) -> str:
+def bar_chart(
+    bars: Sequence[Bar], label: str, x_label: str, percent: bool = False, mark: float | None = None
+) -> Markup:
     """One row a bar, from 0; the axis covers all intervals and `mark`, a dashed line to compare with."""
     if not bars:
-        return ""
+        return Markup("")
     low = min(0.0, *(bar.low for bar in bars), *(bar.value for bar in bars), mark or 0.0)
     high = max(0.0, *(bar.high for bar in bars), *(bar.value for bar in bars), mark or 0.0)
     if high - low < 1e-9:

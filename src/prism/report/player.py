@@ -7,21 +7,21 @@ everything to SVG units once; the page's small script only moves shapes and swap
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from prism.evaluation.results import EpisodeResult, Fan
+from prism.report.charts import drawing
 from prism.sims.task_table import TASKS
 
 Float = NDArray[np.float64]
 SIZE = 400.0  # width of a view, in SVG units
-_PLAY = '<svg viewBox="0 0 16 16" aria-hidden="true"><path d="M4 2.5v11l9-5.5z"/></svg>'
 _COLOURS = 4  # modes m0 .. m3 of the style sheet; more than that share the last
 
 
@@ -111,7 +111,7 @@ def mode_class(fan: Fan) -> list[str]:
     return [f"m{rank[int(mode)]}" for mode in fan.modes]
 
 
-def fan_picture(film: Film, view: View, fan: Fan) -> str:
+def fan_picture(film: Film, view: View, fan: Fan) -> Markup:
     """One replan as a still: the scene, all candidates in the colour of their mode, the chosen one on top."""
     curves = film.curves(view, fan)
     parts = [view.backdrop]
@@ -128,7 +128,7 @@ def fan_picture(film: Film, view: View, fan: Fan) -> str:
     modes = int(fan.modes.max()) + 1
     label = f"Seed {film.episode.seed}, step {fan.step}: {len(curves)} candidates in {modes} mode{'s' * (modes > 1)}"
     box = f"0 0 400 {view.height:g}"
-    return f'<svg class="scene" viewBox="{box}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    return drawing(f'<svg class="scene" viewBox="{box}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>')
 
 
 def telling_fans(shown: Sequence[Film], count: int = 6) -> list[tuple[Film, View, Fan]]:
@@ -153,36 +153,24 @@ def telling_fans(shown: Sequence[Film], count: int = 6) -> list[tuple[Film, View
     return [(film, view, fan) for _, film, view, fan in sorted(chosen, key=lambda item: (item[0], item[3].step))]
 
 
-def player(film: Film, name: str) -> str:
-    """Markup and data of one episode's player. Without a script it shows the first picture."""
+def film_data(film: Film) -> dict[str, Any]:
+    """What the template's player shows of one episode, and the data of its script. Without one the first picture."""
     episode = film.episode
-    data: dict[str, Any] = {
+    frames = [base64.b64encode(frame).decode() for frame in episode.frames]
+    return {
+        "seed": episode.seed,
+        "success": episode.success,
         "steps": episode.steps,
-        "frames": [base64.b64encode(frame).decode() for frame in episode.frames],
-        "frameSteps": episode.frame_steps,
-        "exec": film.exec_horizon,
-        "views": [_view_data(film, view) for view in film.views],
+        "first": frames[0] if frames else "",
+        "views": [{"title": v.title, "height": f"{v.height:g}", "backdrop": drawing(v.backdrop)} for v in film.views],
+        "data": {
+            "steps": episode.steps,
+            "frames": frames,
+            "frameSteps": episode.frame_steps,
+            "exec": film.exec_horizon,
+            "views": [_view_data(film, view) for view in film.views],
+        },
     }
-    outcome = "success" if episode.success else "failure"
-    panes = []
-    if episode.frames:
-        first = base64.b64encode(episode.frames[0]).decode()
-        alt = f"Picture of the episode, seed {episode.seed}"
-        picture = f'<img class="frame" alt="{alt}" src="data:image/jpeg;base64,{first}">'
-        panes.append(f'<figure class="pane picture">{picture}<figcaption>Simulator</figcaption></figure>')
-    for index, view in enumerate(film.views):
-        scene = f'<svg class="scene" data-view="{index}" viewBox="0 0 400 {view.height:g}" role="img" aria-label='
-        scene += f'"{escape(view.title)}: robot, objects, goal and candidates">{view.backdrop}</svg>'
-        panes.append(f'<figure class="pane">{scene}<figcaption>{escape(view.title)}</figcaption></figure>')
-    return f"""<div class="player" id="{name}" role="group" aria-label="Episode with seed {episode.seed}, {outcome}">
-<div class="panes">{"".join(panes)}</div>
-<div class="controls">
-<button type="button" class="play" aria-label="Play">{_PLAY}</button>
-<input type="range" min="0" max="{episode.steps}" value="0" step="1" aria-label="Step of the episode">
-<output>step 0 of {episode.steps}</output>
-</div>
-<script type="application/json">{json.dumps(data, separators=(",", ":"))}</script>
-</div>"""
 
 
 def _view_data(film: Film, view: View) -> dict[str, Any]:
