@@ -6,9 +6,11 @@ import errno
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,11 +19,14 @@ pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
 from prism.cli import main
+from prism.cli.run import Run
 from prism.data import open_dataset
 from prism.data.formats.episode_folders import COMMANDS, RecordingSource
+from prism.data.formats.film import FilmWriter
+from prism.data.formats.video import VideoWriter
 from prism.errors import PrismError
 from prism.robots.contract import ROBOTS, Reading, Robot, make_robot
-from prism.robots.recording import Recording
+from prism.robots.recording import Recording, Trace
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 from tests.test_report_rerun import FakeRerun
 
@@ -375,3 +380,47 @@ def test_films_of_a_run_survive(how: signal.Signals, trained: Path, tmp_path: Pa
     assert kept == (how == signal.SIGINT)
     with Recording(path, make_seeing(), "tabletop-insert-left").alone():
         assert not list(path.glob(".tmp*"))
+
+
+def test_pictures_that_wait_to_be_compressed_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("prism.data.formats.film._WAITING", 8 * 16 * 16 * 3)
+    going = threading.Event()
+    compress = VideoWriter.add
+
+    def slow(self: VideoWriter, frames: Any) -> None:
+        going.wait(20)
+        compress(self, frames)
+
+    monkeypatch.setattr(VideoWriter, "add", slow)
+    camera = SensorSpec("rgb", "rgb", (16, 16, 3))
+    robot = cast(Any, SimpleNamespace(sensors=(camera,), rate=10.0))
+    for choice in ("drop", "stop"):
+        going.clear()
+        film = FilmWriter(tmp_path / choice, camera, 10.0)
+        trace = Trace(robot, {"rgb": film}, on_overrun=choice)
+        for number in range(40):
+            pixels = np.full((16, 16, 3), number, np.uint8)
+            seen = cast(
+                Any, SimpleNamespace(observation={"rgb": pixels}, readings={"rgb": Reading(pixels, number / 10)})
+            )
+            trace.see(seen)
+            trace.see(seen)  # the same reading again
+        assert film._queue.qsize() <= 9
+        assert 30 <= film.dropped <= 32
+        assert trace.overrun() == ("rgb" if choice == "stop" else "")
+        assert len(trace._stamps["rgb"]) == 40 - film.dropped, "what was dropped never came"
+        going.set()
+        done = film.close()
+        assert done is not None
+        assert done.frames == 40 - film.dropped
+        said = [record.message for record in caplog.records if "comes faster than it is compressed" in record.message]
+        assert len(said) == 1
+        caplog.clear()
+
+
+def test_a_policy_of_the_hub_is_recorded_here() -> None:
+    robot = make_robot("ur5e-twin")
+    for given in ("hf://me/policy", "hf://me/policy@main", "hf://me/policy@refs/pr/1"):
+        assert Run(Path(given), robot="ur5e-twin")._out(robot) == Path("recordings/policy")

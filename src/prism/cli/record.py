@@ -55,6 +55,8 @@ class Record:
     """What these episodes show, in words: they get a text sensor that says it. Another call may add others."""
     no_video: bool = False
     """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
+    on_overrun: Literal["drop", "stop"] = "drop"
+    """Where pictures come faster than they are compressed: drop leaves some out and marks the steps, stop ends it."""
     lerobot: Annotated[Path | None, option("FOLDER")] = None
     """At the end, write all that is recorded as a LeRobot v3 dataset to this folder too."""
     failures: bool = False
@@ -111,7 +113,7 @@ class Record:
             if attempts > 4 * self.episodes + 20 and not keys.is_terminal:
                 raise PrismError(f"{kept} of {attempts - 1} attempts were kept; look at the script, or use --failures")
             with recording.filming(cameras) as films:
-                trace = Trace(robot, films)
+                trace = Trace(robot, films, on_overrun=self.on_overrun)
                 seconds = self.seconds or robot.episode_seconds
                 end = drive(guard, commander, seed, seconds, keys, trace, polls, ends="dr")
                 if end.by_operator:

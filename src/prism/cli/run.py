@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from prism.cli.style import OutputFile, option
 from prism.errors import PrismError, check_numbers
+from prism.io.hub import is_hub, name_of
 
 if TYPE_CHECKING:
     from prism_client import Planner
@@ -90,6 +91,8 @@ class Run:
     """Where the episodes are recorded; they are added to those that are there. Default: RUN/robot."""
     no_video: bool = False
     """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
+    on_overrun: Literal["drop", "stop"] = "drop"
+    """Where pictures come faster than they are compressed: drop leaves some out and marks the steps, stop ends it."""
     json: OutputFile = None
     """Write what was measured to this file too."""
     rerun: OutputFile = None
@@ -145,6 +148,7 @@ class Run:
                 open_log=None if self.rerun is None else lambda: self._open_log(robot),
                 seconds=self.seconds or robot.episode_seconds / self.slow,
                 no_video=self.no_video,
+                on_overrun=self.on_overrun,
                 json=self.json,
             )
             program.run([self._seed(number) for number in range(self.episodes)])
@@ -208,7 +212,11 @@ class Run:
     def _out(self, robot: Robot) -> Path:
         if self.out is not None:
             return self.out
-        return Path("recordings") / robot.name if self.run_folder is None else self.run_folder / "robot"
+        if self.run_folder is None:
+            return Path("recordings") / robot.name
+        if is_hub(self.run_folder):  # what is in the cache is not ours to write to
+            return Path("recordings") / name_of(self.run_folder)
+        return self.run_folder / "robot"
 
     @contextmanager
     def _planner(self, robot: Robot) -> Iterator[Planner]:

@@ -3,10 +3,12 @@ read; and the lock of a folder."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -20,6 +22,9 @@ from typing import IO, Any, Self
 from prism.errors import PrismError
 
 HIDDEN = ".tmp-"  # how the names of unfinished files and folders begin
+_HELD = f"{HIDDEN}lock-"  # the lock of a name
+_OLD = ".old"  # between the number and the name of a folder that is about to be replaced
+_HIDDEN_FOLDER = re.compile(re.escape(HIDDEN) + r"([0-9a-f]{16})(\.old)?-(.+)")
 CHECKSUMS, LOCK = "checksums.json", ".lock"
 _BLOCK = 1 << 24
 
@@ -53,13 +58,28 @@ def atomic_file(path: Path, overwrite: bool = False) -> Iterator[IO[bytes]]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Give the finished folder `new` the name `path`; what had it disappears only now."""
-    old = new.with_name(f"{new.name}.old")
+    """Give the finished folder `new` the name `path`; what had it disappears only now. Who opens `path` meanwhile finds
+    the old folder or the new one, where the system can exchange names (Linux)."""
+    if path.is_dir() and _exchange(new, path):
+        sync_folder(path.parent)
+        shutil.rmtree(new, ignore_errors=True)
+        return
+    old = new.with_name(f"{new.name.removesuffix(f'-{path.name}')}{_OLD}-{path.name}")
     if path.exists():
         os.replace(path, old)
     os.replace(new, path)
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Their names, in one step; False where the system, or this disk, cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 class AtomicWriter(ABC):
@@ -127,13 +147,18 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
     The sums are of the bytes in memory, so they also catch what the disk altered on the way.
     """
-    hidden = hidden_beside(folder)
     sums = {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        _write_folder(folder, {**files, CHECKSUMS: encode_json(sums)})
+
+
+def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    hidden = hidden_beside(folder)
     try:
-        hidden.mkdir(parents=True)
+        hidden.mkdir()
         for name, data in files.items():
             write_file(hidden / name, data)
-        write_file(hidden / CHECKSUMS, encode_json(sums))
         sync_folder(hidden)
         replace_folder(hidden, folder)
     except BaseException:
@@ -151,11 +176,8 @@ def remove_folder(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left half-written in `folder`. What `replace_folder` was about to name gets its
     name: between its two renames the old folder and the new one are both hidden, and neither may be lost."""
-    for old in folder.glob(f"{HIDDEN}*.old"):
-        new = old.with_suffix("")
-        path = folder / new.name.removeprefix(HIDDEN).partition("-")[2]
-        if new.is_dir() and not path.exists():
-            os.replace(new, path)
+    for child in folder.glob(f"{HIDDEN}*"):
+        _finish_replacing(child)
     for path in folder.glob(f"{HIDDEN}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -244,15 +266,15 @@ def explain_write_errors(path: Path, intact: str) -> Iterator[None]:
 
 
 @contextmanager
-def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
+def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0, of: Path | None = None) -> Iterator[int]:
     """Hold the folder's lock; it goes with the process, however that ends, so a killed run leaves none behind.
 
-    `patience`: seconds to wait for a process that is still saving.
+    `patience`: seconds to wait for a process that is still saving. `of`: what it locks, where not the folder.
     """
     try:
         import fcntl
     except ImportError:  # Windows: no advisory locks; the user sees to it
-        yield
+        yield -1
         return
     deadline = time.monotonic() + patience
     try:  # never through a link, and nothing is ever written: a stranger's folder may hold a link to any file
@@ -261,15 +283,62 @@ def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
         if error.errno == errno.ELOOP:
             raise PrismError(f"{folder / name} is a symbolic link, which no lock is: remove it") from None
         raise
-    with os.fdopen(lock, "rb") as file:
+    try:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise PrismError(
-                        f"{folder} is in use by another prism process: wait for it, or stop it first"
+                        f"{of or folder} is in use by another prism process: wait for it, or stop it first"
                     ) from None
                 time.sleep(0.5)
-        yield
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Nobody else makes a folder of this name meanwhile: a lock beside it, which is gone afterwards."""
+    lock = path.with_name(f"{_HELD}{path.name}")
+    while True:
+        with exclusive(path.parent, lock.name, of=path) as file:
+            if file >= 0 and not _is(lock, file):
+                continue  # who held it has just removed it
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+            return
+
+
+def _is(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(file))
+    except FileNotFoundError:
+        return False
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Delete the hidden folders of writers that were killed: those whose name nobody holds."""
+    hidden = [
+        (child, match[3]) for child in parent.glob(f"{HIDDEN}*") if (match := _HIDDEN_FOLDER.fullmatch(child.name))
+    ]
+    for name in {name for _, name in hidden}:
+        with suppress(PrismError, OSError), held(parent / name):
+            mine = [child for child, its in hidden if its == name and child.is_dir() and not child.is_symlink()]
+            for child in mine:
+                _finish_replacing(child)
+            for child in mine:
+                shutil.rmtree(child, ignore_errors=True)
+
+
+def _finish_replacing(old: Path) -> None:
+    """Where a process was killed between the two renames of `replace_folder`, the new folder gets its name."""
+    match = _HIDDEN_FOLDER.fullmatch(old.name)
+    if match and match[2]:
+        new, path = old.with_name(f"{HIDDEN}{match[1]}-{match[3]}"), old.with_name(match[3])
+        if new.is_dir() and not path.exists():
+            os.replace(new, path)

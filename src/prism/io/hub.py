@@ -24,6 +24,14 @@ def is_hub(path: Path | str) -> bool:
     return str(path).startswith("hf:/")
 
 
+def name_of(path: Path | str) -> str:
+    """NAME of hf://USER/NAME@REVISION."""
+    match = _ID.fullmatch(str(path).rstrip("/"))
+    if match is None:
+        raise PrismError(f"'{path}': a name on the hub is hf://USER/NAME, or hf://USER/NAME@REVISION")
+    return match[1].partition("/")[2]
+
+
 def fetch(path: Path | str, kind: Kind, patterns: Sequence[str] | None = None) -> Path:
     """The files of hf://USER/NAME (those that match `patterns`) in the cache, brought there where they are not."""
     match = _ID.fullmatch(str(path).rstrip("/"))

@@ -263,6 +263,9 @@ def drive(
             seen = guard.observe()
             trace.see(seen)
         trace.see(seen)
+        if camera := trace.overrun():
+            guard.stop(why := f"the pictures of '{camera}' come faster than they are compressed")
+            return Outcome(None, why, False, pressed)
         pressed = keys.pressed()
         asked += pressed
         if any(key in STOP for key in pressed):

@@ -25,7 +25,7 @@ from prism.robots.guard import Guard
 from prism.robots.instruction import instruct_for
 from prism.robots.limits import Limits
 from prism.robots.loop import KEYS, Commander, Keys, Outcome, PolicyCommander, ask_success, check_fit, drive
-from prism.robots.recording import Recording, Trace, choose_films
+from prism.robots.recording import Overrun, Recording, Trace, choose_films
 
 if TYPE_CHECKING:
     from prism.report.rerun_log import RerunLog
@@ -46,6 +46,7 @@ class Program:
     open_log: Callable[[], RerunLog] | None = None  # opened when the robot is connected
     seconds: float | None = None  # of an episode at most; default: the robot's own
     no_video: bool = False
+    on_overrun: Overrun = "drop"
     json: Path | None = None
     say: Say = print
     rows: list[dict[str, Any]] = field(default_factory=list, init=False)  # what was measured, an episode each
@@ -85,7 +86,7 @@ class Program:
             nullcontext({}) if self.recording is None else self.recording.filming(cameras)
         )
         with filming as films:
-            trace, stopped = Trace(self.robot, films), None
+            trace, stopped = Trace(self.robot, films, on_overrun=self.on_overrun), None
             try:
                 seconds = self.seconds or self.robot.episode_seconds
                 end = drive(self.guard, self.commander, seed, seconds, self.keys, trace)

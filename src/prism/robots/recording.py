@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,12 @@ from prism.data.formats.film import FilmWriter
 from prism.data.formats.store import is_store
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
-from prism.io.files import exclusive, explain_write_errors, hidden_beside, remove_leftovers
+from prism.io.files import HIDDEN, exclusive, explain_write_errors, remove_leftovers
 from prism.robots.contract import Array, Robot
 from prism.robots.guard import Seen
 from prism.sensors import SensorSpec
+
+Overrun = Literal["drop", "stop"]  # where pictures come faster than they are compressed
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Trace:
     who: list[str] = field(default_factory=list)  # commanded, a step each
     latency_ms: list[float] = field(default_factory=list)  # from the tick to the command, a command each
     why: dict[str, int] = field(default_factory=dict)  # what the guard changed
+    on_overrun: Overrun = "drop"
     _times: list[float] = field(default_factory=list)  # of the steps' first commands
     _sent: list[list[NDArray[np.float32]]] = field(default_factory=list)  # commands of each step
     _due: list[tuple[float, float, int]] = field(default_factory=list)  # of each command: due, sent, which step
@@ -59,6 +63,7 @@ class Trace:
     _step: int = -1
     _who: str = ""
     _label: Array | None = None
+    _newest: dict[str, float] = field(default_factory=dict)
     _stamps: dict[str, list[float]] = field(default_factory=dict)
     _values: dict[str, list[Array]] = field(default_factory=dict)
 
@@ -75,13 +80,20 @@ class Trace:
     def see(self, seen: Seen) -> None:
         """What is new, of what can be believed."""
         for name, value in seen.observation.items():
-            stamps, stamp = self._stamps.setdefault(name, []), seen.readings[name].stamp
-            if not stamps or stamp > stamps[-1]:
-                stamps.append(stamp)
-                if name in self.films:
-                    self.films[name].add(value)
-                else:
-                    self._values.setdefault(name, []).append(value)
+            stamp = seen.readings[name].stamp
+            if stamp <= self._newest.get(name, -np.inf):
+                continue
+            self._newest[name] = stamp
+            if name not in self.films:
+                self._values.setdefault(name, []).append(value)
+            elif not self.films[name].add(value):
+                continue  # a reading that never came: absent, where none is near
+            self._stamps.setdefault(name, []).append(stamp)
+
+    def overrun(self) -> str:
+        """Which camera's pictures are dropped, where that ends an episode; empty if none is."""
+        lost = (name for name, film in self.films.items() if film.dropped)
+        return next(lost, "") if self.on_overrun == "stop" else ""
 
     def decide(self, step: int, who: str, plan: Plan | None, label: Array | None) -> None:
         """A step begins: who commands, with which new plan; `label`: what to record where it is not what is sent."""
@@ -171,6 +183,8 @@ class Trace:
             apart = np.diff(stamps) if len(stamps) > 1 else np.zeros(1)
             rate = (len(stamps) - 1) / max(float(stamps[-1] - stamps[0]), 1e-9)
             found[gap.name] = {"rate": round(rate, 2), "gap": round(float(apart.max()), 4), "absent": gap.absent}
+            if gap.name in self.films and (dropped := self.films[gap.name].dropped):
+                found[gap.name]["dropped"] = dropped
         return found
 
     def corrections(self, episode: Episode) -> list[Episode]:
@@ -246,7 +260,7 @@ class Recording:
         if not cameras:
             yield {}
             return
-        folder = hidden_beside(self.path / "films")
+        folder = self.path / f"{HIDDEN}films-{secrets.token_hex(8)}"  # other writers leave this name alone
         folder.mkdir(parents=True)
         chosen = [spec for spec in self.robot.sensors if spec.name in cameras]
         films = {spec.name: FilmWriter(folder, spec, spec.fps or self.robot.rate) for spec in chosen}

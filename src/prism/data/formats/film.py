@@ -8,6 +8,7 @@ dataset.json names such sensors under `videos`, with the number of frames, their
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import shutil
@@ -29,7 +30,11 @@ from prism.io.files import sync
 from prism.sensors import SensorSpec
 
 FRAMES = ".frames"
+_WAITING = 128 * 2**20  # bytes of frames that may wait to be compressed
 _NICE = 10  # of the thread that compresses: whatever else wants to run goes first
+
+
+logger = logging.getLogger("prism.recording")
 
 
 @dataclass(frozen=True)
@@ -55,23 +60,40 @@ class Film:
 
 
 class FilmWriter:
-    """Compresses frames in a thread of its own: `add` never waits."""
+    """Compresses frames in a thread of its own: `add` never waits. What it cannot keep up with is dropped."""
 
     def __init__(self, folder: Path, spec: SensorSpec, fps: float) -> None:
         self.spec, self._fps = spec, fps
         size = (spec.shape[0], spec.shape[1])
         self._video = VideoWriter(folder, "{}.mp4", spec.name, fps, size, "h264", all_colours=True)
         self._file = folder / f"{spec.name}.mp4"
-        self._frames = 0
+        self._frames = self.dropped = 0
+        self._limit = max(8, _WAITING // max(1, size[0] * size[1] * 3))
+        self._warned = False
         self._error: Exception | None = None
         self._discard = False
         self._queue: queue.SimpleQueue[Array | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._compress, name=f"film {spec.name}", daemon=True)
         self._thread.start()
 
-    def add(self, frame: Array) -> None:
+    def add(self, frame: Array) -> bool:
+        """Whether it becomes part of the video."""
+        waiting = self._queue.qsize()
+        if not self._warned and 2 * waiting >= self._limit:
+            self._warned = True
+            logger.warning(
+                "'%s' comes faster than it is compressed: %d pictures wait, above %d they are dropped (a lower rate or "
+                "resolution, fewer cameras, or --no-video help)",
+                self.spec.name,
+                waiting,
+                self._limit,
+            )
+        if waiting >= self._limit:
+            self.dropped += 1
+            return False
         self._frames += 1
         self._queue.put(frame)
+        return True
 
     def abandon(self) -> None:
         """Nobody wants it; closed already: nothing happens."""

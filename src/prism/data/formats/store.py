@@ -288,6 +288,13 @@ class Checksums:
         return np.array(self._done, np.uint32)
 
 
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
 class StoreSource:
     """A dataset in the project's own format. Opening it checks shapes and sizes, reading checks what is read."""
 
@@ -295,6 +302,18 @@ class StoreSource:
         self.path, self.number = path, 0  # what its first episode is called in errors
         if entries:
             raise PrismError(f"{path}: a prism dataset has its sensors already; --map is for other formats")
+        while True:  # it may be replaced (--overwrite) while its files are opened one by one
+            before = _inode(path)
+            try:
+                self._open_all(path, fps)
+            except (PrismError, OSError):
+                if _inode(path) == before:
+                    raise
+            else:
+                if _inode(path) == before:
+                    return
+
+    def _open_all(self, path: Path, fps: float | None) -> None:
         manifest = read_manifest(path / MANIFEST)
         if fps is not None and fps != manifest.fps:
             raise PrismError(f"{path}: {MANIFEST} says {manifest.fps:g} steps a second, not {fps:g}; leave --fps out")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from prism.data.episodes import Array, BoolArray, FloatArray, first_bad_row
 from prism.data.formats.store import check_sensors
 from prism.errors import PrismError
-from prism.io.files import AtomicWriter, hidden_beside, replace_folder
+from prism.io.files import HIDDEN, AtomicWriter, held, hidden_beside, remove_abandoned, replace_folder
 from prism.sensors import ActionSpec, SensorSpec
 
 
@@ -42,13 +43,9 @@ class EpisodeWriter(AtomicWriter):
         check_sensors(sensors)
         if action_dim <= 0 or not fps > 0:
             raise PrismError(f"{path}: action_dim {action_dim} and fps {fps} must be positive")
-        if self.path.exists() or self.path.is_symlink():
-            if not overwrite:
-                raise PrismError(f"{path}: exists already; choose another path or pass --overwrite")
-            if not (self.path / self.sign).is_file():
-                raise PrismError(
-                    f"{path}: exists and is not a {self.words} dataset, so it is not overwritten; remove it yourself"
-                )
+        self._overwrite = overwrite
+        if problem := self._in_the_way():
+            raise PrismError(problem)
         self.sensors, self.action_dim, self.fps, self.task = tuple(sensors), action_dim, float(fps), task
         self.action_spec = action or ActionSpec()
         self.action_spec.check(action_dim, str(path))
@@ -56,8 +53,21 @@ class EpisodeWriter(AtomicWriter):
         self._rows = 0
         self._open = True
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(self.path.parent)
+        self._lock = ExitStack()
+        self._lock.enter_context(held(self.path))
         self._temp = hidden_beside(self.path)
         self._temp.mkdir()
+
+    def _in_the_way(self) -> str:
+        """Why the folder must not get its name, in words."""
+        if not (self.path.exists() or self.path.is_symlink()):
+            return ""
+        if not self._overwrite:
+            return f"{self.path}: exists already; choose another path or pass --overwrite"
+        if (self.path / self.sign).is_file():
+            return ""
+        return f"{self.path}: exists and is not a {self.words} dataset, so it is not overwritten; remove it yourself"
 
     @abstractmethod
     def _write(self, streams: Mapping[str, Array], actions: FloatArray, masks: Mapping[str, BoolArray]) -> None:
@@ -129,13 +139,19 @@ class EpisodeWriter(AtomicWriter):
                 raise PrismError(f"{self.path}: no episode was recorded, so no dataset is written")
             self._finish()
         self._open = False
-        replace_folder(self._temp, self.path)
+        with self._lock:
+            if self._in_the_way():  # another program made it meanwhile
+                other = self.path.with_name(f"{self.path.name}-{self._temp.name.removeprefix(HIDDEN)[:8]}")
+                os.rename(self._temp, other)
+                raise PrismError(f"{self.path}: somebody else made it meanwhile; what was written is in {other}")
+            replace_folder(self._temp, self.path)
 
     def abandon(self) -> None:
         self._open = False
         with suppress(OSError):  # a full disk
             self._release()
         shutil.rmtree(self._temp, ignore_errors=True)
+        self._lock.close()
 
     def _checked(self, sensor: SensorSpec, values: ArrayLike, present: BoolArray, where: str) -> Array:
         array, needed = np.asarray(values), (len(present), *sensor.shape)
