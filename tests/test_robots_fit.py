@@ -16,10 +16,12 @@ from prism_client import Executor, Plan, Reply, Step
 
 from prism.cli import main
 from prism.data.formats.episode_folders import RecordingSource
+from prism.errors import PrismError
 from prism.experiments.run_folder import Run
 from prism.robots.contract import ROBOTS, Reading, Robot, make_robot
 from prism.robots.guard import Guard
 from prism.robots.loop import Keys, PolicyCommander, drive
+from prism.robots.program import check_robot
 from prism.robots.recording import Trace
 from prism.sensors import SensorSpec
 
@@ -156,3 +158,22 @@ def test_what_it_sees_travels_with_the_weights(trained: Path) -> None:
     spec = next(sensor for sensor in Run(Run(trained).weights()).spec.sensors if sensor.name == EYE.name)
     assert spec.seen is not None
     assert np.array(spec.seen["grid"]).reshape(-1, 3) == pytest.approx(np.tile((170, 110, 50), (64, 1)), abs=0.1)
+
+
+def test_a_policy_of_another_robot_is_refused() -> None:
+    """One of franka_panda ran on ur5e: both have six joints."""
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+
+    def of(name: str) -> dict[str, object]:
+        return {"action": {"robot": name}}
+
+    for name in ("", "ur5e"):
+        check_robot(robot, of(name))
+    check_robot(robot, {})
+    with pytest.raises(
+        PrismError, match=r"trained on robot 'franka_panda', and this is 'ur5e': .* --trained-on franka_p"
+    ):
+        check_robot(robot, of("franka_panda"))
+    check_robot(robot, of("franka_panda"), "franka_panda")
+    with pytest.raises(PrismError, match="--trained-on so101: its data name 'franka_panda'; drop it"):
+        check_robot(robot, of("franka_panda"), "so101")

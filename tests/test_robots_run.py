@@ -75,8 +75,13 @@ def test_a_run_for_the_viewer(
     capfd.readouterr()
     assert main(drive_it) == 2
     assert "run.rrd exists already: remove it, or choose another name" in capfd.readouterr().err
-    assert main([*drive_it[:-1], str(tmp_path / "dry.rrd"), "--dry-run"]) == 0
+    fake.logged.clear()
+    corrected = ["--dry-run", "--teleop", "scripted"]  # who takes over in a dry run corrects nothing
+    assert main([*drive_it[:-1], str(tmp_path / "dry.rrd"), *corrected]) == 0
     assert (tmp_path / "dry.rrd").is_file()
+    assert {"actions/planned"} == {entity for entity, *_ in fake.logged if entity.startswith("actions/")}
+    assert len(RecordingSource(tmp_path / "kept").lengths) == 2
+    assert not (tmp_path / "kept-corrections").exists()
 
 
 def test_training_knows_the_kind_of_what_was_recorded(trained: Path) -> None:
@@ -308,7 +313,6 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
         ("run", str(trained), *TWIN, "--seconds", "nan"): "--seconds nan is out of range",
         ("run", str(trained), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range: use 0 or more",
-        ("run", "--replay", "x", *TWIN, "--slow", "0.25"): "--slow would only cut the speeds of a --replay",
         ("run", "--server", "http://localhost:1", *TWIN): "is no address of a server",
         ("record", str(tmp_path / "x"), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range",
         ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",

@@ -58,7 +58,8 @@ class Run:
     silence: Annotated[float, option("S")] = 0.03
     """Stand still where the server gives no sign of life for so long; more for a network that pauses now and then."""
     replay: Annotated[Path | None, option("EPISODE")] = None
-    """Do what was done in a recorded episode (a folder episode-000000) once more; a twin begins in the same scene."""
+    """Do what was done in a recorded episode (a folder episode-000000) once more: the robot goes slowly to where it
+    began, then along its path. A twin begins in the same scene."""
     live: Annotated[int | None, option("PORT")] = None
     """Show a live page meanwhile, http://127.0.0.1:PORT: sensors, candidates, latency. 0: a free port."""
     episodes: int = 1
@@ -68,7 +69,7 @@ class Run:
     teleop: Annotated[str | None, option("NAME")] = None
     """Who may take over from the policy: keyboard (t), gamepad, spacemouse, leader=ROBOT, or scripted (a twin)."""
     slow: Annotated[float, arg(metavar="FACTOR")] = 1.0
-    """Move at this share of the speed: 0.25 for the first time. A replay has the speed of its recording."""
+    """Move at this share of the speed: 0.25 for the first time."""
     dry_run: bool = False
     """Read the sensors, plan and limit, and send nothing."""
     text: Annotated[str | None, option("SENTENCE")] = None
@@ -79,6 +80,8 @@ class Run:
     """Do not compare the first readings with what the policy was trained on: units, sizes, colours."""
     action_kind: Annotated[str | None, option("KIND")] = None
     """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
+    trained_on: Annotated[str | None, option("NAME")] = None
+    """The robot that the policy was trained on, where it is another one: its actions must mean the same on both."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=2 plans more often."""
     backend: Annotated[str, arg(metavar="NAME")] = "eager"
@@ -104,8 +107,6 @@ class Run:
             raise PrismError("--robot NAME is missing: which robot shall move? ur5e-twin is a simulated one")
         if [self.run_folder, self.server, self.replay].count(None) != 2:
             raise PrismError("give a run folder or --server URL, one of them; or an episode to --replay")
-        if self.replay is not None and self.slow != 1:
-            raise PrismError("--slow would only cut the speeds of a --replay, which is then another path: drop --slow")
         if not 0.01 <= self.silence <= 10:
             raise PrismError(f"--silence {self.silence:g} is out of range: use 0.01 to 10 seconds")
         if self.server is not None and (self.set or self.device != "auto"):
@@ -146,7 +147,7 @@ class Run:
                 recording=recording,
                 corrections=corrections,
                 open_log=None if self.rerun is None else lambda: self._open_log(robot),
-                seconds=self.seconds or robot.episode_seconds / self.slow,
+                seconds=self.seconds or robot.episode_seconds / self.slow + (60 if self.replay else 0),  # to its start
                 no_video=self.no_video,
                 on_overrun=self.on_overrun,
                 json=self.json,
@@ -191,16 +192,17 @@ class Run:
 
     def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Commander, list[str]]:
         """Who commands, and the sensors that it needs."""
-        from prism.robots.loop import ReplayCommander, Takeover
-        from prism.robots.program import by_policy, recorded_actions
+        from prism.robots.loop import Takeover
+        from prism.robots.program import by_policy
+        from prism.robots.replay import ReplayCommander, read_recorded
         from prism.robots.teleop import make_teleop
 
         if self.replay is not None:
-            return ReplayCommander(recorded_actions(self.replay, robot)), []
+            return ReplayCommander(robot, read_recorded(self.replay, robot), self.slow, self.dry_run), []
         planner = stack.enter_context(self._planner(robot))
         policy, needs = by_policy(
             planner, robot, limits, text=self.text, resize=self.resize, action_kind=self.action_kind,
-            look=not self.trust_sensors, slow=self.slow,
+            look=not self.trust_sensors, slow=self.slow, trained_on=self.trained_on,
         )  # fmt: skip
         if self.teleop is None:
             return policy, needs

@@ -2,7 +2,8 @@
 
 sensors/NAME      Image (JPEG), DepthImage in metres, tactile channels by threes, a bar chart of the samples of a sound,
                   scalars of a vector, a text document of an instruction; nothing where the sensor was absent
-actions/executed  scalars, robot units; actions/recorded: what the demonstration did
+actions/executed  scalars, robot units; actions/recorded: what the demonstration did; actions/planned: of a dry run,
+                  which sends nothing
 plan/candidates   the K plans of a replan, coloured by mode, in their first two or three dimensions; plan/chosen: the
                   one that is executed. Plans of changes are summed up
 episode           what begins or ended
@@ -99,8 +100,11 @@ class RerunLog:
         self._stream.log("plan/candidates", strips(list(paths), colors=colours))
         self._stream.log("plan/chosen", strips([paths[index]], colors=[(20, 20, 20)]))
 
-    def episode(self, robot: Robot, episode: Episode, details: Mapping[str, NDArray[Any]], said: str) -> None:
-        """One of `prism run`, behind those before it; `details` are its commands.npz (robots/recording.py)."""
+    def episode(
+        self, robot: Robot, episode: Episode, details: Mapping[str, NDArray[Any]], said: str, sent: bool = True
+    ) -> None:
+        """One of `prism run`, behind those before it; `details` are its commands.npz (robots/recording.py); `sent`: to
+        the robot."""
         spec = robot.actions.spec
         every = details.get("candidates", details.get("plan", np.zeros(0))[:, None])
         chosen = details.get("chosen", np.zeros(len(every), np.int64))
@@ -115,7 +119,7 @@ class RerunLog:
             if row in plans:
                 candidates, index = plans[row]
                 self.plan(candidates, np.zeros(len(candidates), np.int64), int(index), spec.kind)
-            self.vector("actions/executed", episode.actions[row], spec.names)
+            self.vector(f"actions/{'executed' if sent else 'planned'}", episode.actions[row], spec.names)
 
     def _read(self, sensor: SensorSpec, entity: str, value: Any) -> None:
         rr = self._rr

@@ -66,7 +66,7 @@ class Envelope:
         self._x = np.full(self._space.dim, math.nan)
         if pose is not None:
             self._x[: len(pose)] = pose
-        self._v, self._a = np.zeros(self._space.dim), np.zeros(self._space.dim)
+        self._v, self._a, self._sum = (np.zeros(self._space.dim) for _ in range(3))
         self._nearest, self._farthest = self._x, self._x
         self._here = np.full(self._space.dim, math.nan)
         self._error, self._aimed = np.zeros(self._space.dim), self._absolute
@@ -80,6 +80,11 @@ class Envelope:
     def velocity(self) -> Vector:
         """Of the last command, units a second."""
         return self._v
+
+    @property
+    def course(self) -> Vector:
+        """Where the commands lead, units: positions, NaN where none is known; of changes and velocities their sum."""
+        return np.where(self._absolute, self._x, self._sum)
 
     @property
     def error(self) -> Vector:
@@ -211,7 +216,7 @@ class Envelope:
         self._error = np.where(self._aimed & np.isfinite(self._here), self._error + v * self._dt, 0.0)
         ahead = np.where(np.isfinite(x), x - self._x, 0.0)
         self._nearest, self._farthest = self._nearest + ahead, self._farthest + ahead
-        self._v, self._x = v, x
+        self._v, self._x, self._sum = v, x, self._sum + v * self._dt
         return (units / self._scale).astype(np.float32)
 
     def _turn(self, x: Vector, asked: Vector) -> None:

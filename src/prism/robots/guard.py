@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,7 @@ class Seen:
     ages: dict[str, float]
     faults: dict[str, str]
     readings: dict[str, Reading]  # all of them, as they came
+    course: Vector = field(default_factory=lambda: np.zeros(0))  # Envelope.course
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,11 @@ class Guard:
         self.robot.prepare(seed)
         self._clear()
         self.state, self.reason = "go", ""
+        self.envelope.start(None)
         seen = self.observe()
         self.envelope.start(self._pose)
         self._tell()
+        seen = replace(seen, course=self.envelope.course)
         if self.robot.realtime and self._watching is None:
             self._alive.set()
             self._watching = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -144,7 +147,7 @@ class Guard:
         faults |= {name: str(fault) for name, fault in self._monitor.faults.items()}
         self._see_pose(observation, readings, faults)
         self._judge(now, observation, faults)
-        return Seen(now, observation, ages, faults, readings)
+        return Seen(now, observation, ages, faults, readings, self.envelope.course)
 
     def _age(self, name: str, reading: Reading, now: float, period: float) -> float:
         """Seconds since it was measured; endless where its clock went back, or is ahead of the robot's."""

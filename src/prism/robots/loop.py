@@ -141,30 +141,6 @@ class PolicyCommander:
         return self.executor.planner.trouble()
 
 
-class ReplayCommander:
-    """What was done in a recorded episode, once more; then it stands still."""
-
-    who, plan, label = "replay", None, None
-
-    def __init__(self, actions: Array) -> None:
-        self._actions = actions
-
-    def start(self, seed: int) -> None:
-        self._left = iter(self._actions)
-
-    def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
-        return next(self._left, None)
-
-    def revise(self) -> None:
-        return None
-
-    def sent(self, action: Array | None) -> None:
-        pass
-
-    def trouble(self) -> str:
-        return ""
-
-
 class TeleopCommander:
     """A person, or the robot's own script (teleop.py)."""
 
@@ -278,6 +254,8 @@ def drive(
             commander.sent(robot.actions.whole(np.stack(got)) if got else None)
             got.clear()
             before, action, asked = action, _ask(guard, commander, seen, asked), ""
+            if getattr(commander, "over", False):  # a replay
+                break
         if part == 0:
             trace.decide(tick // robot.parts, commander.who, commander.plan, commander.label)
         elif (new := commander.revise()) is not None:

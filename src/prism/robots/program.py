@@ -7,7 +7,7 @@ It knows no run folder and no server: who commands, where to record and what to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from prism.data.formats.store import StoreSource
 from prism.errors import PrismError
 from prism.evaluation.results import write_json
 from prism.inference.lanes import steady
-from prism.robots.contract import Array, Robot
+from prism.robots.contract import Robot
 from prism.robots.guard import Guard
 from prism.robots.instruction import instruct_for
 from prism.robots.limits import Limits
@@ -128,7 +128,8 @@ class Program:
                 streams = StoreSource(kept).read(0).streams
         if self._log is not None:
             said = f"seed {row['seed']}, success {row['success']}"
-            self._log.episode(self.robot, replace(episode, streams=streams), trace.details(), said)
+            shown = replace(episode, streams=streams)
+            self._log.episode(self.robot, shown, trace.details(), said, sent=not self.guard.dry)
 
     def _summarise(self) -> None:
         if not self.rows:
@@ -147,7 +148,7 @@ class Program:
 
 def by_policy(
     planner: Planner, robot: Robot, limits: Limits, *, text: str | None = None, resize: bool = False,
-    action_kind: str | None = None, look: bool = True, slow: float = 1.0,
+    action_kind: str | None = None, look: bool = True, slow: float = 1.0, trained_on: str | None = None,
 ) -> tuple[PolicyCommander, list[str]]:  # fmt: skip
     """The commander of a policy that fits the robot, and the sensors that it needs. PrismError where it does not fit.
 
@@ -155,7 +156,9 @@ def by_policy(
     resize       bring pictures to the policy's size
     action_kind  of the policy's actions, where its data did not say
     look         compare the first readings with what the policy was trained on
+    trained_on   the robot that it was trained on, where that is another one
     """
+    check_robot(robot, planner.info, trained_on)
     if text is not None:
         instruct_for(robot, text, planner.info)
     sizes = check_fit(robot, planner.info, resize, action_kind)
@@ -176,21 +179,17 @@ def by_policy(
     return PolicyCommander(executor, sizes), [name for name in planner.info.get("needs", ()) if name in here]
 
 
-def recorded_actions(episode: Path, robot: Robot) -> Array:
-    """Of one recorded episode, of this robot."""
-    from prism.data.formats.store import is_store
-
-    if not is_store(episode):
+def check_robot(robot: Robot, info: Mapping[str, Any], trained_on: str | None = None) -> None:
+    """PrismError where the policy was trained on another robot, and nobody says so."""
+    theirs, own = str((info.get("action") or {}).get("robot") or ""), robot.actions.spec.robot
+    if trained_on is not None and trained_on != theirs:
+        told = f"its data name '{theirs}'" if theirs else "its data name no robot"
+        raise PrismError(f"--trained-on {trained_on}: {told}; drop it")
+    if theirs and own and theirs != own and trained_on is None:
         raise PrismError(
-            f"--replay {episode}: is no recorded episode; give a folder episode-000000 of prism run or record"
+            f"the policy was trained on robot '{theirs}', and this is '{own}': if its actions mean the same here, pass "
+            f"--trained-on {theirs}"
         )
-    source = StoreSource(episode)
-    mine, theirs = robot.actions.spec, source.action_spec
-    if source.action_dim != robot.actions.dim or (theirs.kind, theirs.robot) != (mine.kind, mine.robot):
-        raise PrismError(f"--replay {episode}: was recorded with '{theirs.robot}' ({theirs.kind}), not with this robot")
-    if abs(source.fps - robot.fps) > 0.02 * robot.fps:
-        raise PrismError(f"--replay {episode}: has {source.fps:g} steps a second, robot '{robot.name}' {robot.fps:g}")
-    return source.read(0, streams=()).actions
 
 
 def task_of(robot: Robot) -> str:
