@@ -9,23 +9,38 @@ Preset `fast` (the paper's width and depth, 8 heads of 64, one query for eight a
 1,000 steps a task. m = 256.
     exact        softmax
     favor        queries and keys of length 1, the presets' setting; favor-0.5, favor-2: of these lengths
+    favor-redrawn  length 1, other random features at every step of the training
     favor-free   the lengths as they come, as the paper
     uniform      the mean of the values: how much attention matters on a task
 
 Bar: favor within .10 of exact, both bounds, on every task.
+
+Is what a trained FAVOR+ computes softmax attention? Then other random features would do as well.
+    redrawn.RECIPE.VARIANT.SEED = {own, redrawn}    distance of the nearest of 16 plans to the demonstration, 64 windows
+                                     of the training data, with the policy's features and with five other draws of them
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
+import torch
 from rich.console import Console
 
 from prism.cli.style import option
-from prism.experiments.comparison import CompareConfig
-from prism.experiments.trial import EvaluationPlan
+from prism.data.windows import Windows
+from prism.experiments.comparison import CompareConfig, folder_of
+from prism.experiments.demonstrations import open_demonstrations
+from prism.experiments.run_folder import Run
+from prism.experiments.trial import EvaluationPlan, TrialId
+from prism.io import files
+from prism.methods.prism import PrismPolicy
+from prism.rows import Random
+from prism.training.checkpoint import list_checkpoints
+from prism.types import Batch
 from research import variants
 from research.report import SEEDS, Claim, Study, Verdict, confirmed, few_seeds
 from research.variants import said
@@ -38,11 +53,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "uniform": (*_SAME, f"{_ATTENTION}.kind=uniform"),
     "favor-0.5": (*_SAME, f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.length=0.5"),
     "favor-2": (*_SAME, f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.length=2.0"),
+    "favor-redrawn": (*_SAME, f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.redraw=true"),
     "favor-free": (*_SAME, f"{_ATTENTION}.kind=favor", f"{_ATTENTION}.length=0.0"),
 }
 PAIRS = tuple((name, "exact") for name in VARIANTS if name != "exact")
 WATCHED = ("loss", "gradient_norm", "attention_q_squared", "attention_k_squared", "attention_features")
 BAR = 0.10  # of success
+WINDOWS, PLANS, DRAWS = 64, 16, 5
+REDRAWN = "redrawn.json"  # beside a trial
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +68,7 @@ class Config(variants.Options):
     tasks: Annotated[tuple[str, ...], option("RECIPE ...")] = ("metaworld-pick-place",)
     """Recipes to train on."""
     variants: Annotated[tuple[str, ...], option("NAME ...")] = tuple(VARIANTS)
-    """exact, favor, uniform, favor-0.5, favor-2, favor-free; default: all of them."""
+    """exact, favor, uniform, favor-0.5, favor-2, favor-redrawn, favor-free; default: all of them."""
     steps: int = 1000
     """Training steps of each."""
     work: Annotated[Path, option("FOLDER")] = Path("runs/study-favor")
@@ -70,7 +88,53 @@ class Config(variants.Options):
 def run(config: Config, console: Console) -> Study:
     asked = {task: config.comparison(task) for task in config.tasks}
     study = variants.play("favor", config, asked, PAIRS, WATCHED, console)
+    study.figures["redrawn"] = redrawn_of(config, study, console)
     return variants.with_claims(study, claims(study))
+
+
+def redrawn_of(config: Config, study: Study, console: Console) -> dict[str, Any]:
+    """Of every trial of FAVOR+ whose weights are there, or whose figures a results file has."""
+    stored = [files.read_json(file).get("redrawn", {}) for file in config.add]
+    found: dict[str, Any] = {}
+    for trial in study.figures["trials"]:
+        id = TrialId(trial["recipe"], trial["contestant"], trial["trial"]["seed"])
+        folder = folder_of(config.work / id.recipe, id)
+        known = [one[id.recipe][id.contestant][str(id.seed)] for one in stored if _has(one, id)]
+        if (folder / REDRAWN).is_file():
+            known.append(files.read_json(folder / REDRAWN))
+        elif not known and "kind=favor" in " ".join(VARIANTS[id.contestant]) and list_checkpoints(folder):
+            known.append(redrawn(folder, console))
+            files.replace_file(folder / REDRAWN, files.encode_json(known[-1]))
+        if known:
+            found.setdefault(id.recipe, {}).setdefault(id.contestant, {})[str(id.seed)] = known[-1]
+    return found
+
+
+def _has(stored: dict[str, Any], id: TrialId) -> bool:
+    return str(id.seed) in stored.get(id.recipe, {}).get(id.contestant, {})
+
+
+def redrawn(folder: Path, console: Console) -> dict[str, Any]:
+    """The error of a run's plans on its demonstrations, with its random features and with others."""
+    run = Run(folder)
+    policy = run.policy()
+    assert isinstance(policy, PrismPolicy)
+    _, source, _ = open_demonstrations(run.experiment.demonstrations, run.experiment.task, console)
+    windows = Windows(source, policy.spec.obs_horizon, policy.spec.pred_horizon)
+    batch = windows.batch(np.random.default_rng(0).choice(len(windows), min(WINDOWS, len(windows)), replace=False))
+    own, rng, errors = nearest(policy, batch), torch.Generator().manual_seed(0), []
+    for _ in range(DRAWS):
+        policy.generator.redraw(rng)
+        errors.append(nearest(policy, batch))
+    return {"own": own, "redrawn": errors}
+
+
+def nearest(policy: PrismPolicy, batch: Batch) -> float:
+    """Mean over rows of the distance of the nearest of 16 plans, normalised actions, past the end left out."""
+    plans = policy.normalizer.normalize_actions(policy.sample(batch.observation, PLANS, Random(1)))
+    target = policy.normalizer.normalize_actions(batch.actions).unsqueeze(1)
+    error = (plans - target).abs().mean(-1) * batch.action_valid.unsqueeze(1)
+    return float((error.sum(-1) / batch.action_valid.sum(-1, keepdim=True)).amin(1).mean())
 
 
 def claims(study: Study) -> list[Claim]:
@@ -90,4 +154,11 @@ def claims(study: Study) -> list[Claim]:
     return found
 
 
-show = variants.show
+def show(study: Study, console: Console) -> None:
+    variants.show(study, console)
+    for recipe, by_variant in study.figures["redrawn"].items():
+        for name, by_seed in by_variant.items():
+            for seed, one in by_seed.items():
+                others = ", ".join(f"{value:.3f}" for value in one["redrawn"])
+                line = f"  {recipe} {name} seed {seed}: nearest plan {one['own']:.3f}, with other features {others}"
+                console.print(line, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prism.errors import PrismError
 from prism.experiments.comparison import folder_of
@@ -16,10 +17,12 @@ from prism.experiments.recipes import recipe
 from prism.experiments.stored_trials import contestant, kept
 from prism.experiments.trial import RESULT, TrialId
 from prism.io.jsonconfig import to_json
+from prism.methods.prism import PrismPolicy
 from research import favor, one_policy, placebo, tables, variants
 from research.__main__ import main
 from research.report import Study
 from tests.comparison_fakes import QUIET, fake_result, finish
+from tests.pins.cases import CASES, float64, make_batch
 
 
 def test_metaworld_has_its_fifty_tasks() -> None:
@@ -273,6 +276,17 @@ def test_a_study_of_variants_goes_on_trial_by_trial(tmp_path: Path) -> None:
         placebo.run(replace(config, work=tmp_path / "three", add=(first,)), QUIET)
     with pytest.raises(PrismError, match="unknown variant 'half'"):
         placebo.run(replace(config, variants=("half",)), QUIET)
+
+
+@pytest.mark.parametrize(("case", "same"), [("prism-favor", False), ("prism", True)])
+def test_other_random_features_change_what_linear_attention_alone_computes(case: str, same: bool) -> None:
+    with float64():
+        policy, batch = CASES[case](), make_batch()
+        assert isinstance(policy, PrismPolicy)
+        before = favor.nearest(policy, batch)
+        assert favor.nearest(policy, batch) == before
+        policy.generator.redraw(torch.Generator().manual_seed(1))
+        assert (favor.nearest(policy, batch) == before) == same
 
 
 def test_favor_is_as_good_only_within_its_bar() -> None:

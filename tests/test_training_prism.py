@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from prism.attention import Attention, AttentionConfig
 from prism.data.formats.store import StoreSource
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
 from prism.methods.presets import build_policy
+from prism.methods.prism import PrismPolicy
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Policy
 from prism.rows import Random
@@ -22,7 +25,7 @@ from prism.sensors import SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
 from prism.training.trainer import TrainResult, train
-from tests.pins.cases import ACTION_DIM, CAMERA, SENSORS, SMALL
+from tests.pins.cases import ACTION_DIM, CAMERA, SENSORS, SMALL, float64, make_batch
 from tests.test_training import files_of, numbers
 from tests.training_fakes import quiet
 
@@ -87,3 +90,27 @@ def test_a_loaded_policy_acts_like_the_trained_one(source: StoreSource, tmp_path
     # Not to the last bit: oneDNN's convolutions depend on how the weights happen to be aligned in memory.
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     assert bool(expected.isfinite().all())
+
+
+def test_redrawn_features_are_those_of_the_step() -> None:
+    """The same for every part of the batch and after a resume, others at the next step, none in use."""
+    attention = AttentionConfig(kind="favor", heads=2, features=16, length=1.0, redraw=True)
+    config = replace(SMALL, generator=replace(SMALL.generator, attention=attention))
+    policy = build_policy(config.spec(SENSORS, ACTION_DIM, 10.0), 3)
+    assert isinstance(policy, PrismPolicy)
+
+    def features(seed: int, parts: int = 1) -> torch.Tensor:
+        for part in batch.split(parts):
+            policy.draw(part, part.random(seed))
+        return torch.stack([layer.random_features.clone() for layer in layers])  # type: ignore[union-attr]
+
+    with float64():
+        batch, layers = make_batch(), [one for one in policy.double().modules() if isinstance(one, Attention)]
+        assert len(layers) == 4
+        policy.train()
+        first, second = features(1), features(2)
+        assert not torch.equal(first, second)
+        assert torch.equal(first, features(1, parts=3))
+        assert not torch.equal(first[0], first[1]), "every layer has its own"
+        policy.eval()
+        assert torch.equal(first, features(2))

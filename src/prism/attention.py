@@ -49,6 +49,7 @@ class AttentionConfig:
     bias: bool = True
     # favor: |q~| and |k~|, the lengths of queries and keys after the division by D^(1/4); 0: as they come, as the paper
     length: float = 0.0
+    redraw: bool = False  # other random features at every step of the training; otherwise drawn once
     length_bound: float = 1.0  # a head learns its length between length / this and length * this; 1: it stays
 
     def __post_init__(self) -> None:
@@ -273,12 +274,20 @@ class Attention(nn.Module):
         self.head_dim = width // config.heads
         self.in_proj = nn.Linear(width, 3 * width, bias=config.bias)  # rows: queries, keys, values
         self.out_proj = nn.Linear(width, width, bias=config.bias)
-        draw = gaussian_features if config.kind == "favor_paper" else orthogonal_features
-        features = None if config.kind in ("softmax", "uniform") else draw(config.features, self.head_dim, rng)
-        self.register_buffer("random_features", features)
+        self.register_buffer("random_features", None if config.kind in ("softmax", "uniform") else self._drawn(rng))
+        features = self.random_features
         learned = features is not None and config.length > 0 and config.length_bound > 1
         self.length = nn.Parameter(torch.zeros(config.heads, 1, 1)) if learned else None
         self.seen: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def _drawn(self, rng: torch.Generator) -> Float[Tensor, "M D"]:
+        draw = gaussian_features if self.config.kind == "favor_paper" else orthogonal_features
+        return draw(self.config.features, self.head_dim, rng)
+
+    def redraw(self, rng: torch.Generator) -> None:
+        """Other random features, in place."""
+        if self.random_features is not None:
+            self.random_features.copy_(self._drawn(rng))
 
     def keys_values(
         self,

@@ -105,6 +105,12 @@ class Generator(nn.Module):
         kvs = tuple(b.cross_attention.keys_values(context, queries=self.count) for b in self.blocks)  # type: ignore[operator,union-attr]
         return Prepared(kvs, start)
 
+    def redraw(self, rng: torch.Generator) -> None:
+        """Other random features in every layer."""
+        for layer in self.modules():
+            if isinstance(layer, Attention):
+                layer.redraw(rng)
+
     def attention_logs(self) -> dict[str, Tensor]:
         """Linear attention in training: the largest mean |q~|^2 and |k~|^2 of any layer, the fewest effective features.
 

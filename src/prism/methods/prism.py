@@ -18,8 +18,10 @@ from prism.methods.base import ContextConfig, ContextPolicy, Encoded, Method, se
 from prism.normalize import Normalizer
 from prism.objective import RSIMLE, Choice, ObjectiveConfig
 from prism.policy import LossOutput, PolicySpec
-from prism.rows import Random, Share
+from prism.rows import Random, Share, derive_seed
 from prism.types import Batch
+
+_FEATURES = 9  # the stream of random features among those of a step
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class PrismPolicy(ContextPolicy):
     def draw(self, batch: Batch, rng: Random) -> PrismDraw:
         """Targets, context and K latents a row."""
         shared = super().draw(batch, rng)
+        if self.training and self.config.generator.attention.redraw:
+            step = rng.generator.initial_seed()  # of the step: the same features for every part of the batch
+            self.generator.redraw(torch.Generator().manual_seed(derive_seed(step, _FEATURES, 0)))
         prepared = self.generator.prepare(shared.context)
         latent = self.latents(len(shared.target), self.config.objective.candidates, rng)
         return PrismDraw(**vars(shared), prepared=prepared, latent=latent)
