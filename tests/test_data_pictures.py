@@ -143,11 +143,13 @@ def test_own_data_get_a_size_and_the_policy_takes_the_cameras(
     assert len(said) == 2
     path = write(tmp_path / "set")
     run = prism.train(path, steps=2, set=["train.batch_size=4"], out=tmp_path / "run")
-    assert "200 x 240 is brought to 80 x 96" in " ".join(capfd.readouterr().err.split())
+    words = " ".join(capfd.readouterr().err.split())
+    assert "'cam': 200 x 240 is brought to 133 x 160" in words  # a frozen backbone was measured with larger ones
+    assert "'depth': 200 x 240 is brought to 80 x 96" in words
     camera = next(s for s in run.policy().spec.sensors if s.name == "cam")
-    assert (camera.shape, camera.resize) == ((200, 240, 3), (80, 96))
+    assert (camera.shape, camera.resize) == ((200, 240, 3), (133, 160))
     controller = run.controller()
-    reading = {"cam": np.zeros((200, 240, 3), np.uint8), "depth": np.ones((200, 240), np.float32)}
+    reading = {"cam": np.full((200, 240, 3), 127, np.uint8), "depth": np.ones((200, 240), np.float32)}
     assert controller.act({**reading, "s": np.zeros(2, np.float32)}).shape == (2,)
     with pytest.raises(PrismError, match="shape"):
         controller.act({**reading, "cam": np.zeros((80, 96, 3), np.uint8), "s": np.zeros(2, np.float32)})

@@ -50,8 +50,8 @@ class GapWindows(Windows):
 
     gaps: Collection[int] = ()
 
-    def batch(self, indices: IntArray, lazy: LazyStreams | None = None) -> Batch:
-        batch = super().batch(indices, lazy)
+    def batch(self, indices: IntArray, lazy: LazyStreams | None = None, views: IntArray | None = None) -> Batch:
+        batch = super().batch(indices, lazy, views)
         present = batch.observation.present["proprio"] & ~torch.from_numpy(np.isin(indices, list(self.gaps)))[:, None]
         return replace(batch, observation=Observation(batch.observation.streams, {"proprio": present}))
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from prism.data.history import feels_events
 from prism.encoders.audio import AudioConfig, AudioNet
 from prism.encoders.frozen import FROZEN, Backbone, FrozenConfig, FrozenEncoder, load_backbone_weights, make_backbone
 from prism.encoders.kinds import NetworkEncoder, RgbEncoder, SensorEncoder, VectorEncoder, mlp
@@ -60,10 +61,16 @@ class EncoderConfig:
     # Training: the chance that a sensor is absent from a whole window; and of a single sensor, by its name.
     dropout: float = 0.0
     sensor_dropout: dict[str, float] = field(default_factory=dict)
+    # the same of each vector that describes the robot's state (not of touch or force), where there is a camera
+    state_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check_choices(self, "encoder")
-        numbers = {"[0, inf)": "vector_hidden fusion_hidden mix_blocks", "(0, inf)": "rgb_focus", "[0, 1)": "dropout"}
+        numbers = {
+            "[0, inf)": "vector_hidden fusion_hidden mix_blocks",
+            "(0, inf)": "rgb_focus",
+            "[0, 1)": "dropout state_dropout",
+        }
         sizes = "vector_features rgb_features depth_features tactile_features mix_width context_tokens"
         check_numbers(self, "encoder", {**numbers, "[1, inf)": sizes})
         if self.rgb_norm == "frozen_batch" and (self.rgb != "resnet18" or self.rgb_weights is None):
@@ -125,6 +132,12 @@ def load_pretrained(policy: nn.Module) -> None:
             load_backbone_weights(module.backbone, module.config.rgb_weights)
 
 
+def _chance(spec: SensorSpec, sensors: tuple[SensorSpec, ...], config: EncoderConfig) -> float:
+    """That a sensor is absent from a window in training."""
+    state = spec.kind == "vector" and not feels_events(spec) and any(other.kind == "rgb" for other in sensors)
+    return config.sensor_dropout.get(spec.name, max(config.dropout, config.state_dropout if state else 0.0))
+
+
 def _norm(encoder: SensorEncoder) -> nn.Module:
     """Of descriptions of things none: zero means "there" in them, and they are in common units already."""
     return nn.Identity() if isinstance(encoder, ThingsEncoder) else nn.LayerNorm(encoder.features, eps=1e-8)
@@ -169,7 +182,7 @@ class Encoder(nn.Module):
             if unknown := set(named) - {spec.name for spec in sensors}:
                 known = ", ".join(spec.name for spec in sensors)
                 raise PrismError(f"encoder.{setting} names '{min(unknown)}', which is no sensor here: {known}")
-        self.dropout = [config.sensor_dropout.get(spec.name, config.dropout) for spec in sensors]
+        self.dropout = [_chance(spec, sensors, config) for spec in sensors]
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width
         if step_width < 1:  # the mixer would see nothing

@@ -87,6 +87,12 @@ class BatchOrder:
         ends = self._order(self.epoch(step))[1]
         return None if ends is None else ends[self._rows(step)]
 
+    def views(self, step: int) -> IntArray:
+        """A random number for each of these windows: which view of kept features it shows (prism.data.features)."""
+        size = min(self.batch_size, self.epoch_size)
+        drawn = np.random.default_rng([self.seed, step, 1]).integers(2**31, size=size)
+        return drawn[slice(*(at * size // self.world_size for at in (self.rank, self.rank + 1)))]
+
     def _rows(self, step: int) -> slice:
         size = min(self.batch_size, self.epoch_size)
         first = step % self.steps_per_epoch * self.batch_size
@@ -125,7 +131,8 @@ def _work(indices: IntArray, ends: IntArray | None) -> LazyStreams:
 def read_batch(windows: Windows, order: BatchOrder, step: int) -> Batch:
     """The batch of a step, for those who ask for one step after the other."""
     indices = order.indices(step)
-    return windows.batch(indices, windows.read_lazy(indices, order.ends(step)) if windows.lazy_sensors else None)
+    lazy = windows.read_lazy(indices, order.ends(step)) if windows.lazy_sensors else None
+    return windows.batch(indices, lazy, order.views(step))
 
 
 class Loader:
@@ -217,7 +224,7 @@ class Loader:
                 f"fewer: --set train.workers={len(self._pools) - 1}"
             ) from None
         indices = self._order.indices(self._step)
-        return self._windows.batch(indices, _joined(parts, len(indices)))
+        return self._windows.batch(indices, _joined(parts, len(indices)), self._order.views(self._step))
 
     def _submit(self, step: int) -> list[tuple[IntArray, Future[LazyStreams]]]:
         """Rows of the batch and who reads them: always the same process for a block, so that it is read once."""

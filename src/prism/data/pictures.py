@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +37,9 @@ from prism.data.views import Respecified, SourceView, with_sensors
 from prism.errors import PrismError
 from prism.sensors import SensorSpec, action_spec_of
 
-BIG, DEFAULT_SIDE = 160, 96  # a longer side above the first is brought to the second, in data of one's own
+# A longer side above the first is brought to another, in data of one's own: what a small network is fast at, and what a
+# frozen backbone was measured with.
+BIG, DEFAULT_SIDE, FROZEN_SIDE = 160, 96, 160
 _PART_BYTES = 64 * 2**20
 _CHUNK_BYTES = 32 * 2**20  # of stored pictures, read together
 
@@ -47,13 +49,14 @@ def as_recorded(source: EpisodeSource) -> tuple[SensorSpec, ...]:
     return getattr(source, "recorded", source.sensors)
 
 
-def with_default_sizes(source: EpisodeSource) -> tuple[EpisodeSource, list[str]]:
+def with_default_sizes(source: EpisodeSource, rgb_side: int = DEFAULT_SIDE) -> tuple[EpisodeSource, list[str]]:
     """Big pictures that nobody gave a size get one; a sentence for each."""
     specs, said = [], []
     for spec in source.sensors:
         longer = max(spec.shape[:2]) if spec.is_image else 0
         if longer > BIG and spec.crop is None and spec.resize is None:
-            height, width = (max(round(side * DEFAULT_SIDE / longer), 1) for side in spec.shape[:2])
+            new = rgb_side if spec.kind == "rgb" else DEFAULT_SIDE
+            height, width = (max(round(side * new / longer), 1) for side in spec.shape[:2])
             said.append(
                 f"'{spec.name}': {spec.shape[0]} x {spec.shape[1]} is brought to {height} x {width}; "
                 f"another size: --sensor {spec.name}.resize=HEIGHT,WIDTH"
@@ -141,7 +144,7 @@ def cached_pictures(source: EpisodeSource, say: Callable[[str], None], folder: P
     pictures = with_sensors(view, names)
     row = step_bytes(pictures.sensors)
     folder = folder or data_folder() / "pictures" / _fingerprint(pictures)
-    groups = _groups(source.lengths.tolist(), max(_PART_BYTES // row, 1))
+    groups = grouped(source.lengths.tolist(), max(_PART_BYTES // row, 1))
     places = [folder / f"part-{number:05d}" for number in range(len(groups))]
     missing = [number for number, place in enumerate(places) if not is_store(place)]
     if missing:
@@ -165,20 +168,26 @@ def cached_pictures(source: EpisodeSource, say: Callable[[str], None], folder: P
 
 
 def _fingerprint(pictures: EpisodeSource) -> str:
-    """A folder's name that is another one for other pictures: by path, sizes, the actions beside them and a few of the
-    pictures, since --map may give the name of one camera to another."""
-    seen = hashlib.sha256()
-    for episode in range(len(pictures.lengths)):
-        seen.update(pictures.read(episode, streams=()).actions.tobytes())
-    for spec in pictures.sensors:
-        seen.update(b"".join(frame.tobytes() for *_, frame in sample_frames(pictures, spec, 8, 2)))
+    """A folder's name that is another one for other pictures: by path, sizes and content."""
+    seen = hashlib.sha256(content(pictures, pictures.sensors).encode())
     path = Path(pictures.path).resolve()
-    about = [str(path), path.stat().st_mtime_ns, pictures.lengths.tolist(), [s.to_json() for s in pictures.sensors]]
+    about = [str(path), path.stat().st_mtime_ns, [s.to_json() for s in pictures.sensors]]
     seen.update(json.dumps(about).encode())
     return f"{path.name}-{seen.hexdigest()[:16]}"
 
 
-def _groups(lengths: list[int], limit: int) -> list[list[int]]:
+def content(source: EpisodeSource, pictures: Sequence[SensorSpec]) -> str:
+    """A short name for what is recorded: all actions, and a few of the pictures, since --map may give the name of one
+    camera to another."""
+    seen = hashlib.sha256(json.dumps(source.lengths.tolist()).encode())
+    for episode in range(len(source.lengths)):
+        seen.update(source.read(episode, streams=()).actions.tobytes())
+    for spec in pictures:
+        seen.update(b"".join(frame.tobytes() for *_, frame in sample_frames(source, spec, 8, 2)))
+    return seen.hexdigest()[:16]
+
+
+def grouped(lengths: list[int], limit: int) -> list[list[int]]:
     """Episodes in order, in groups of at most `limit` steps, or of one episode."""
     groups: list[list[int]] = []
     steps = 0

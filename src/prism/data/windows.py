@@ -31,6 +31,7 @@ from prism.data.episodes import (
     read_together,
     step_bytes,
 )
+from prism.data.features import Kept
 from prism.data.history import stacked
 from prism.errors import PrismError
 from prism.sensors import SensorSpec
@@ -141,6 +142,7 @@ class Windows:
     format decodes many steps to show one (prism.data.windows); None where it does not, or nothing is left to read.
     `weights` of the chosen episodes: how often their windows are drawn (prism.data.mixture); None: all alike.
     `history`: of sensors with one, how many readings a time step holds (prism.data.history).
+    `kept`: of cameras whose features are computed already, those: their streams are (B, To, values) float16.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class Windows:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         weights: FloatArray | None = None,
         history: Mapping[str, int] | None = None,
+        kept: Mapping[str, Kept] | None = None,
     ) -> None:
         if obs_horizon < 1 or pred_horizon < 1:
             raise PrismError(f"obs_horizon ({obs_horizon}) and pred_horizon ({pred_horizon}) must be at least 1")
@@ -178,7 +181,9 @@ class Windows:
         self._present: dict[str, BoolArray] = {}
         if self._cached:
             self._fill_cache(vectors)
-        self.lazy_sensors: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in self._vectors)
+        self.kept = dict(kept or {})
+        here = {*self._vectors, *self.kept}
+        self.lazy_sensors: tuple[SensorSpec, ...] = tuple(s for s in source.sensors if s.name not in here)
         self.blocks: Blocks | None = None
         if self.lazy_sensors:
             lengths = source.lengths[self.episodes].tolist()
@@ -196,12 +201,13 @@ class Windows:
 
     def __getstate__(self) -> dict[str, object]:
         # A worker process only ever calls read_lazy: it gets no copy of what is in memory here.
-        return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None, "_told": None}
+        return {**self.__dict__, "_vectors": {}, "_present": {}, "_actions": None, "_told": None, "kept": {}}
 
-    def batch(self, indices: IntArray, lazy: LazyStreams | None = None) -> Batch:
+    def batch(self, indices: IntArray, lazy: LazyStreams | None = None, views: IntArray | None = None) -> Batch:
         """Windows `indices` (B,), in that order: streams (B, To, ...), actions (B, Tp, Da).
 
-        `lazy` is what `read_lazy` gave for the same indices, where another process has read it.
+        `lazy` is what `read_lazy` gave for the same indices, where another process has read it. `views` (B,): a random
+        number for each window, which picks a view of kept features (BatchOrder.views); None: the frames as they are.
         """
         indices = np.asarray(indices, dtype=np.int64)
         if indices.size and (indices.min() < 0 or indices.max() >= len(self)):
@@ -231,6 +237,11 @@ class Windows:
             read, read_present = self.read_lazy(indices) if lazy is None else lazy
             streams |= {name: torch.from_numpy(array) for name, array in read.items()}
             present |= {name: torch.from_numpy(mask) for name, mask in read_present.items()}
+        chosen = np.zeros(len(indices), np.int64) if views is None else views
+        for name, table in self.kept.items():
+            features, here = table.rows(self.episodes[which], obs_rows - first, chosen)
+            streams[name], present[name] = torch.from_numpy(features), torch.from_numpy(here)
+            chosen = chosen // table.views  # the cameras are moved independently
         order = [sensor.name for sensor in self.source.sensors]
         observation = Observation({n: streams[n] for n in order}, {n: present[n] for n in order})
         return Batch(observation, torch.from_numpy(actions), torch.from_numpy(valid))

@@ -3,7 +3,7 @@
     picture -> backbone -> taps (N, C, h, w) at some strides -> each place's C values to mean 0 and deviation 1
             -> kept, or computed anew -> per tap: where is it (soft argmax), how much is there (mean) -> features
 
-Nothing before the arrow "kept" is trained, so training computes it once for every frame (prism.experiments.features)
+Nothing before the arrow "kept" is trained, so training computes it once for every frame (prism.data.features)
 and a step costs the head alone. The normalisation needs no scale of its own: the head's 1x1 convolution has one.
 
 The weights go into the checkpoint, up to the last tap (EfficientNet-Lite0: 3 MB): a policy runs where neither the
@@ -44,13 +44,19 @@ class FrozenConfig:
     pixels: int = 19200  # of a picture as the backbone sees it (120 x 160), in the camera's own proportions
     shifts: int = 4  # views of each training frame: as it is, and moved
     shift_pixels: int = 6  # how far at most, of the picture that the backbone sees
+    looks: int = 24000  # pictures that are looked at before a training, at most: many frames get fewer views
     tune: bool = False  # train the backbone as well: every step computes it, so this is slow
 
     def __post_init__(self) -> None:
         check_numbers(
             self,
             "encoder.frozen",
-            {"[0, inf)": "keypoints pooled shift_pixels", "[1024, inf)": "pixels", "[1, 64]": "shifts"},
+            {
+                "[0, inf)": "keypoints pooled shift_pixels",
+                "[1, inf)": "looks",
+                "[1024, inf)": "pixels",
+                "[1, 64]": "shifts",
+            },
         )
         if not self.strides or list(self.strides) != sorted(set(self.strides)) or not set(self.strides) <= {4, 8, 16}:
             raise PrismError(f"encoder.frozen.strides is {self.strides}; use some of 4, 8, 16, in that order")

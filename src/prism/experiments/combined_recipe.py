@@ -94,7 +94,9 @@ def _name(part: Part) -> str:
     return part.task or str(part.demonstrations.path)
 
 
-def open_mixture(config: Demonstrations, console: Console, small: bool | None) -> tuple[Demonstrations, Mixture]:
+def open_mixture(
+    config: Demonstrations, console: Console, small: bool | None, rgb_side: int
+) -> tuple[Demonstrations, Mixture]:
     """The datasets as one, and the config with their paths filled in."""
     parts, members, known = [], [], set[str]()
     for part in config.parts:
@@ -111,7 +113,7 @@ def open_mixture(config: Demonstrations, console: Console, small: bool | None) -
         )
         if names and config.keep and not asked.keep:
             raise PrismError(f"--sensors {' '.join(config.keep)}: no sensor is left of {_name(part)}")
-        located, source, copies = open_demonstrations(asked, part.task, console, small)
+        located, source, copies = open_demonstrations(asked, part.task, console, small, rgb_side)
         parts.append(replace(part, demonstrations=replace(own, path=located.path)))
         members.append(Member(source, part.weight, part.text or _sentence(part.task, source), copies))
         size = f"{len(source.lengths)} episodes, {int(source.lengths.sum())} steps, weight {part.weight:g}"

@@ -25,7 +25,7 @@ from prism.data.episodes import IntArray
 from prism.data.formats.store import StoreSource, is_store
 from prism.data.formats.table import parse_map
 from prism.data.locate import find_dataset
-from prism.data.pictures import cached_pictures, with_default_sizes
+from prism.data.pictures import DEFAULT_SIDE, cached_pictures, with_default_sizes
 from prism.data.views import LaterActions, draw, with_kind
 from prism.data.windows import split_episodes
 from prism.errors import PrismError, check_choices, check_numbers
@@ -119,22 +119,26 @@ def split_demonstrations(
 
 
 def open_demonstrations(
-    config: Demonstrations, task: str | None, console: Console, small: bool | None = False
+    config: Demonstrations,
+    task: str | None,
+    console: Console,
+    small: bool | None = False,
+    rgb_side: int = DEFAULT_SIDE,
 ) -> tuple[Demonstrations, EpisodeSource, int]:
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has.
     `small`: for training, with its pictures at the size that the policy sees, made once (data/pictures.py); None: as
-    they are stored, for a copy."""
+    they are stored, for a copy. `rgb_side`: the longer side that large colour pictures of one's own get."""
     if config.parts:
         from prism.experiments.combined_recipe import open_mixture
 
-        return *open_mixture(config, console, small), 1
+        return *open_mixture(config, console, small, rgb_side), 1
     path = locate(config, task, console)
     only = (config.only, _left_out(config, path), config.skip_damaged)
     source = open_dataset(path, config.fps, parse_map(config.map), config.sensors, config.tolerance, *only)
     copies = 1
     if task is None and small is not None:
-        source, sizes = with_default_sizes(source)
+        source, sizes = with_default_sizes(source, rgb_side)
         for sentence in sizes:
             console.print(f"{path}: {sentence}", highlight=False, markup=False, soft_wrap=True)
     as_shown = None if task is None else TASKS[task].as_shown

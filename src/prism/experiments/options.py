@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from prism.experiments.recipes import Experiment, with_budget, with_method, with_preset, with_teacher
+from rich.console import Console
+
+from prism.data import open_dataset
+from prism.data.formats.table import parse_map
+from prism.data.history import feels_events
+from prism.experiments.demonstrations import locate
+from prism.experiments.recipes import Experiment, from_cameras, with_budget, with_method, with_preset, with_teacher
 from prism.experiments.robust import ROBUST
 from prism.io.jsonconfig import with_settings
+from prism.sensors import SensorSpec
 
 
 class TrainOptions(TypedDict, total=False):
@@ -38,6 +45,38 @@ class TrainOptions(TypedDict, total=False):
     robust: bool
     seed: int | None
     set: Sequence[str]
+
+
+def fitted_to_data(experiment: Experiment, say: Callable[[str], None], **options: Unpack[TrainOptions]) -> Experiment:
+    """A dataset of one's own with cameras is learned as `from_cameras` does; `say` is told what that means.
+
+    Not where somebody says which network (--preset), or begins with one (--init).
+    """
+    own = experiment.demonstrations
+    if experiment.tasks or own.kind not in ("path", "mixture") or options.get("preset") or options.get("init"):
+        return experiment
+    plain = options.copy()
+    plain["set"] = ()
+    asked = customized(experiment, **plain).demonstrations
+    seen: dict[str, SensorSpec] = {}
+    for part in [part.demonstrations for part in asked.parts] or [asked]:
+        how: dict[str, Any] = {"fps": asked.fps, "entries": parse_map(asked.map), "tolerance": asked.tolerance}
+        source = open_dataset(locate(part, None, Console(quiet=True)), skip_damaged=None, **how)
+        seen |= {s.name: s for s in source.sensors if s.name not in asked.without}
+    seen = {name: spec for name, spec in seen.items() if not asked.keep or name in asked.keep}
+    cameras = ", ".join(name for name, spec in seen.items() if spec.kind == "rgb")
+    if not cameras:
+        return experiment
+    fitted = from_cameras(experiment)
+    say(f"cameras {cameras}: seen with {fitted.policy.encoder.rgb}, pretrained and frozen; docs/howto/cameras.md")
+    state = ", ".join(name for name, spec in seen.items() if spec.kind == "vector" and not feels_events(spec))
+    chance = fitted.policy.encoder.state_dropout
+    if state:
+        say(
+            f"{state}: left out of {chance:.0%} of the windows, so that the cameras are used; "
+            "otherwise: --set policy.encoder.state_dropout=0"
+        )
+    return fitted
 
 
 def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Experiment:

@@ -210,52 +210,50 @@ def loco(task: str) -> Experiment:
 
 
 def pixels(task: str) -> Experiment:
-    """A task from wrist and static camera and proprioception; `base`, made cheap enough for two cores.
+    """A task from its cameras and proprioception, as data of one's own with cameras are learned (`from_cameras`).
 
     Command: prism train metaworld-drawer-open-pixels && prism eval runs/metaworld-drawer-open-pixels --episodes 20
-    Cost:    30 minutes on two cores, the recording of its demonstrations included.
+    Cost:    a minute of two cores to record, one for the features, three to train.
     """
-    return Experiment(
+    one = Experiment(
         name=task,
         task=task,
         # Disturbed a little, to show how to recover; much noise makes the rest of a plan unpredictable.
-        demonstrations=Demonstrations("expert", episodes=60, noise=0.05),
-        policy=pixel_policy(),
-        train=TrainConfig(
-            minutes=25.0, batch_size=32, learning_rate=7e-4, weight_decay=1e-4, val_fraction=0.04, log_every=20
-        ),
+        demonstrations=Demonstrations("expert", episodes=20, noise=0.05),
+        train=TrainConfig(minutes=3.0, val_fraction=0.05, log_every=20),
         controller=controller_of(task),
     )
+    return from_cameras(one)
 
 
 def pixels_long(task: str) -> Experiment:
-    """`pixels` for longer tasks: more demonstrations, disturbed as those of `state-long`, and short plans, made anew at
-    every step. A light generator: two thirds of a step's computing, and the pictures are what is hard.
+    """`pixels` for longer tasks: more demonstrations, disturbed as those of `state-long`, and more time.
 
     Command: prism train robosuite-lift-pixels && prism eval runs/robosuite-lift-pixels --episodes 20
-    Cost:    4 minutes of one core to record Lift, 15 for Can, 25 to train.
+    Cost:    a minute of two cores to record Lift, some for Can, two for the features, five to train.
     """
-    one, small = pixels(task), presets.tiny().generator
+    one = pixels(task)
     return replace(
         one,
-        demonstrations=Demonstrations("expert", episodes=200, noise=0.1),
-        policy=replace(pixel_policy(), pred_horizon=8, generator=replace(small, actions_per_query=8)),
-        train=replace(one.train, threads=1),
-        controller=replace(one.controller, exec_horizon=1),
+        demonstrations=Demonstrations("expert", episodes=40, noise=0.1),
+        train=replace(one.train, minutes=5.0),
     )
 
 
-def pixel_policy() -> PrismConfig:
-    """Base for images on a CPU: one time step (the experts have no memory; the pictures are most of the cost), eight
-    candidates, one query a plan, a sharp spatial softmax."""
-    base = presets.base()
+def from_cameras(experiment: Experiment) -> Experiment:
+    """What every experiment with a camera gets, a task's or one's own: a frozen backbone whose features are computed
+    once, one scale for every sensor, the robot's state left out of half of the windows so that the cameras are looked
+    at, one time step, short plans of which two actions are executed.
+
+    Measured: docs/howto/cameras.md.
+    """
+    tiny = presets.tiny()
+    encoder = replace(tiny.encoder, vector_hidden=64, rgb="efficientnet-lite0", sensor_norm=True, state_dropout=0.5)
     return replace(
-        base,
-        obs_horizon=1,
-        encoder=replace(base.encoder, rgb_focus=5.0),
-        generator=replace(base.generator, actions_per_query=16),
-        objective=replace(base.objective, candidates=8),
-        observation_noise=0.02,
+        experiment,
+        policy=replace(tiny, obs_horizon=1, pred_horizon=8, encoder=encoder),
+        train=replace(experiment.train, batch_size=32),
+        controller=replace(experiment.controller, exec_horizon=2),
     )
 
 
@@ -319,6 +317,7 @@ def pusht_edge(task: str = "pusht-edge") -> Experiment:
 def own_data(path: Path) -> Experiment:
     """A dataset of your own, all its sensors, no simulator. A new plan after two actions: a contact, a sound or a slip
     must reach the next one soon. A peg by touch, 100 recordings: 13 of 40 with 8 actions of a plan, 40 of 40 with 2.
+    With cameras it becomes `from_cameras` (prism.experiments.options.fitted_to_data).
 
     Command: prism train my.zarr.zip --minutes 30
     """

@@ -19,17 +19,19 @@ from prism.controller import check_controller
 from prism.data import EpisodeSource
 from prism.data.guess_kind import guess_kind
 from prism.data.history import unseen
-from prism.data.pictures import as_recorded
+from prism.data.pictures import DEFAULT_SIDE, FROZEN_SIDE, as_recorded
 from prism.data.statistics import with_seen
 from prism.data.views import portion
 from prism.data.windows import Windows
 from prism.encoder import load_pretrained
+from prism.encoders.frozen import FROZEN
 from prism.errors import PrismError
 from prism.evaluation.play import TEST_SEED
 from prism.evaluation.results import EvaluationResult, pooled, write_json
 from prism.experiments.combined_recipe import mixed
 from prism.experiments.demonstrations import open_demonstrations, split_demonstrations
-from prism.experiments.options import TrainOptions, customized
+from prism.experiments.kept_features import features_of, restore_backbone
+from prism.experiments.options import TrainOptions, customized, fitted_to_data
 from prism.experiments.recipes import FILE, Experiment, recipe
 from prism.experiments.robust import health_limits
 from prism.experiments.run_folder import EvalOptions, Run, is_run, measure_run
@@ -135,6 +137,8 @@ def train_recipe(
         stored = Experiment.load(folder) if there else None
     stored = broadcast_experiment(stored)
     with ranks.share_errors():
+        if stored is None:
+            experiment = fitted_to_data(experiment, partial(_say, console), **options)
         experiment = customized(stored or experiment, **options)
         looks = () if eval_every is None else evaluation_fractions(experiment, eval_every)
 
@@ -232,15 +236,16 @@ def train_experiment(
     leader = ranks.is_leader()
     console = (console or Console(stderr=True)) if leader else Console(quiet=True)
     opened, begun, asked = None, False, resume
+    side = FROZEN_SIDE if experiment.policy.encoder.rgb in FROZEN else DEFAULT_SIDE
     with ranks.share_errors():
         if leader:
             resume = _check_folder(run, resume)
             begun = resume and bool(list_checkpoints(run))
-            opened = open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
+            opened = open_demonstrations(experiment.demonstrations, experiment.task, console, True, side)
     agreed = ranks.max_over_ranks([float(leader and bool(resume)), float(begun)])
     resume, begun = (value > 0 for value in agreed)
     with ranks.share_errors():
-        opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, small=True)
+        opened = opened or open_demonstrations(experiment.demonstrations, experiment.task, console, True, side)
         demonstrations, source, copies = opened
         action, how = _known_action(source, experiment)
         experiment = _with_actions(replace(experiment, demonstrations=demonstrations), action, bool(how))
@@ -260,16 +265,26 @@ def train_experiment(
             sensors = _sensors(experiment, as_recorded(source), trained_on, training, statistics)
         spec = experiment.policy.spec(sensors, source.action_dim, source.fps, action)
         policy = build_policy(spec, config.seed, Normalizer.from_statistics(statistics))
-        if not begun:
+        if begun:
+            restore_backbone(policy, run)
+        else:
             begin_with(policy, experiment.init) if experiment.init else load_pretrained(policy)
         on_device = ranks.choose_device(device)
         _teach(policy, experiment.teacher, on_device)
         policy.to(on_device)
+    used = [*split.training.tolist(), *held_out.tolist()]
+    kept = features_of(
+        policy, source, used, config, lambda words: console.print(words, highlight=False, soft_wrap=True)
+    )
+    shown = kept if trained_on is source else {name: one.chosen(split.training) for name, one in kept.items()}
+    with ranks.share_errors():
         horizons = (experiment.policy.obs_horizon, experiment.policy.pred_horizon)
         history = {sensor.name: sensor.steps for sensor in sensors}
         with console.status(reading):
-            windows = Windows(trained_on, *horizons, training, weights=weights, history=history)
-            windows_val = Windows(source, *horizons, held_out.tolist(), history=history) if len(held_out) else None
+            windows = Windows(trained_on, *horizons, training, weights=weights, history=history, kept=shown)
+            windows_val = (
+                Windows(source, *horizons, held_out.tolist(), history=history, kept=kept) if len(held_out) else None
+            )
     on = ("" if on_device.type == "cpu" else f", on {on_device}") + (
         f", {ranks.world_size()} ranks" if ranks.world_size() > 1 else ""
     )
@@ -292,6 +307,10 @@ def train_experiment(
                 look(fraction, result)
         resume = True
     return stretch(resume=resume, until=until)
+
+
+def _say(console: Console, words: str) -> None:
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def _check_folder(run: Path, resume: bool | Literal["auto"]) -> bool:
