@@ -7,12 +7,14 @@ through each way in: Controller.act, prism-client's Executor, and an unmodified 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from prism_client.messages import SensorInfo
 
 pytest.importorskip("prism_client")
 
@@ -149,10 +151,10 @@ def test_who_trusts_the_sensors_says_so(trained: Run) -> None:
 def test_honest_readings_pass_without_a_word(trained: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Of 60 other scenes of the same table; what is far and no mistake is a warning."""
     caplog.set_level(logging.WARNING)
-    info = {"sensors": [trained_on(spec, trained.policy().normalizer) for spec in trained.spec.sensors]}
+    info = [trained_on(spec, trained.policy().normalizer) for spec in trained.spec.sensors]
     rng = np.random.default_rng(11)
     for _ in range(60):
-        assert look(info, seen_by_the_robot(rng)) == look({}, {})
+        assert look(info, seen_by_the_robot(rng)) == look([], {})
     honest = seen_by_the_robot(rng)
     controller = trained.controller()
     controller.act({**honest, "rgb_table": honest["rgb_table"] // 3, "sound": None})
@@ -174,11 +176,11 @@ def test_a_reading_far_beyond_the_training_data_is_absent_and_the_client_is_told
 
 def test_a_policy_without_statistics_is_looked_at_as_before() -> None:
     """Of a run from before they were kept: the mean colour alone."""
-    orange = {"name": "eye", "kind": "rgb", "shape": [24, 32, 3], "colour": [170.0, 110.0, 50.0]}
+    orange = SensorInfo("eye", "rgb", (24, 32, 3), colour=(170.0, 110.0, 50.0))
     shown = np.broadcast_to(np.array([50, 110, 170], np.uint8), (24, 32, 3))
-    assert "BGR for RGB" in look({"sensors": [orange]}, {"eye": shown}).wrong
-    assert not look({"sensors": [orange]}, {"eye": shown[..., ::-1]}).wrong
-    assert not look({"sensors": [{**orange, "colour": None}]}, {"eye": shown}).wrong
+    assert "BGR for RGB" in look([orange], {"eye": shown}).wrong
+    assert not look([orange], {"eye": shown[..., ::-1]}).wrong
+    assert not look([replace(orange, colour=())], {"eye": shown}).wrong
 
 
 def test_pictures_and_sound_are_cut_as_the_slow_definition_says() -> None:

@@ -161,7 +161,7 @@ def test_an_impulse_reaches_the_next_plan_of_a_server_too() -> None:
 
         def executed(at: int | None) -> Any:
             with Executor(RemotePlanner(f"ws://127.0.0.1:{server.port}"), asynchronous=False) as executor:
-                assert executor.planner.info["memory"] == TO + TA - 1
+                assert executor.planner.info.memory == TO + TA - 1
                 executor.reset(3)
                 return [executor.act(shown) for shown in readings(sensors, TA + 1, "force", at)][-1]
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Plan, Reply, Step
+from prism_client import Executor, Plan, PolicyInfo, Reply, Step
 
 from prism.cli import main
 from prism.data.formats.episode_folders import RecordingSource
@@ -111,7 +111,7 @@ def test_the_same_robot_goes(trained: Path, tmp_path: Path, monkeypatch: pytest.
 class Gone:
     """A planner that answers once, with a motion of 9 mm a step, and never again."""
 
-    def __init__(self, info: dict[str, Any]) -> None:
+    def __init__(self, info: PolicyInfo) -> None:
         self.info, self._replies = info, list[Reply]()
 
     def submit(self, step: Step) -> None:
@@ -142,7 +142,7 @@ def test_a_planner_that_is_gone_stands_still_and_ends_the_run() -> None:
         "action": {"kind": "delta"},
         "keep": [3],
     }
-    executor = Executor(Gone({**info, "sensors": sensors}), max_held=10, clock=robot.now)
+    executor = Executor(Gone(PolicyInfo.from_wire({**info, "sensors": sensors})), max_held=10, clock=robot.now)
     guard, trace = Guard(robot, robot.limits), Trace(robot)
     with open(os.devnull) as nothing, Keys(nothing) as keys:
         end = drive(guard, PolicyCommander(executor), 0, 30.0, keys, trace)

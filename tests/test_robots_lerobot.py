@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from prism_client import ActionKind, PolicyInfo
+from prism_client.messages import ActionInfo
 
 from prism import cli
 from prism.cli.run import Run as RunCommand
@@ -302,7 +305,7 @@ def test_wheels_are_velocities() -> None:
 def test_a_hold_of_prism_run_stops_the_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
     robot = lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
-    info = {"sensors": [], "action_dim": 2, "action": {"kind": "absolute"}}
+    info = PolicyInfo(2, ActionInfo(kind=ActionKind.ABSOLUTE))
     planner: Any = SimpleNamespace(info=info, trouble=lambda: "", submit=lambda step: None)
     monkeypatch.setattr(RunCommand, "_planner", lambda command, robot: nullcontext(planner))
     with ExitStack() as stack:
@@ -376,7 +379,7 @@ def test_a_policy_of_its_data_fits_it(
         check_fit(robot, info)
     assert list(check_fit(robot, info, resize=True)) == ["top"]
     with pytest.raises(PrismError, match=r"the policy's actions are .*, the robot's shoulder_pan"):
-        check_fit(robot, {**info, "action": {**info["action"], "names": ["a", "b", "c"]}})
+        check_fit(robot, replace(info, action=replace(info.action, names=("a", "b", "c"))))
     announce(robot, robot.limits, "")
     said = capfd.readouterr().out
     assert "so101_follower: 30 commands a second (absolute); limits, always on:" in said

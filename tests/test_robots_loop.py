@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Plan, PlanError, Reply, Step
+from prism_client import ActionKind, Executor, Plan, PlanError, PolicyInfo, Reply, Step
+from prism_client.messages import ActionInfo
 
 from prism.data import open_dataset
 from prism.errors import PrismError
@@ -118,7 +119,7 @@ SEEN = Seen(1.0, {}, {}, {}, {})
 class Unsure:
     """An executor with a plan in each step, until it has none."""
 
-    planner = SimpleNamespace(info={"sensors": []}, trouble=lambda: "")
+    planner = SimpleNamespace(info=PolicyInfo(), trouble=lambda: "")
     fails = False
 
     def reset(self, seed: int) -> None: ...
@@ -176,12 +177,12 @@ def test_who_takes_over_in_the_step_in_which_the_plan_fails_is_in_command() -> N
 
 def test_a_server_that_comes_back_with_another_policy_does_not_drive_the_next_episode() -> None:
     executor: Any = Unsure()
-    executor.planner = SimpleNamespace(info={"sensors": [], "fps": 10.0}, trouble=lambda: "")
+    executor.planner = SimpleNamespace(info=PolicyInfo(fps=10.0), trouble=lambda: "")
     commander = PolicyCommander(executor)
     commander.start(0)
-    executor.planner.info = {"sensors": [], "fps": 10.0}
+    executor.planner.info = PolicyInfo(fps=10.0)
     commander.start(1)
-    executor.planner.info = {"sensors": [], "fps": 20.0}
+    executor.planner.info = PolicyInfo(fps=20.0)
     with pytest.raises(PrismError, match=r"another policy than was compared with the robot \(fps\): run again"):
         commander.start(2)
 
@@ -221,13 +222,13 @@ def robot_with_eye(size: tuple[int, int]) -> Robot:
 )
 def test_a_policy_that_does_not_fit_is_refused(change: dict[str, Any], words: str) -> None:
     robot = robot_with_eye((24, 32))
-    assert check_fit(robot, INFO) == {}
+    assert check_fit(robot, PolicyInfo.from_wire(INFO)) == {}
     with pytest.raises(PrismError, match=words):
-        check_fit(robot, {**INFO, **change})
+        check_fit(robot, PolicyInfo.from_wire({**INFO, **change}))
 
 
 def test_pictures_are_resized_when_asked() -> None:
-    sizes = check_fit(robot_with_eye((48, 64)), INFO, resize=True)
+    sizes = check_fit(robot_with_eye((48, 64)), PolicyInfo.from_wire(INFO), resize=True)
     assert sizes["eye"].shape == (24, 32, 3)
     from prism.data.pictures import shrunk
 
@@ -237,7 +238,7 @@ def test_pictures_are_resized_when_asked() -> None:
 class Late:
     """A planner whose plans come when a test lets them."""
 
-    info = {"action_dim": 1, "action": {"kind": "delta"}, "pred_horizon": 8, "exec_horizon": 2, "fps": 10.0}  # noqa: RUF012
+    info = PolicyInfo(1, ActionInfo(kind=ActionKind.DELTA), pred_horizon=8, exec_horizon=2, fps=10.0)
 
     def __init__(self) -> None:
         self.waiting: list[Step] = []

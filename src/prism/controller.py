@@ -113,7 +113,7 @@ def act_together(controllers: Sequence[Controller], observations: Sequence[Readi
 
 def first_look(policy: Policy, observation: Mapping[str, object]) -> None:
     """PrismError where a first observation cannot be what the policy was trained on; doubts are logged."""
-    found = look({"sensors": [trained_on(sensor, policy.normalizer) for sensor in policy.spec.sensors]}, observation)
+    found = look([trained_on(sensor, policy.normalizer) for sensor in policy.spec.sensors], observation)
     absent = [sensor.name for sensor in policy.spec.sensors if observation.get(sensor.name) is None]
     lacking = [f"sensor '{name}' is not in the first observation: the policy goes on without it" for name in absent]
     for doubt in (*lacking, *found.doubts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from prism_client import (
     Plan,
     PlanError,
     PlanInfo,
+    PolicyInfo,
     RefusedError,
     Reply,
     Stats,
     Step,
     limit_uncertainty,
 )
+from prism_client.messages import ActionInfo
 
 TP, FPS, DIM = 8, 10.0, 3
 INFO = {"pred_horizon": TP, "exec_horizon": 4, "action_dim": DIM, "fps": FPS, "action": {"kind": "absolute"}}
@@ -45,7 +48,7 @@ class Script:
 
     def __init__(self, delays: list[float | None], offsets: Mapping[int, float] | None = None, **info: Any) -> None:
         self.clock, self.delays, self.offsets = Clock(), delays, offsets or {}
-        self.info: dict[str, Any] = {**INFO, **info}
+        self.info = PolicyInfo.from_wire({**INFO, **info})
         self.errors: dict[int, str] = {}
         self.spread: dict[int, float] = {}
         self.absent: dict[int, list[str]] = {}  # by step
@@ -168,7 +171,7 @@ def test_a_hold_stands_still_for_every_kind_of_action_and_ends(kind: str, keep: 
 
 def test_the_kind_of_action_is_never_assumed() -> None:
     unknown = Script([0.0])
-    del unknown.info["action"]
+    unknown.info = replace(unknown.info, action=ActionInfo())
     with pytest.raises(ValueError, match="action_kind = None is not one of absolute, delta, velocity"):
         executor(unknown)
     assert executor(unknown, action_kind="velocity").action_kind == "velocity"

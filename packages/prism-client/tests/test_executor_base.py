@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism_client import Executor, Plan, PlanError, Reply, Step
+from prism_client import Executor, Plan, PlanError, PolicyInfo, Reply, Step
 
 INFO = {"pred_horizon": 4, "exec_horizon": 4, "action_dim": 2, "fps": 10.0, "action": {"kind": "absolute"}}
 
@@ -16,7 +16,7 @@ class Plans:
     """One plan after the other, at once; then none."""
 
     def __init__(self, *plans: Any, **info: Any) -> None:
-        self.info: dict[str, Any] = {**INFO, **info}
+        self.info = PolicyInfo.from_wire({**INFO, **info})
         self._plans, self._replies = list(plans), list[Reply]()
 
     def submit(self, step: Step) -> None:

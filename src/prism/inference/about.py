@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from prism_client import ActionKind
+from prism_client import ActionKind, PolicyInfo
+from prism_client.messages import ActionInfo
 
 from prism.data.history import memory
 from prism.inference.backends import BackendPolicy
@@ -15,34 +14,34 @@ from prism.policy import Policy
 from prism.selection import FloatArray
 
 
-def about_policy(policy: Policy, config: ControllerConfig, scale: FloatArray) -> dict[str, Any]:
-    """In words of the wire."""
+def about_policy(policy: Policy, config: ControllerConfig, scale: FloatArray) -> PolicyInfo:
     spec, selection = policy.spec, config.selection
     moving = selection.motion(spec.action_dim)  # a gripper says where it is, also where the others are changes
     kept = [entry for entry in range(spec.action_dim) if entry not in moving]
-    return {
-        "method": spec.method,
-        "sensors": [trained_on(s, policy.normalizer) for s in spec.sensors],
-        "needs": needed_sensors(policy),
-        "action_dim": spec.action_dim,
-        "action": spec.action.to_json(),
-        "action_scale": scale.tolist(),
-        "action_range": _action_range(policy),
-        "keep": [] if spec.action.kind is ActionKind.ABSOLUTE else kept,
-        "fps": spec.fps,
-        "obs_horizon": spec.obs_horizon,
-        "memory": memory(spec.sensors, spec.obs_horizon),
-        "pred_horizon": spec.pred_horizon,
-        "exec_horizon": config.exec_horizon,
-        "candidates": config.candidates,
-    }
+    about = spec.action
+    return PolicyInfo(
+        action_dim=spec.action_dim,
+        action=ActionInfo(about.names, about.quaternions, about.robot, about.kind),
+        pred_horizon=spec.pred_horizon,
+        exec_horizon=config.exec_horizon,
+        obs_horizon=spec.obs_horizon,
+        memory=memory(spec.sensors, spec.obs_horizon),
+        fps=spec.fps,
+        candidates=config.candidates,
+        sensors=tuple(trained_on(sensor, policy.normalizer) for sensor in spec.sensors),
+        needs=tuple(needed_sensors(policy)),
+        keep=() if about.kind is ActionKind.ABSOLUTE else tuple(kept),
+        action_scale=tuple(scale.tolist()),
+        action_range=_action_range(policy),
+        method=spec.method,
+    )
 
 
-def _action_range(policy: Policy) -> list[list[float]]:
+def _action_range(policy: Policy) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Lowest and highest of each number of an action in the demonstrations; the same where it is constant."""
     known = policy.normalizer
     half = known.action_scale * known.action_moves
-    return [(known.action_center - half).tolist(), (known.action_center + half).tolist()]
+    return tuple((known.action_center - half).tolist()), tuple((known.action_center + half).tolist())
 
 
 def needed_sensors(policy: Policy) -> list[str]:

@@ -19,10 +19,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from prism_client.messages import SensorInfo
 
 from prism.errors import PrismError
 from prism.normalize import Normalizer
@@ -206,11 +207,17 @@ def _far(spec: SensorSpec, reading: Array) -> str | None:
     return f"{which}{values[worst]:.4g}, at most {low[worst]:.4g} to {high[worst]:.4g} is near the training data"
 
 
-def trained_on(spec: SensorSpec, normalizer: Normalizer) -> dict[str, Any]:
-    """A sensor of a policy in the words of the wire: its shape, and what it showed in the training data."""
-    known: dict[str, Any] = {"colour": list(spec.colour)} if spec.colour else {}
-    known |= {"seen": dict(spec.seen)} if spec.seen else {}
-    if spec.kind == "vector":
-        known |= {"mean": normalizer.center(spec.name).tolist(), "std": normalizer.scale(spec.name).tolist()}
-    shape = {"shape": list(spec.shape), "dtype": spec.dtype.name, "history": spec.steps}
-    return {"name": spec.name, "kind": spec.kind, **shape, **known}
+def trained_on(spec: SensorSpec, normalizer: Normalizer) -> SensorInfo:
+    """A sensor of a policy: its shape, and what it showed in the training data."""
+    vector = spec.kind == "vector"
+    return SensorInfo(
+        spec.name,
+        spec.kind,
+        spec.shape,
+        spec.dtype.name,
+        spec.steps,
+        mean=tuple(normalizer.center(spec.name).tolist()) if vector else (),
+        std=tuple(normalizer.scale(spec.name).tolist()) if vector else (),
+        colour=tuple(spec.colour or ()),
+        seen=dict(spec.seen or {}),
+    )

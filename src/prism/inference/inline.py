@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from prism_client.messages import Reply, Step
+from prism_client.messages import PolicyInfo, Reply, Step
 
 from prism.errors import PrismError
 from prism.inference.about import about_policy
@@ -54,7 +54,7 @@ class InlinePlanner:
         self.window = Window(policy.spec)
         self.chooser = Chooser(policy.spec, config, self.scale)
         self.rng = Random()
-        self.info: Mapping[str, Any] = about_policy(policy, config, self.scale)
+        self.info: PolicyInfo = about_policy(policy, config, self.scale)
         self.reset(seed)
 
     def reset(self, seed: int | None = None) -> None:

@@ -28,11 +28,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from prism_client import PlanError, RefusedError, Reply, Step
+from prism_client import PlanError, PolicyInfo, RefusedError, Reply, Step
 from torch import Tensor
 
 from prism.errors import PrismError
@@ -356,7 +355,7 @@ class LocalPlanner:
         policy, scale = backend.policy, action_scale(backend.policy)
         self.window = Window(policy.spec, watched)
         self.chooser = Chooser(policy.spec, config, scale)
-        self.info: Mapping[str, Any] = about_policy(policy, config, scale)
+        self.info: PolicyInfo = about_policy(policy, config, scale)
         self.lanes = Lanes(backend, lanes, max_backlog)
         self._clear(0)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from prism_client import PolicyInfo
 
 from prism.errors import PrismError
 from prism.robots.contract import Robot
@@ -20,9 +19,9 @@ def instruct(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> No
     robot.told[name] = encode_text(text, size)
 
 
-def instruct_for(robot: Robot, text: str, info: Mapping[str, Any]) -> None:
+def instruct_for(robot: Robot, text: str, info: PolicyInfo) -> None:
     """As the policy (planner.info) takes it."""
-    sensors = [sensor for sensor in info["sensors"] if sensor["kind"] == "text"]
+    sensors = [sensor for sensor in info.sensors if sensor.kind == "text"]
     if not sensors:
         raise PrismError("--text: the policy has no text sensor; leave it out")
-    instruct(robot, text, str(sensors[0]["name"]), int(sensors[0]["shape"][0]))
+    instruct(robot, text, sensors[0].name, sensors[0].shape[0])

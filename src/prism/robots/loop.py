@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from prism_client import Executor, Plan, PlanError
+from prism_client import Executor, Plan, PlanError, PolicyInfo
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
@@ -109,13 +109,13 @@ class PolicyCommander:
     def __init__(self, executor: Executor, sizes: Mapping[str, SensorSpec] | None = None) -> None:
         self.executor, self._sizes = executor, dict(sizes or {})
         self.plan: Plan | None = None
-        self._info = dict(executor.planner.info)
-        self._names = {str(sensor["name"]) for sensor in self._info["sensors"]}
+        self._info = executor.planner.info
+        self._names = {sensor.name for sensor in self._info.sensors}
 
     def start(self, seed: int) -> None:
         self.executor.reset(seed)
         now = self.executor.planner.info  # of a server that was restarted meanwhile
-        if other := [key for key in now if now[key] != self._info.get(key)]:
+        if other := self._info.differs(now):
             raise PrismError(f"the server has another policy than was compared with the robot ({other[0]}): run again")
 
     def act(self, seen: Seen, keys: str) -> NDArray[np.generic] | None:
@@ -309,12 +309,12 @@ def _ask(guard: Guard, commander: Commander, seen: Seen, pressed: str) -> NDArra
 
 
 def check_fit(
-    robot: Robot, info: Mapping[str, Any], resize: bool = False, action_kind: str | None = None
+    robot: Robot, info: PolicyInfo, resize: bool = False, action_kind: str | None = None
 ) -> dict[str, SensorSpec]:
     """PrismError unless the policy (planner.info) fits the robot; which pictures must be resized, to what.
     `action_kind`: what a person says of the policy's actions, where its data did not."""
-    action = info.get("action") or {}
-    kind = action.get("kind") or action_kind
+    action = info.action
+    kind = action.kind or action_kind
     if kind is None:
         raise PrismError(
             f"unknown kind of action: neither the policy nor its data say it, and robot '{robot.name}' takes "
@@ -322,9 +322,9 @@ def check_fit(
         )
     if action_kind not in (None, kind):
         raise PrismError(f"--action-kind {action_kind}: the policy's actions are '{kind}'; drop the option")
-    if int(info["action_dim"]) != robot.actions.dim:
+    if info.action_dim != robot.actions.dim:
         raise PrismError(
-            f"the policy gives {info['action_dim']} numbers an action, robot '{robot.name}' takes {robot.actions.dim}: "
+            f"the policy gives {info.action_dim} numbers an action, robot '{robot.name}' takes {robot.actions.dim}: "
             "it was trained for another robot"
         )
     if kind != robot.actions.spec.kind:
@@ -332,10 +332,10 @@ def check_fit(
             f"the policy's actions are '{kind}', robot '{robot.name}' takes '{robot.actions.spec.kind}': train on "
             "data of this robot"
         )
-    names, own = tuple(action.get("names", ())), robot.actions.spec.names
+    names, own = action.names, robot.actions.spec.names
     if names and own and names != own:
         raise PrismError(f"the policy's actions are {', '.join(names)}, the robot's {', '.join(own)}: another robot?")
-    if (fps := float(info.get("fps") or 0.0)) and not 0.98 < fps / robot.fps < 1.02:
+    if (fps := info.fps) and not 0.98 < fps / robot.fps < 1.02:
         raise PrismError(
             f"the policy was trained at {fps:g} steps a second, robot '{robot.name}' makes {robot.fps:g}: record at "
             "the robot's, or set them to the policy's"
@@ -343,30 +343,30 @@ def check_fit(
     return _check_sensors(robot, info, resize)
 
 
-def _check_sensors(robot: Robot, info: Mapping[str, Any], resize: bool) -> dict[str, SensorSpec]:
+def _check_sensors(robot: Robot, info: PolicyInfo, resize: bool) -> dict[str, SensorSpec]:
     there = {spec.name: spec for spec in robot.sensors}
     sizes: dict[str, SensorSpec] = {}
-    for sensor in info["sensors"]:
-        name, shape = str(sensor["name"]), tuple(sensor["shape"])
+    for sensor in info.sensors:
+        name, shape = sensor.name, sensor.shape
         if name not in there:
-            if name in (info.get("needs") or ()):
+            if name in info.needs:
                 raise PrismError(
                     f"robot '{robot.name}' has no sensor '{name}', which the policy requires; it has "
-                    f"{', '.join(there)}" + ("; say what to do with --text" if sensor["kind"] == "text" else "")
+                    f"{', '.join(there)}" + ("; say what to do with --text" if sensor.kind == "text" else "")
                 )
             continue
-        if there[name].kind != sensor["kind"]:
-            raise PrismError(f"sensor '{name}': the policy's is {sensor['kind']}, the robot's {there[name].kind}")
+        if there[name].kind != sensor.kind:
+            raise PrismError(f"sensor '{name}': the policy's is {sensor.kind}, the robot's {there[name].kind}")
         if there[name].shape == shape:
             continue
-        if not KINDS[sensor["kind"]].is_image or there[name].shape[2:] != shape[2:]:
+        if not KINDS[sensor.kind].is_image or there[name].shape[2:] != shape[2:]:
             raise PrismError(f"sensor '{name}': the policy needs shape {shape}, the robot gives {there[name].shape}")
         if not resize:
             raise PrismError(
                 f"sensor '{name}': the policy needs pictures of {shape[0]} x {shape[1]}, the robot gives "
                 f"{there[name].shape[0]} x {there[name].shape[1]}: pass --resize to bring them to that size"
             )
-        sizes[name] = SensorSpec(name, sensor["kind"], shape)
+        sizes[name] = SensorSpec(name, sensor.kind, shape)
     return sizes
 
 

@@ -176,7 +176,7 @@ def by_policy(
         slow_factor=slow,
     )
     here = {spec.name for spec in robot.sensors}
-    return PolicyCommander(executor, sizes), [name for name in planner.info.get("needs", ()) if name in here]
+    return PolicyCommander(executor, sizes), [name for name in planner.info.needs if name in here]
 
 
 def check_robot(robot: Robot, info: Mapping[str, Any], trained_on: str | None = None) -> None:

@@ -26,7 +26,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from prism_client import wire
+from prism_client import PolicyInfo, wire
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request as HttpRequest
@@ -148,7 +148,7 @@ class PolicyServer:
         self.gate = Gate()
         self._about = self._warm_up()
 
-    def _warm_up(self) -> dict[str, Any]:
+    def _warm_up(self) -> PolicyInfo:
         """The first pass allocates; it also shows that the controller's configuration fits the policy."""
         check_controller(self.controller, self.policy.spec)
         if self.backend is not None:
@@ -157,7 +157,7 @@ class PolicyServer:
 
     def metadata(self) -> dict[str, Any]:
         head = {"server": "prism", "prism_version": prism.__version__, "policy": self.name}
-        return {**head, **self._about, "max_message": self.limit, "knows": list(NEWER)}
+        return {**self._about.to_wire(), **head, "max_message": self.limit, "knows": list(NEWER)}
 
     async def run(self, stop: asyncio.Event, started: Callable[[], None] | None = None) -> None:
         """Serve until `stop` is set; then every connection is closed with 1001 and the worker ends."""

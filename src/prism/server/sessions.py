@@ -288,8 +288,7 @@ class Session:
 
     def _look(self, request: Request) -> None:
         """RequestError where a first observation cannot be what the policy was trained on."""
-        info = {"sensors": [trained_on(spec, self._normalizer) for spec in self.window.sensors]}
-        found = look(info, request.observation)
+        found = look([trained_on(spec, self._normalizer) for spec in self.window.sensors], request.observation)
         for doubt in found.doubts:
             self._warn(doubt)
         if found.wrong:

@@ -3,7 +3,7 @@
 from prism_client.action_kind import ActionKind
 from prism_client.client import Client, ConnectionLostError, ServerError
 from prism_client.executor import Command, Executor
-from prism_client.messages import HoldError, Plan, PlanError, PlanInfo, RefusedError, Reply, Step
+from prism_client.messages import HoldError, Plan, PlanError, PlanInfo, PolicyInfo, RefusedError, Reply, Step
 from prism_client.planner import Planner
 from prism_client.remote import RemotePlanner
 from prism_client.stats import Stats, limit_uncertainty
@@ -20,6 +20,7 @@ __all__ = [
     "PlanError",
     "PlanInfo",
     "Planner",
+    "PolicyInfo",
     "RefusedError",
     "RemotePlanner",
     "Reply",

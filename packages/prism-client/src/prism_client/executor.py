@@ -7,10 +7,10 @@
 
 join   The gap d = A6 - B2 between both plans is added to the new one and taken away in equal parts over `blend` steps,
        at most `max_step` each: no step is larger than that of the plans plus min(|d| / (blend + 1), max_step).
-       Quaternions (info["action"]["quaternions"]) go the shorter way and keep their length of 1. Changes and
+       Quaternions (ActionInfo.quaternions) go the shorter way and keep their length of 1. Changes and
        velocities are not joined: what is added to a change stays in the pose.
-range  Of the actions in the demonstrations (info["action_range"]), and `margin` of it beyond: no plan goes farther, and
-       what was constant stays so.
+range  Of the actions in the demonstrations (PolicyInfo.action_range), and `margin` of it beyond: no plan goes
+       farther, and what was constant stays so.
 look   The first observation of an episode is compared with what the policy was trained on, and the rate of the loop
        with that of its data (first_look.py); PlanError says what does not fit.
 hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
@@ -163,12 +163,11 @@ class Executor:
         """From what the planner says of its policy."""
         info = self.planner.info
         exec_horizon, kind, keep, budget = self._given
-        length, self.action_dim = int(info.get("pred_horizon", 0)), int(info.get("action_dim", 0))
-        self.exec_horizon = int(info.get("exec_horizon") or 1) if exec_horizon is None else int(exec_horizon)
+        length, self.action_dim = info.pred_horizon, info.action_dim
+        self.exec_horizon = info.exec_horizon if exec_horizon is None else int(exec_horizon)
         if self.exec_horizon < 1 or (length and self.exec_horizon > length):
             raise ValueError(f"exec_horizon = {self.exec_horizon} is out of range: plans have {length} actions")
-        about = info.get("action") or {}
-        kind = about.get("kind") if kind is None else kind
+        kind = info.action.kind if kind is None else kind
         known = ActionKind.parse(kind)
         if known is None:
             raise ValueError(
@@ -178,19 +177,19 @@ class Executor:
         self.action_kind: ActionKind = known
         usual = BLEND if self._asynchronous and known is ActionKind.ABSOLUTE else 0
         self._blend = usual if self._asked_blend is None else int(self._asked_blend)
-        self.keep = [int(d) for d in (info.get("keep") or () if keep is None else keep)]
-        self._quaternions = [int(first) for first in about.get("quaternions", ())]
+        self.keep = [int(d) for d in (info.keep if keep is None else keep)]
+        self._quaternions = list(info.action.quaternions)
         if known is not ActionKind.ABSOLUTE:  # a rotation is one whatever the others are, and zeros are none
             self.keep += [d for first in self._quaternions for d in range(first, first + 4) if d not in self.keep]
         named = (*self.keep, *self._base, *(d for first in self._quaternions for d in (first, first + 3)))
         if bad := [d for d in named if d < 0 or (self.action_dim and d >= self.action_dim)]:
             raise ValueError(f"keep or base names dimension {bad[0]}, but actions have {self.action_dim}")
-        self.fps = float(info.get("fps") or 0.0)
+        self.fps = info.fps
         self.budget_ms = (1e3 * self.exec_horizon / self.fps if self.fps else math.inf) if budget is None else budget
-        self._needs = frozenset(info.get("needs") or ())
-        self._scale = np.asarray(info.get("action_scale") or 1.0, dtype=np.float64)
+        self._needs = frozenset(info.needs)
+        self._scale = np.asarray(info.action_scale or 1.0, dtype=np.float64)
         self._range: tuple[Array, Array] | None = None
-        if self._margin < math.inf and (known := info.get("action_range")):
+        if self._margin < math.inf and (known := info.action_range) is not None:
             low, high = np.array(known[0], np.float64), np.array(known[1], np.float64)
             self._range = low - self._margin * (high - low), high + self._margin * (high - low)
 
@@ -304,7 +303,7 @@ class Executor:
     def _check(self, observation: Mapping[str, Any]) -> None:
         """PlanError where this cannot be what the policy was trained on."""
         if self._step == 0:
-            found = look(self.planner.info, observation)
+            found = look(self.planner.info.sensors, observation)
             for doubt in found.doubts:
                 logger.warning("%s", doubt)
             if found.wrong:

@@ -1,6 +1,6 @@
 """Whether a robot shows what the policy was trained on: looked at before the first action, and at the rate of a loop.
 
-A planner says of each sensor (info["sensors"]) its shape and `seen`, what the training data showed; of a vector also
+A planner says of each sensor (SensorInfo) its shape and `seen`, what the training data showed; of a vector also
 mean and std. Policies from before `seen` tell the mean colour of a camera, or nothing. What `look` compares:
 
 | sensor | refused                                                     | a warning                              |
@@ -16,12 +16,14 @@ mean and std. Policies from before `seen` tell the mean colour of a camera, or n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+
+from prism_client.messages import SensorInfo
 
 FAR = 20.0  # standard deviations, and twice the mean: other units, not another scene
 COLOUR = 12.0  # levels of 255 that red and blue of the training pictures must differ by to tell their order
@@ -48,24 +50,24 @@ class Look:
     doubts: tuple[str, ...] = ()  # worth a warning, where nothing is wrong
 
 
-def look(info: Mapping[str, Any], observation: Mapping[str, Any]) -> Look:
+def look(sensors: Iterable[SensorInfo], observation: Mapping[str, Any]) -> Look:
     """Of the first observation. A sensor that is missing is not looked at; only what can be no chance is wrong."""
-    fitting: dict[str, tuple[Mapping[str, Any], Array]] = {}
+    fitting: dict[str, tuple[SensorInfo, Array]] = {}
     doubts: list[str] = []
-    for sensor in info.get("sensors") or ():
-        name, kind = str(sensor["name"]), sensor.get("kind")
+    for sensor in sensors:
+        name, kind = sensor.name, sensor.kind
         given = observation.get(name)
         value = np.asarray(given) if given is not None and kind != "text" else None
         if value is None or value.dtype.kind not in "uif":
             continue
-        shape = tuple(sensor["shape"])
+        shape = sensor.shape
         if value.ndim == len(shape) and value.shape != shape:
             sizes = [" x ".join(map(str, one)) for one in (value.shape, shape)]
             remedy = "resize it" if len(shape) > 1 else "it is another sensor"
             return Look(f"sensor '{name}' is {sizes[0]}, the policy's {sizes[1]}: {remedy}")
         if value.shape != shape:
             continue
-        for wrong, problem in _CHECKS.get(str(kind), _no_check)(sensor, value):
+        for wrong, problem in _CHECKS.get(kind, _no_check)(sensor, value):
             if wrong:
                 return Look(f"sensor '{name}': {problem} ({ANYWAY})")
             doubts.append(f"sensor '{name}': {problem}")
@@ -77,18 +79,18 @@ def look(info: Mapping[str, Any], observation: Mapping[str, Any]) -> Look:
 Found = Iterator[tuple[bool, str]]  # is it wrong, or a doubt; what it is
 
 
-def _no_check(sensor: Mapping[str, Any], value: Array) -> Found:
+def _no_check(sensor: SensorInfo, value: Array) -> Found:
     return iter(())
 
 
 # ---------------------------------------------------------------------------- vectors
 
 
-def _vector(sensor: Mapping[str, Any], value: Array) -> Found:
+def _vector(sensor: SensorInfo, value: Array) -> Found:
     value = value.astype(np.float64)
     if not np.isfinite(value).all():
         return
-    seen = sensor.get("seen") or {}
+    seen = sensor.seen
     rotations = seen.get("quaternions") or ()
     for rotation in rotations:
         yield from _rotation(rotation, value)
@@ -99,9 +101,9 @@ def _vector(sensor: Mapping[str, Any], value: Array) -> Found:
                 part = slice(int(rotation["first"]), int(rotation["first"]) + 4)
                 moved[part], low[part], high[part] = 0.0, 0.0, 0.0
             yield from _units(moved, low, high)
-    if sensor.get("mean") is not None and sensor.get("std") is not None:
-        mean, std = np.array(sensor["mean"], np.float64), np.array(sensor["std"], np.float64)
-        if mean.shape == value.shape:
+    if sensor.mean and sensor.std:
+        mean, std = np.array(sensor.mean, np.float64), np.array(sensor.std, np.float64)
+        if mean.shape == std.shape == value.shape:
             far = np.abs(value - mean) / (FAR * std + 2 * np.abs(mean))
             worst = int(np.argmax(far))
             if far[worst] > 1:
@@ -171,11 +173,11 @@ def tail(picture: Array) -> float:
     return float(high + low - 2 * middle)
 
 
-def _rgb(sensor: Mapping[str, Any], value: Array) -> Found:
+def _rgb(sensor: SensorInfo, value: Array) -> Found:
     if value.dtype != np.uint8:
         yield True, f"pixels are uint8, 0 to 255, these are {value.dtype}"
         return
-    seen = sensor.get("seen") or {}
+    seen = sensor.seen
     mean = float(value.mean())
     if seen.get("grid"):
         grid = np.array(seen["grid"], np.float64).reshape(-1, 3)
@@ -189,7 +191,7 @@ def _rgb(sensor: Mapping[str, Any], value: Array) -> Found:
         colour = grid.mean(0)
         swapped = _swapped_colours(value, seen, grid)
     else:
-        colour = np.array(sensor.get("colour") or (), np.float64)
+        colour = np.array(sensor.colour, np.float64)
         swapped = False
     if colour.shape != (3,) or value.shape[-1:] != (3,):
         return
@@ -214,8 +216,8 @@ def _swapped_colours(value: Array, seen: Mapping[str, Any], grid: Array) -> bool
     return min(abs(now), abs(mean)) >= TAIL and abs(mean) >= 3 * deviation and now * mean < 0
 
 
-def _depth(sensor: Mapping[str, Any], value: Array) -> Found:
-    seen = sensor.get("seen") or {}
+def _depth(sensor: SensorInfo, value: Array) -> Found:
+    seen = sensor.seen
     if seen.get("low") is None:
         return
     low, high = float(seen["low"]), float(seen["high"])
@@ -234,12 +236,12 @@ def _depth(sensor: Mapping[str, Any], value: Array) -> Found:
         yield False, f"{here}: is it the same place?"
 
 
-def _exchanged(fitting: Mapping[str, tuple[Mapping[str, Any], Array]]) -> str:
+def _exchanged(fitting: Mapping[str, tuple[SensorInfo, Array]]) -> str:
     """Two cameras of which each shows what the other did."""
     pictures = {
-        name: (sensor["seen"], cells(value if value.ndim == 3 else np.where(value > 0, value, np.nan)[..., None]))
+        name: (sensor.seen, cells(value if value.ndim == 3 else np.where(value > 0, value, np.nan)[..., None]))
         for name, (sensor, value) in fitting.items()
-        if sensor.get("kind") in ("rgb", "depth") and (sensor.get("seen") or {}).get("grid")
+        if sensor.kind in ("rgb", "depth") and sensor.seen.get("grid")
     }
 
     def off(name: str, shown: Array) -> float:
@@ -274,8 +276,8 @@ def spectrum(sound: Array) -> Array:
     return np.asarray(np.log10(shares + 1e-6))
 
 
-def _audio(sensor: Mapping[str, Any], value: Array) -> Found:
-    seen = sensor.get("seen") or {}
+def _audio(sensor: SensorInfo, value: Array) -> Found:
+    seen = sensor.seen
     remedy = "are these counts of 16 bits? Divide by 32768"
     if value.dtype.kind in "iu":
         yield True, f"sound is float in -1 to 1, this is {value.dtype}: {remedy}"

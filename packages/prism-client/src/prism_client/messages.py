@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from prism_client.action_kind import ActionKind
+
 Array = np.ndarray[Any, Any]
 
 
@@ -22,6 +24,119 @@ class RefusedError(PlanError):
 
 class HoldError(PlanError):
     """The robot was held for `max_held` steps in a row. End the loop and stop the robot."""
+
+
+@dataclass(frozen=True)
+class SensorInfo:
+    """A sensor of a policy, and what the training data showed of it (first_look.py)."""
+
+    name: str
+    kind: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    history: int = 1  # readings in a time step
+    mean: tuple[float, ...] = ()  # of a vector
+    std: tuple[float, ...] = ()
+    colour: tuple[float, ...] = ()  # the mean colour of a camera's pictures
+    seen: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_wire(cls, message: Any) -> SensorInfo:
+        message = _map(message, "sensors")
+        return cls(
+            _text(message, "name"),
+            _text(message, "kind"),
+            _wholes(message, "shape"),
+            _text(message, "dtype", "float32"),
+            _whole(message, "history", 1),
+            *(_numbers(message, key) for key in ("mean", "std", "colour")),
+            seen=_map(message.get("seen") or {}, "seen"),
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """Only what is known."""
+        listed = {"mean": list(self.mean), "std": list(self.std), "colour": list(self.colour), "seen": dict(self.seen)}
+        about = {"name": self.name, "kind": self.kind, "shape": list(self.shape), "dtype": self.dtype}
+        return {**about, "history": self.history, **{key: value for key, value in listed.items() if value}}
+
+
+@dataclass(frozen=True)
+class ActionInfo:
+    """What is known of the numbers of an action."""
+
+    names: tuple[str, ...] = ()  # one a number
+    quaternions: tuple[int, ...] = ()  # the first number of each
+    robot: str = ""
+    kind: ActionKind | None = None  # None: unknown
+
+    @classmethod
+    def from_wire(cls, message: Any) -> ActionInfo:
+        message = _map(message, "action")
+        kind = message.get("kind") or None
+        if kind is not None and ActionKind.parse(kind) is None:
+            raise PlanError(f"'action.kind' must be one of {ActionKind.words()}, not {_short(kind)}")
+        names, turns = _names(message, "names"), _wholes(message, "quaternions")
+        return cls(names or (), turns, _text(message, "robot"), ActionKind.parse(kind))
+
+    def to_wire(self) -> dict[str, Any]:
+        """Only what is known."""
+        known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
+        known["kind"] = str(self.kind or "")
+        return {key: value for key, value in known.items() if value}
+
+
+@dataclass(frozen=True)
+class PolicyInfo:
+    """What an executor has to know of a policy. What a server leaves out is unknown."""
+
+    action_dim: int = 0  # 0: unknown
+    action: ActionInfo = ActionInfo()
+    pred_horizon: int = 0  # Tp; 0: unknown
+    exec_horizon: int = 1  # Ta
+    obs_horizon: int = 1  # To
+    memory: int = 1  # steps that a plan is made from
+    fps: float = 0.0  # of the training data; 0: unknown
+    candidates: int = 1  # K
+    sensors: tuple[SensorInfo, ...] = ()
+    needs: tuple[str, ...] = ()  # sensors that the policy requires
+    keep: tuple[int, ...] = ()  # numbers of an action that a hold leaves as they are where the others become zero
+    action_scale: tuple[float, ...] = ()  # half ranges in the demonstrations
+    action_range: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # lowest and highest
+    method: str = ""
+    policy: str = ""  # its name
+
+    @classmethod
+    def from_wire(cls, message: Mapping[str, Any]) -> PolicyInfo:
+        """Of a server's metadata. PlanError for what cannot be."""
+        ends = message.get("action_range")
+        if ends is not None and (not isinstance(ends, list | tuple) or len(ends) != 2):
+            raise PlanError(f"'action_range' must be two lists of numbers, not {_short(ends)}")
+        wanted = {"action_dim": 0, "pred_horizon": 0, "exec_horizon": 1, "obs_horizon": 1, "candidates": 1}
+        counts = {key: _whole(message, key, default) for key, default in wanted.items()}
+        return cls(
+            **counts,
+            memory=_whole(message, "memory", counts["obs_horizon"]),
+            action=ActionInfo.from_wire(message.get("action") or {}),
+            fps=_number(message, "fps"),
+            sensors=tuple(SensorInfo.from_wire(sensor) for sensor in _list(message, "sensors")),
+            needs=_names(message, "needs") or (),
+            keep=_wholes(message, "keep"),
+            action_scale=_numbers(message, "action_scale"),
+            action_range=None if ends is None else (_numbers({"0": ends[0]}, "0"), _numbers({"1": ends[1]}, "1")),
+            method=_text(message, "method"),
+            policy=_text(message, "policy"),
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """Numbers, text and lists of them."""
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+        plain |= {"action": self.action.to_wire(), "sensors": [sensor.to_wire() for sensor in self.sensors]}
+        plain["action_range"] = None if self.action_range is None else [list(end) for end in self.action_range]
+        return {key: value for key, value in plain.items() if value is not None}
+
+    def differs(self, other: PolicyInfo) -> list[str]:
+        """The fields that are not equal."""
+        return [key for key, value in vars(self).items() if getattr(other, key) != value]
 
 
 @dataclass(frozen=True)
@@ -105,14 +220,48 @@ class Reply:
     latency_ms: float | None = None  # from the request, where the planner measures it; the executor notices it later
 
 
-def names_of(message: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
-    """A list of names; None: it is not there."""
+def absent_of(message: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Sensors that a server does not have or does not believe; None: it does not say."""
+    return _names(message, "absent")
+
+
+def _names(message: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
     value = message.get(key)
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise PlanError(f"'{key}' must be a list of names, not {_short(value)}")
     return tuple(value)
+
+
+def _map(value: Any, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PlanError(f"'{key}' must hold names and values, not {_short(value)}")
+    return value
+
+
+def _list(message: Mapping[str, Any], key: str) -> list[Any] | tuple[Any, ...]:
+    value = message.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise PlanError(f"'{key}' must be a list, not {_short(value)}")
+    return value
+
+
+def _text(message: Mapping[str, Any], key: str, default: str = "") -> str:
+    value = message.get(key, default)
+    if not isinstance(value, str):
+        raise PlanError(f"'{key}' must be text, not {_short(value)}")
+    return value
+
+
+def _numbers(message: Mapping[str, Any], key: str) -> tuple[float, ...]:
+    return tuple(_number({key: value}, key) for value in _list(message, key))
+
+
+def _wholes(message: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return tuple(_whole({key: value}, key) for value in _list(message, key))
 
 
 def _number(message: Mapping[str, Any], key: str, default: float = 0.0) -> float:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-from prism_client.messages import Reply, Step
+from prism_client.messages import PolicyInfo, Reply, Step
 
 
 class Planner(Protocol):
     """Makes plans: in this thread, beside the control loop, or on a server. Only `poll` with a timeout may wait."""
 
     @property
-    def info(self) -> Mapping[str, Any]:
-        """action_dim, action (its kind), exec_horizon, pred_horizon; where known fps, keep, needs, action_scale."""
+    def info(self) -> PolicyInfo:
+        """Of the policy whose plans these are."""
         ...
 
     def submit(self, step: Step) -> None:

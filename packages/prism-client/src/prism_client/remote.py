@@ -9,14 +9,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 from prism_client.client import Client, ServerError
-from prism_client.messages import Plan, Reply, Step, names_of
+from prism_client.messages import Plan, PolicyInfo, Reply, Step, absent_of
 
 # A server that says something else has another policy.
-_IDENTITY = ("action_dim", "keep", "needs", "action", "fps", "policy")
+_IDENTITY = frozenset(("action_dim", "keep", "needs", "action", "fps", "policy"))
 
 
 class RemotePlanner:
@@ -51,9 +50,8 @@ class RemotePlanner:
         self._clear()
 
     def _clear(self) -> None:
-        self._info = dict(self.client.metadata)
-        steps = self._info.get("memory") or self._info.get("obs_horizon") or 1  # that the server plans from
-        self._recent = deque(maxlen=max(1, int(steps)))
+        self._info, self._connection = PolicyInfo.from_wire(self.client.metadata), self.client.connections
+        self._recent = deque(maxlen=max(1, self._info.memory))
         self._sent = -1  # the latest step that the server has
         self._busy = -1  # the one that is on its way
         self._unheard: list[Any] = []  # commands since a step that was not sent
@@ -62,7 +60,7 @@ class RemotePlanner:
         self._replies = queue.SimpleQueue()
 
     @property
-    def info(self) -> Mapping[str, Any]:
+    def info(self) -> PolicyInfo:
         return self._info
 
     def submit(self, step: Step) -> None:
@@ -154,7 +152,7 @@ class RemotePlanner:
                     all_candidates=self._all_candidates,
                 )
                 self._check_identity()
-                absent = names_of(message, "absent")
+                absent = absent_of(message)
                 plan = Plan.from_reply(message) if wants else None
             except Exception as problem:  # the network, the server's no, an observation that cannot be packed
                 error = problem
@@ -177,9 +175,12 @@ class RemotePlanner:
         return next((step for step in self._recent if step.number > self._sent), None)
 
     def _check_identity(self) -> None:
-        now = self.client.metadata
-        if changed := [key for key in _IDENTITY if now.get(key) != self._info.get(key)]:
+        if self._connection == self.client.connections:
+            return
+        now = PolicyInfo.from_wire(self.client.metadata)
+        if changed := [key for key in self._info.differs(now) if key in _IDENTITY]:
             raise ServerError(
-                f"the server came back with another policy ({changed[0]} {now.get(changed[0])}, not "
-                f"{self._info.get(changed[0])}): reset() to go on with it"
+                f"the server came back with another policy ({changed[0]} {now.to_wire()[changed[0]]}, not "
+                f"{self._info.to_wire()[changed[0]]}): reset() to go on with it"
             )
+        self._connection = self.client.connections
