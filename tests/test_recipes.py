@@ -12,6 +12,7 @@ from prism.data import open_dataset
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.views import LaterActions
 from prism.data.windows import Windows
+from prism.errors import PrismError
 from prism.experiments.options import customized
 from prism.experiments.recipes import Experiment, recipe
 from prism.experiments.workflow import train_experiment
@@ -66,3 +67,10 @@ def test_the_literal_paper_trains(tmp_path: Path) -> None:
     experiment = with_settings(experiment, [*small, "train.batch_size=8", "policy.obs_horizon=2"])
     train_experiment(experiment, tmp_path / "run", False, Console(quiet=True))
     assert Experiment.load(tmp_path / "run").demonstrations.next_actions
+
+
+def test_the_minutes_of_a_training_can_be_cpu_time() -> None:
+    assert recipe("pusht").train.clock == "wall"
+    assert customized(recipe("pusht"), minutes=1, clock="cpu").train.clock == "cpu"
+    with pytest.raises(PrismError, match="clock"):
+        customized(recipe("pusht"), clock="sundial")

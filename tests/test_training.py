@@ -440,7 +440,7 @@ def test_lengths_that_run_away_are_said_once(tmp_path: Path) -> None:
     assert text_of(console).count("estimates noise") == 1
 
 
-def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path) -> None:
+def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows, _ = make_windows()
     console = quiet()
     train(make_policy(), windows, None, CONFIG, tmp_path / "steps", console=console)
@@ -457,6 +457,23 @@ def test_a_budget_of_few_steps_is_said_with_what_would_help(tmp_path: Path) -> N
     config = dataclasses.replace(CONFIG, steps=0, minutes=0.05)
     train(SlowPolicy(plain.spec, plain.normalizer), windows, None, config, tmp_path / "minutes", console=console)
     assert re.search(r"gives about \d+ steps; fewer than 500 .* try --minutes \d+", text_of(console))
+
+    now = [0.0]
+
+    class SlowingPolicy(FakePolicy):
+        """Its first steps promise thousands; the others take longer, as on a machine that gets busy."""
+
+        def loss(self, draw: Draw, choice: None = None) -> LossOutput:
+            now[0] += 0.001 if now[0] < 0.03 else 0.1
+            return super().loss(draw)
+
+    monkeypatch.setitem(trainer._CLOCKS, "wall", lambda: now[0])
+    console = quiet()
+    config = dataclasses.replace(CONFIG, steps=0, minutes=0.05)
+    train(SlowingPolicy(plain.spec, plain.normalizer), windows, None, config, tmp_path / "slowing", console=console)
+    assert re.search(r"this budget gave \d\d steps; fewer than 500", text_of(console))
+    assert text_of(console).count("this budget") == 1
+    monkeypatch.undo()
     console = quiet()
     train(make_policy(), windows, None, dataclasses.replace(CONFIG, steps=500), tmp_path / "long", console=console)
     assert "this budget" not in text_of(console)

@@ -64,6 +64,9 @@ class Train(DatasetOptions, CalvinOption):
     """Stop after this many minutes of training; the learning rate follows this budget."""
     steps: Annotated[int | None, option("N")] = None
     """Stop after this many steps; the learning rate follows this budget."""
+    clock: Literal["wall", "cpu"] | None = None
+    """What the minutes count: wall-clock time, or the CPU time of the process (on a busy machine the same amount of
+    computing). Default: wall, or as the run that is resumed."""
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the run goes. Default: runs/RECIPE, or runs/RECIPE-METHOD."""
     method: Annotated[str | None, option("NAME")] = None

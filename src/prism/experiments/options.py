@@ -31,6 +31,7 @@ class TrainOptions(TypedDict, total=False):
     demonstrations: int | None
     minutes: float | None
     steps: int | None
+    clock: str | None
     method: str | None
     teacher: Path | str | None
     init: Path | str | None
@@ -88,6 +89,8 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
         given["weights"] = options["weights"]  # also an empty one: it is refused
     method, preset, teacher = (given.get(name) for name in ("method", "preset", "teacher"))
     experiment = with_budget(experiment, given.get("minutes"), given.get("steps"), given.get("seed"))
+    if "clock" in given:
+        experiment = replace(experiment, train=replace(experiment.train, clock=given["clock"]))
     if preset is not None:
         experiment = with_preset(experiment, preset)
     if method is not None and method != experiment.method:

@@ -340,7 +340,7 @@ class _Keeper:
         self._windows: Counter[str] = Counter()  # of the whole training: PolicySpec.trained_on
         self._own_windows: Counter[str] = Counter()  # of this rank, since the last checkpoint
         self._suspect: tuple[int, Batch] | None = None  # the first of a row of batches without a finite gradient
-        self._warned = False
+        self._estimated = self._warned = False  # how many steps the budget gives; that they are few
 
     def resume(self, wanted: bool) -> list[str]:
         """Take over the newest checkpoint, if there is one; what to say about it. Rank 0 decides and reads."""
@@ -487,24 +487,26 @@ class _Keeper:
         checkpoint.save_checkpoint(self.run_dir, spec, model, state, self.config.keep_last)
 
     def _warn_of_few_steps(self) -> None:
-        """Once, when the number of steps that the budget gives is known."""
-        known = self.config.minutes == 0 or self.step >= _TRIAL_STEPS or self.fraction >= 1
-        if self._warned or not known or self.fraction == 0:
+        """Once: early, by an estimate, or at the end, where later steps were slower than the first ones."""
+        over = self.fraction >= 1
+        known = self.config.minutes == 0 or self.step >= _TRIAL_STEPS or over
+        if self._warned or not known or self.fraction == 0 or (self._estimated and not over):
             return
-        self._warned = True
+        self._estimated = True
         steps = self.config.steps if self.config.minutes == 0 else round(self.step / self.fraction)
         if steps < _FEW_STEPS:
-            self.monitor.say(few_steps_warning(steps, self.config))
+            self._warned = True
+            self.monitor.say(few_steps_warning(steps, self.config, over))
 
 
-def few_steps_warning(steps: int, config: TrainConfig) -> str:
-    """One line, with the one option that would help."""
+def few_steps_warning(steps: int, config: TrainConfig, over: bool = False) -> str:
+    """One line, with the one option that would help. `over`: they are counted, not estimated."""
     option = f"--steps {_FEW_STEPS}"
     if config.minutes:
         minutes = math.ceil(config.minutes * _FEW_STEPS / max(steps, 1))
         option = f"--minutes {minutes}" if minutes <= 120 else "--preset tiny"
-    about = "" if config.minutes == 0 else "about "
-    return f"warning: this budget gives {about}{steps} steps; fewer than {_FEW_STEPS} seldom learn a task: try {option}"
+    gives = "gave" if over else "gives" if config.minutes == 0 else "gives about"
+    return f"warning: this budget {gives} {steps} steps; fewer than {_FEW_STEPS} seldom learn a task: try {option}"
 
 
 class StopRequest:
