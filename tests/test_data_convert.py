@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prism.data import open_dataset, parse_map
+from prism.cli import main
+from prism.data import open_dataset, parse_map, with_sensors
 from prism.data.convert import convert
 from prism.data.episodes import Episode
 from prism.data.views import with_sensor_settings
@@ -19,7 +20,7 @@ from prism.errors import PrismError
 from prism.report.dataset_page import write_page
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of, encode_text
 from tests.data_fakes import MemorySource, inspect
-from tests.data_files import LENGTHS, picture, write_calvin, write_robomimic
+from tests.data_files import LENGTHS, picture, write_calvin, write_lerobot_v3, write_robomimic
 
 SENSORS = (
     SensorSpec("cam", "rgb", (64, 66, 3), random_shift=4),
@@ -78,7 +79,7 @@ def test_there_and_back(tmp_path: Path, codec: Any) -> None:
         assert {os.sched_getscheduler(int(thread.name)) for thread in threads.iterdir()} == {os.SCHED_OTHER}
     lerobot = open_dataset(tmp_path / "lerobot")
     assert_equal(lerobot, source, lossy=("cam",))
-    convert(lerobot, tmp_path / "own", task="again")
+    convert(lerobot, tmp_path / "own", task="again", pictures="pixels")
     own = open_dataset(tmp_path / "own")
     assert_equal(own, lerobot)
     assert own.task == "again"  # type: ignore[attr-defined]
@@ -168,3 +169,33 @@ def test_inspect_shows_every_kind(tmp_path: Path) -> None:
         assert f"<h2>{name}</h2>" in page
     assert page.count("data:image/png;base64,") == 5 * (6 + 3 + 6)
     assert inspect(write_robomimic(tmp_path / "set.hdf5")).format == "robomimic HDF5"
+
+
+def test_what_was_video_stays_video_and_the_size_is_said_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """302 MB of video became 30 GB of pixels, and nothing said so."""
+    pytest.importorskip("av")
+    path = write_lerobot_v3(tmp_path / "v3")
+    assert main(["data", "convert", str(path), str(tmp_path / "own")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{tmp_path / 'own'}: 22 steps, about ")
+    assert "free there" in said.splitlines()[0]
+    camera = next(sensor.name for sensor in open_dataset(path).sensors if sensor.kind == "rgb")
+    assert (tmp_path / f"own/{camera}.mp4").is_file()
+    assert f"nearly the same pixels (--pictures pixels keeps all): {camera}" in said
+    video, source = open_dataset(tmp_path / "own"), open_dataset(path)
+    for episode in range(3):
+        a, b = (one.read(episode).streams[camera].astype(int) for one in (video, source))
+        assert np.abs(a - b).mean() < 6
+    assert_equal(with_sensors(video, ["state"]), with_sensors(source, ["state"]))
+    assert main(["data", "convert", str(path), str(tmp_path / "pixels"), "--pictures", "pixels"]) == 0
+    assert_equal(open_dataset(tmp_path / "pixels"), source)
+    convert(video, tmp_path / "again")
+    assert (tmp_path / f"again/{camera}.mp4").is_file(), "video of our own stays video too"
+
+    full = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("prism.data.convert.shutil.disk_usage", lambda folder: full)
+    with pytest.raises(PrismError, match=r"are needed, 1 kB are free: --pictures video is about 30 times smaller, or"):
+        convert(everything(), tmp_path / "large")
+    assert not (tmp_path / "large").exists()

@@ -179,6 +179,9 @@ class Convert(_OfDataset):
     """What the demonstrations show; default: the dataset's own words."""
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
+    pictures: Literal["auto", "video", "pixels"] = "auto"
+    """Of prism's own format: video (h264, about 30 times smaller, not the same bytes), or every pixel; auto: a camera
+    that is video in the dataset stays video."""
     skip_damaged: bool = False
     """Leave out episodes that hold NaN, or whose files are missing or cannot be decoded."""
     overwrite: bool = False
@@ -198,8 +201,9 @@ class Convert(_OfDataset):
                 episodes, steps = to_robomimic(source, self.out, overwrite=self.overwrite, progress=advance)
                 print(f"{self.out}: {episodes} episodes, {steps} steps")
                 return
-            how = (self.to, self.task, self.codec)
-            result = convert(source, self.out, *how, overwrite=self.overwrite, progress=advance)
+            how: Any = {"to": self.to, "task": self.task, "codec": self.codec, "pictures": self.pictures}
+            tell = lambda text: print(text, flush=True)  # noqa: E731
+            result = convert(source, self.out, **how, overwrite=self.overwrite, progress=advance, say=tell)
         for note in result.notes:
             print(f"note: {note}")
         print(f"{result.path}: {result.episodes} episodes, {result.steps} steps")

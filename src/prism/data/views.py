@@ -53,7 +53,7 @@ class SourceView:
         return self.source.notes
 
     def __getattr__(self, name: str) -> Any:
-        """What only some formats have: task, version, action_spec, sometimes_absent, read_together, files."""
+        """What only some formats have: task, version, action_spec, sometimes_absent, read_together, files, filmed."""
         if name == "source" or name.startswith("__"):  # a copy or a pickle that is not filled yet
             raise AttributeError(name)
         return getattr(self.source, name)
@@ -93,7 +93,8 @@ def with_sensors(source: EpisodeSource, names: Collection[str]) -> EpisodeSource
     return Respecified(source, wanted_sensors(source, names), action_spec_of(source))
 
 
-_FIXED = ("name", "kind", "shape", "sample_rate", "names")  # what the data are, not what is done with them
+# What the data are, not what is done with them.
+_FIXED = ("name", "kind", "shape", "sample_rate", "names", "colour", "seen")
 KEYS = tuple(field.name for field in dataclasses.fields(SensorSpec) if field.name not in _FIXED)
 
 

@@ -54,6 +54,7 @@ class RecordingSource:
             f"'{name}' is kept as h264 video: nearly the same pixels" for name in filmed
         )
         self.read_together = 32 if filmed else 0
+        self.filmed = frozenset(filmed)
         self._opened: dict[int, StoreSource] = {}
 
     def folder(self, episode: int) -> Path:

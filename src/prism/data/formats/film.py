@@ -110,16 +110,14 @@ class FilmWriter:
         try:
             if self._error is not None:
                 raise self._error
+            if self._frames:
+                return finished(self._video, self._file, self._frames, self._fps)
             self._video.close()
         except OSError as error:  # FFmpeg's errors of a file are OSErrors too
             raise PrismError(
                 f"{self._file}: cannot be written ({error.strerror or error}): is the disk full?"
             ) from None
-        if not self._frames:
-            return None
-        with self._file.open("rb") as file:
-            os.fsync(file.fileno())
-        return Film(self._file, self._frames, self._fps, _crc32(self._file))
+        return None
 
     def _compress(self) -> None:
         with suppress(AttributeError, OSError):  # Linux: of this thread alone
@@ -130,6 +128,14 @@ class FilmWriter:
                     self._video.add(frame[None])
                 except Exception as error:  # said by close: the loop goes on meanwhile
                     self._error = error
+
+
+def finished(video: VideoWriter, file: Path, frames: int, fps: float) -> Film:
+    """Closes a video whose frames have all been added, and waits for the disk."""
+    video.close()
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    return Film(file, frames, fps, _crc32(file))
 
 
 class FilmRows:

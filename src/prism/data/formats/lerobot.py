@@ -302,6 +302,8 @@ class LeRobotSource(TableSource):
         self.sometimes_absent = frozenset(
             s.spec.name for s in self.table.streams for c in s.columns if c.key in (*self._masks, TASK)
         )
+        films = self._meta.videos
+        self.filmed = frozenset(s.spec.name for s in self.table.streams if any(c.key in films for c in s.columns))
         self._videos = VideoFrames()
         self._rows = Rows(self._meta)
 

@@ -325,6 +325,7 @@ class StoreSource:
         self._checked = manifest.checksums
         self.notes: tuple[str, ...] = () if self._checked else ("recorded without checksums: damage may not be seen",)
         self.read_together = 32 if manifest.videos else 0
+        self.filmed = frozenset(manifest.videos)  # cameras that are video
         rows = int(ends[-1])
         self._actions = self._open(ACTIONS, (rows, self.action_dim), np.dtype(np.float32))
         self._present: dict[str, RowFile] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -12,8 +12,9 @@ from numpy.lib import format as npy
 from numpy.typing import ArrayLike
 
 from prism.data.episodes import Array, BoolArray, FloatArray
-from prism.data.formats.film import FRAMES, Film
+from prism.data.formats.film import FRAMES, Film, finished
 from prism.data.formats.store import ACTIONS, CHECKSUM, MANIFEST, PRESENT, Checksums, Manifest, as_bytes
+from prism.data.formats.video import VideoWriter
 from prism.data.formats.writer import EpisodeWriter
 from prism.io.files import sync, sync_folder, write_file
 from prism.sensors import ActionSpec, SensorSpec
@@ -39,9 +40,15 @@ class DatasetWriter(EpisodeWriter):
         provenance: Mapping[str, Any] | None = None,
         action: ActionSpec | None = None,
         films: Mapping[str, Film] | None = None,  # cameras that are video: their streams are numbers of frames
+        compress: Collection[str] = (),  # RGB cameras to be made h264 video: their streams are pictures
     ) -> None:
         super().__init__(path, sensors, action_dim, fps, task, overwrite, action)
         self.provenance, self._films = dict(provenance or {}), dict(films or {})
+        self._videos = {
+            sensor.name: VideoWriter(self._temp, "{}.mp4", sensor.name, self.fps, sensor.shape[:2], "h264")
+            for sensor in self.sensors
+            if sensor.name in compress
+        }
         self._absent: set[str] = set()
         self._files: dict[str, IO[bytes]] = {}
         self._shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
@@ -49,7 +56,7 @@ class DatasetWriter(EpisodeWriter):
         with self._or_nothing():
             self._start_file(ACTIONS, (action_dim,), np.dtype(np.float32))
             for sensor in self.sensors:
-                if sensor.name in self._films:
+                if sensor.name in self._films or sensor.name in self._videos:
                     self._start_file(sensor.name + FRAMES, (), np.dtype(np.int64))
                 else:
                     self._start_file(sensor.name, sensor.shape, sensor.dtype)
@@ -58,7 +65,12 @@ class DatasetWriter(EpisodeWriter):
     def _write(self, streams: Mapping[str, Array], actions: FloatArray, masks: Mapping[str, BoolArray]) -> None:
         self._absent |= {name for name, mask in masks.items() if not mask.all()}
         present = {name + PRESENT: np.ascontiguousarray(mask) for name, mask in masks.items()}
-        named = {name + FRAMES if name in self._films else name: array for name, array in streams.items()}
+        streams = dict(streams)
+        for name, video in self._videos.items():
+            video.add(streams[name])
+            streams[name] = np.arange(self._rows, self._rows + len(actions), dtype=np.int64)
+        films = (*self._films, *self._videos)
+        named = {name + FRAMES if name in films else name: array for name, array in streams.items()}
         for name, array in {ACTIONS: actions, **named, **present}.items():
             content = as_bytes(array)
             self._files[name].write(content)
@@ -74,6 +86,8 @@ class DatasetWriter(EpisodeWriter):
         write_file(self._temp / name, content)
 
     def _release(self) -> None:
+        for video in self._videos.values():
+            video.abandon()
         for file in self._files.values():
             with suppress(OSError):  # a full disk: there is no room for what it still held
                 file.close()
@@ -101,6 +115,8 @@ class DatasetWriter(EpisodeWriter):
                 sync(sums)
         for name, film in self._films.items():
             film.link(self._temp / f"{name}.mp4")
+        for name, video in self._videos.items():
+            self._films[name] = finished(video, self._temp / f"{name}.mp4", self._rows, self.fps)
         ends = np.array(self._ends[1:], np.int64)
         absent = tuple(sorted(self._absent))
         sizes = (self.sensors, self.action_dim, ends, self.provenance)
