@@ -231,7 +231,7 @@ LEROBOT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "a page for a video": (lambda p: (p / VIDEO3).write_text("<html>404"), (VIDEO3, "cannot be read")),
     "video of another size": (
         lambda p: edit_json(p / "meta/info.json", wrong_shape),
-        (CAMERA, "frames are 32 x 48, info.json says 30 x 48"),
+        (CAMERA, "has pictures of 32 x 48, meta/info.json says 30 x 48: mend 'shape' of this feature there"),
     ),
     "no info": (lambda p: (p / "meta/info.json").write_text("{"), ("meta/info.json", "JSON")),
     "version": (

@@ -19,6 +19,7 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 from prism.cli.train import Train
 from prism.data import format_name, open_dataset, parse_map
 from prism.data.convert import convert
+from prism.data.formats.rosmsg import FIELDS
 from prism.errors import PrismError
 from prism.experiments.demonstrations import Demonstrations, open_demonstrations
 from prism.experiments.recipes import Experiment
@@ -53,6 +54,16 @@ def pose(seconds: float, x: float) -> Any:
     turn = T["geometry_msgs/msg/Quaternion"](x=0.0, y=0.0, z=float(np.sin(x / 2)), w=float(np.cos(x / 2)))
     inner = T["geometry_msgs/msg/Pose"](position=point, orientation=turn)
     return T["geometry_msgs/msg/PoseStamped"](header=header(seconds), pose=inner)
+
+
+def test_a_pose_with_covariance_is_a_pose() -> None:
+    """What amcl and robot_localization publish; it was left out."""
+    stamped = pose(0.0, 0.4)
+    covariance = T["geometry_msgs/msg/PoseWithCovariance"](pose=stamped.pose, covariance=np.zeros(36))
+    message = T["geometry_msgs/msg/PoseWithCovarianceStamped"](header=stamped.header, pose=covariance)
+    (known,), (plain,) = FIELDS[message.__msgtype__], FIELDS["geometry_msgs/msg/PoseStamped"]
+    np.testing.assert_array_equal(known.get(message), plain.get(stamped))
+    assert known.quaternions == plain.quaternions
 
 
 def command(x: float) -> Any:

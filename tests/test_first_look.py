@@ -20,7 +20,6 @@ pytest.importorskip("prism_client")
 
 from prism_client import Executor, PlanError, Reply, Step, first_look
 
-from prism import health
 from prism.controller import Controller
 from prism.data import statistics
 from prism.data.episodes import Array, Episode
@@ -28,8 +27,8 @@ from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
 from prism.experiments.workflow import train
+from prism.inference import health
 from prism.inference.backends import load_backend
-from prism.inference.health import trained_on
 from prism.inference.lanes import LocalPlanner
 from prism.sensors import SensorSpec
 from tests.data_fakes import MemorySource

@@ -120,7 +120,8 @@ class Inspect(_OfDataset):
         prism data inspect my-dataset --episodes 0-3 --rerun my.rrd      cameras, depth, touch, sound, actions over time
         prism data inspect lift.hdf5 --map agentview_image=rgb_static robot0_eef_pos=proprio actions=action
 
-    Reads prism's own format, Diffusion Policy's zarr, robomimic's HDF5, LeRobot v2.0, v2.1 and v3, CALVIN, ROS 2 bags.
+    Reads prism's own format, Diffusion Policy's zarr, HDF5 of robomimic and ALOHA, LeRobot v2.0, v2.1 and v3, CALVIN,
+    ROS 2 bags.
     """
 
     path: Positional[Path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from prism.data.damage import chosen
+from prism.data.damage import chosen, named_pointers
 from prism.data.episodes import Episode, EpisodeSource
 from prism.data.formats import FORMATS, format_of
 from prism.data.formats.table import Entry, parse_map
@@ -39,12 +39,19 @@ def open_dataset(
         raise PrismError(f"{path}: not found; give the path of a dataset")
     found = format_of(path)
     if found is None:
+        if (missing := named_pointers(path)) is not None:
+            raise missing
         known = "; ".join(format.signs for format in FORMATS)
         raise PrismError(f"{path}: not a dataset that prism recognises; it reads {known}")
     if tolerance is not None and not found.time_stamps:
         raise PrismError(f"{path}: is aligned already; a tolerance is for recordings with time stamps, ROS 2 bags")
     more = {} if tolerance is None else {"tolerance": tolerance}
-    source = found.open(path, fps, entries, **more)
+    try:
+        source = found.open(path, fps, entries, **more)
+    except PrismError:
+        if (missing := named_pointers(path)) is not None:
+            raise missing from None
+        raise
     if skip_damaged is not None or episodes or without:
         source = chosen(source, episodes, without, skip_damaged)
     return with_sensor_settings(source, sensors)

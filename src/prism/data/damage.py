@@ -4,6 +4,7 @@ leaving them out."""
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from prism.data.views import portion, with_sensors
 from prism.errors import PrismError
 
 _POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_SIZE = 1024  # bytes; they have about 130
+_FILES = 20_000  # that are looked at
 _RUNS = 8  # ranges of episodes that an error lists
 _CHUNK = 1024  # steps held in memory at a time
 
@@ -32,6 +35,21 @@ def file_problem(file: Path) -> str:
     if head == _POINTER:
         return f"{file}: is a Git-LFS pointer, not the file itself: run `git lfs pull` in the dataset's folder"
     return "" if head else f"{file}: is empty"
+
+
+def pointers(path: Path) -> list[Path]:
+    """Files of a dataset that are Git-LFS pointers; not all of a dataset of very many files are looked at."""
+    files = [path] if path.is_file() else itertools.islice((f for f in path.rglob("*") if f.is_file()), _FILES)
+    return [file for file in files if file.stat().st_size < _POINTER_SIZE and "Git-LFS" in file_problem(file)]
+
+
+def named_pointers(path: Path) -> PrismError | None:
+    """What to say of a dataset whose files are pointers, whatever a reader said of them; None: they are not."""
+    if not (found := pointers(path)):
+        return None
+    others = f" (and {len(found) - 1} other files)" if len(found) > 1 else ""
+    folder = path if path.is_dir() else path.parent
+    return PrismError(f"{found[0]}: is a Git-LFS pointer, not the file itself{others}: run `git lfs pull` in {folder}")
 
 
 def damaged(source: EpisodeSource, deep: bool) -> dict[int, str]:
@@ -135,8 +153,11 @@ def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
     ways = ["the episodes with --skip-damaged" + f" or --episodes {kept}" * (len(runs) <= _RUNS)] if runs else []
     first, names = portion(source, [min(bad)], source.lengths[[min(bad)]]), [sensor.name for sensor in source.sensors]
     others = {name: [other for other in names if other != name] for name in names if len(names) > 1}
-    blamed = (name for name, rest in others.items() if not damaged(with_sensors(first, rest), deep))
-    ways += [f"that sensor with --without {name}" for name in itertools.islice(blamed, 1)]
+    blamed = next((name for name, rest in others.items() if not damaged(with_sensors(first, rest), deep)), "")
+    if blamed:
+        ways.append(f"that sensor with --without {blamed}")
+    elif names != (sound := [name for name in names if not damaged(with_sensors(first, [name]), deep)]) and sound:
+        ways.append(f"these sensors with --without {' '.join(name for name in names if name not in sound)}")
     return f"leave out {', or '.join(ways)}" if ways else "mend the dataset, or record it again"
 
 
@@ -149,5 +170,6 @@ def remedies_as_settings() -> Iterator[None]:
         problem, helps = error.args
         helps = helps.replace("--skip-damaged", "--set demonstrations.skip_damaged=true")
         helps = re.sub(r"--episodes ([\d,-]*[\d-])", r"""--set 'demonstrations.only="\1"'""", helps)
-        helps = re.sub(r"--without (\S+)", r"""--set 'demonstrations.without=["\1"]'""", helps)
+        quoted = lambda match: f"""--set 'demonstrations.without={json.dumps(match[1].split())}'"""  # noqa: E731
+        helps = re.sub(r"--without (.+)$", quoted, helps)
         raise PrismError(f"{problem}; {helps}") from None

@@ -22,6 +22,7 @@ Progress = Callable[[int, int], None]  # steps done, steps in all
 _CHUNK = 1024  # steps held in memory at a time
 _SAMPLED_EPISODES, _SAMPLED_STEPS = 6, 4  # pixels are too many to read them all
 _INSTRUCTIONS = 5  # shown
+_DARK = {"rgb": 8.0, "depth": 0.0}  # what no pixel of a picture exceeds where nothing is seen: levels, metres
 _FAR = 30.0  # standard deviations: a value this far out is rarely meant
 
 
@@ -110,6 +111,9 @@ def summarise(
             summary = _sampled_summary(source, sensor, notes)
             if sensor.name in heard:
                 summary = replace(summary, present=heard[sensor.name] / steps)
+            if summary.present > 0 and summary.high <= _DARK.get(sensor.kind, -1.0):
+                dark = "black" if sensor.kind == "rgb" else "without a measured pixel"
+                warnings.append(f"'{sensor.name}' is {dark} in every picture that was looked at: was the camera on?")
             if summary.present < 1:
                 looked = "the steps" if sensor.name in heard else "the few steps that were looked at"
                 warnings.append(f"'{sensor.name}' is absent from {1 - summary.present:.1%} of {looked}")

@@ -6,7 +6,6 @@ research/RESULTS.md. A recipe is data: change a field with dataclasses.replace, 
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from prism.errors import PrismError
 from prism.experiments.demonstrations import Demonstrations
 from prism.io import files, hub
 from prism.io.jsonconfig import from_json, to_json, with_settings
+from prism.io.plugins import near
 from prism.methods import METHODS, presets
 from prism.methods.base import ContextConfig
 from prism.methods.prism import PrismConfig
@@ -368,10 +368,9 @@ def recipe(name: str) -> Experiment:
         return own_data(Path(name))
     if "/" in name or Path(name).suffix:
         raise PrismError(f"{name}: not found; give the path of a dataset, or the name of a recipe or task")
-    close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
-    close = close or difflib.get_close_matches(f"metaworld-{name}", names(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"for example {', '.join(names()[:4])}"
-    raise PrismError(f"'{name}' is no recipe, task or dataset: {hint}")
+    hint = f"did you mean {' or '.join(close)}?" if (close := near(name, names())) else "give the path of a dataset"
+    more = "" if close else f", or a name such as {', '.join(names()[:4])}"
+    raise PrismError(f"'{name}' is no recipe, task or dataset: {hint}{more}")
 
 
 def with_preset(experiment: Experiment, name: str) -> Experiment:

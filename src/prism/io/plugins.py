@@ -11,7 +11,7 @@ outside. Groups: prism.methods, prism.tasks, prism.sensors, prism.robots.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -19,13 +19,14 @@ from typing import Any, Generic, TypeVar
 from prism.errors import PrismError
 
 T = TypeVar("T")
+_NEAR = 0.65  # of a name's letters that two names share in order
 
 
 class Table(Mapping[str, T], Generic[T]):
     """Rows by name. A row that is a string, "module:object", is imported when it is first asked for."""
 
-    def __init__(self, group: str, what: str, rows: Mapping[str, T | str], also: str = "", remedy: str = "") -> None:
-        self._group, self._what, self._also, self._remedy = group, what, also, remedy
+    def __init__(self, group: str, what: str, rows: Mapping[str, T | str], remedy: str = "") -> None:
+        self._group, self._what, self._remedy = group, what, remedy
         self._rows: dict[str, T | str] = dict(rows)
         self._built_in = tuple(rows)
 
@@ -53,8 +54,7 @@ class Table(Mapping[str, T], Generic[T]):
 
     def unknown(self, name: str) -> PrismError:
         names = tuple(self)
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        close = close or difflib.get_close_matches(self._also + name, names, n=3, cutoff=0.5)
+        close = near(name, names)
         few = ", ".join(names) if len(names) < 20 else f"for example {', '.join(names[:4])}"
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {few}" if names else self._remedy
         return PrismError(f"unknown {self._what} '{name}': {hint}")
@@ -82,3 +82,15 @@ class Table(Mapping[str, T], Generic[T]):
                 f"{self._what} '{entry.name}' comes from the package {package}, and its {entry.value} cannot be "
                 f"imported ({type(error).__name__}: {error}): mend or remove that package"
             ) from error
+
+
+def near(name: str, names: Iterable[str]) -> list[str]:
+    """At most three of the names that one could have meant, best first, also without the first word of a name:
+    drawer-open for metaworld-drawer-open. Empty where none is near."""
+    scores: dict[str, float] = {}
+    for known in names:
+        for form in (known, known.partition("-")[2]):
+            score = difflib.SequenceMatcher(None, name.lower(), form.lower()).ratio()
+            if score >= _NEAR:
+                scores[known] = max(score, scores.get(known, 0.0))
+    return sorted(scores, key=lambda known: -scores[known])[:3]

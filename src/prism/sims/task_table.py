@@ -45,7 +45,7 @@ class Task:
 
 
 TASKS: Table[Task] = Table(
-    "prism.tasks", "task", {}, also="metaworld-", remedy="the simulators are in packages/prism-sims"
+    "prism.tasks", "task", {}, remedy="the simulators are in packages/prism-sims"
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prism.data.episodes import EpisodeSource
+from prism.data.formats.aloha import AlohaSource, is_aloha
 from prism.data.formats.calvin_format import CalvinSource, is_calvin
 from prism.data.formats.episode_folders import RecordingSource, is_recording
 from prism.data.formats.lerobot import LeRobotSource, is_lerobot
@@ -32,6 +33,7 @@ class Format:
 FORMATS = (
     Format("prism", "a prism folder (dataset.json)", is_store, StoreSource),
     Format("prism recording", "a recording of a robot (episode-000000, ...)", is_recording, RecordingSource),
+    Format("ALOHA HDF5", "ALOHA's HDF5 (episode_0.hdf5, ...)", is_aloha, AlohaSource),
     Format("robomimic HDF5", "robomimic's HDF5 (.hdf5)", is_robomimic, RobomimicSource),
     Format("LeRobot", "LeRobot v2.0, v2.1 and v3 (meta/info.json)", is_lerobot, LeRobotSource),
     Format("CALVIN", "CALVIN (ep_start_end_ids.npy)", is_calvin, CalvinSource),

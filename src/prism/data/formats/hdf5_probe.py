@@ -1,7 +1,7 @@
 """Looks over an HDF5 file in a process of its own: HDF5's library can loop for ever, or crash, on damaged metadata.
 
 Run as a script (it imports nothing of prism): python hdf5_probe.py FILE. It touches everything that
-prism.data.formats.robomimic will, except the numbers themselves: attributes, groups, and the index of every chunk.
+prism.data.formats.robomimic and aloha will, except the numbers: attributes, groups, the index of every chunk.
 """
 
 from __future__ import annotations
@@ -116,8 +116,20 @@ def look(path: str) -> None:
         for name in ("total", "env_args", "num_samples"):
             item.attrs.get(name)  # type: ignore[attr-defined]
 
+    def chunks(name: str, item: Any) -> None:
+        if not isinstance(item, h5py.Dataset):
+            return
+        _ = (item.shape, item.dtype)
+        if item.chunks:
+            item.id.chunk_iter(lambda info: None)
+        else:
+            item.id.get_offset()
+
     with h5py.File(path, "r") as file:
         if strange(file):  # the reader says so
+            return
+        if "data" not in file:  # another layout: whatever arrays there are
+            file.visititems(chunks)
             return
         data = file["data"]
         attributes(data)
@@ -128,11 +140,7 @@ def look(path: str) -> None:
         for demo in data.values():
             attributes(demo)
             for item in (demo["actions"], *demo["obs"].values()):
-                _ = (item.shape, item.dtype)
-                if item.chunks:
-                    item.id.chunk_iter(lambda info: None)
-                else:
-                    item.id.get_offset()
+                chunks("", item)
 
 
 if __name__ == "__main__":

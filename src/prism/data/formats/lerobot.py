@@ -18,7 +18,18 @@ import numpy as np
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.lerobot_files import INFO, Feature, Meta, Place, Rows
-from prism.data.formats.table import ACTION, AGAIN, Absent, Column, Columns, Entry, Raw, TableSource, make_table
+from prism.data.formats.table import (
+    ACTION,
+    AGAIN,
+    Absent,
+    Column,
+    Columns,
+    Entry,
+    Raw,
+    TableSource,
+    is_outcome,
+    make_table,
+)
 from prism.data.formats.video import VideoFrames
 from prism.errors import PrismError, need, reason, unreadable
 from prism.sensors import ActionSpec, SensorSpec
@@ -49,6 +60,8 @@ def read_meta(root: Path) -> Meta:
     features = _features(info.get("features"), file)
     cameras = [f.key for f in features.values() if f.dtype == "video"]
     templates = tuple(info.get(key) or _PATHS[version][i] for i, key in enumerate(("data_path", "video_path")))
+    if not (root / "videos").exists() and (root / "video").is_dir():
+        templates = (templates[0], re.sub(r"^videos/", "video/", str(templates[1])))
     chunk = info.get("chunks_size", 1000)
     if not isinstance(chunk, int) or chunk <= 0:
         raise PrismError(f"{file}: 'chunks_size' must be a positive integer, not {chunk!r}; {AGAIN}")
@@ -150,7 +163,7 @@ def _episodes_v2(
 
     def place(template: str, what: str, **more: str) -> Place:
         values: list[dict[str, int | str]] = [
-            {"episode_chunk": e // chunk, "episode_index": e, **more} for e in range(count)
+            {"episode_chunk": e // chunk, "chunk_index": e // chunk, "episode_index": e, **more} for e in range(count)
         ]
         files = tuple(expand(root, template, value, what) for value in values)
         return Place(files, np.arange(count), np.zeros(count))
@@ -316,11 +329,13 @@ class LeRobotSource(TableSource):
 
     def _columns(self, notes: list[str], stored: Mapping[str, SensorSpec]) -> list[Column]:
         columns = []
+        prefixed = any(key.startswith("observation") for key in self._meta.features)
         for feature in self._meta.features.values():
             key = feature.key
             if key in _INDEX or key in self._masks.values():
                 continue
-            skip = "" if key == "action" or key.startswith("observation") else "it is no observation"
+            seen = key.startswith("observation") or not (prefixed or is_outcome(key))  # older: state, image
+            skip = "" if key == "action" or seen else "it is no observation"
             picture = feature.dtype in ("image", "video")
             if feature.is_depth or (picture and feature.shape[2:] != (3,)):
                 skip = "pictures of depth, or with other than 3 channels, are not read"

@@ -63,6 +63,8 @@ FIELDS: dict[str, tuple[Field, ...]] = {
     ),
     "geometry_msgs/msg/Pose": _whole(_pose, (3,)),
     "geometry_msgs/msg/PoseStamped": _whole(lambda m: _pose(m.pose), (3,)),
+    "geometry_msgs/msg/PoseWithCovariance": _whole(lambda m: _pose(m.pose), (3,)),
+    "geometry_msgs/msg/PoseWithCovarianceStamped": _whole(lambda m: _pose(m.pose.pose), (3,)),
     "geometry_msgs/msg/Point": _whole(_xyz),
     "geometry_msgs/msg/PointStamped": _whole(lambda m: _xyz(m.point)),
     "geometry_msgs/msg/Vector3": _whole(_xyz),

@@ -45,7 +45,9 @@ class DatasetWriter(EpisodeWriter):
         super().__init__(path, sensors, action_dim, fps, task, overwrite, action)
         self.provenance, self._films = dict(provenance or {}), dict(films or {})
         self._videos = {
-            sensor.name: VideoWriter(self._temp, "{}.mp4", sensor.name, self.fps, sensor.shape[:2], "h264")
+            sensor.name: VideoWriter(
+                self._temp, "{}.mp4", sensor.name, self.fps, (sensor.shape[0], sensor.shape[1]), "h264"
+            )
             for sensor in self.sensors
             if sensor.name in compress
         }

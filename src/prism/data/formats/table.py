@@ -43,7 +43,8 @@ from prism.sensors import KINDS, ActionSpec, SensorKind, SensorSpec, encode_text
 #     rel_actions=action                                  what is to be learned
 #     reward=                                             nothing: the key is ignored
 #
-# With a table nothing else is taken. Without one, every key that looks like a sensor is one, under its own name.
+# A table of several entries takes no other sensor. Without one, every key that looks like a sensor is one, under its
+# own name; an entry alone changes what is guessed of its key.
 
 ACTION, IGNORED = "action", ""
 AGAIN = "copy or download it again"
@@ -269,7 +270,7 @@ def make_table(
 ) -> Table:
     """`action` is the key that this format usually has; notes get one sentence for every guess."""
     given = {entry.name: entry for entry in entries}
-    target = given.get(ACTION, Entry((action,), ACTION))
+    target = given.get(ACTION) or Entry((_action_key(path, columns, action, notes),), ACTION)
     act = _stream(path, columns, Entry(target.sources, ACTION, "vector", target.scale), fps, notes)
     notes += [
         f"action[{first}:{first + 4}] is a quaternion (if it is not: --sensor action.quaternions=)"
@@ -281,8 +282,8 @@ def make_table(
     wanted = [entry for entry in entries if entry.name not in (ACTION, IGNORED)]
     used = {key for entry in (*wanted, target) for key in entry.sources} | ignored
     unused = [column for column in columns if column.key not in used]
-    if not wanted:
-        wanted = _guess(unused, notes)
+    if not wanted or (len(entries) == 1 and stated_by == "--map"):  # one entry alone corrects a guess
+        wanted = [*wanted, *_guess(unused, notes)]
     elif unused:
         notes.append(f"not in the table of {stated_by}, so left out: {', '.join(column.key for column in unused)}")
     if not wanted:
@@ -294,6 +295,35 @@ def make_table(
     except PrismError as error:
         raise PrismError(f"{path}: {error}; use --map SOURCE=SENSOR") from None
     return Table(streams, act)
+
+
+_ACTIONS = ("action", "actions")  # what others call them
+_NO_SENSORS = ("reward", "rewards", "done", "dones", "success", "discount", "terminated", "truncated", "is_first",
+               "is_last", "is_terminal")  # fmt: skip
+
+
+def is_outcome(key: str) -> bool:
+    """What a simulator or a person says afterwards: no robot has it."""
+    return key.startswith("next.") or re.split(r"[./]", key)[-1].lower() in _NO_SENSORS
+
+
+def _action_key(path: Path, columns: Sequence[Column], usual: str, notes: list[str]) -> str:
+    """The key of the actions: as the format has it, or the only one that is called so; else the table to give."""
+    keys = [column.key for column in columns]
+    if usual in keys:
+        return usual
+    called = [key for key in keys if re.split(r"[./]", key)[-1].lower() in _ACTIONS]
+    if len(called) == 1:
+        notes.append(f"'{called[0]}' is taken for the actions (--map KEY=action changes it)")
+        return called[0]
+    guessed = _guess([column for column in columns if column.key not in called], [])
+    table = " ".join(f"{entry.sources[0]}={entry.name}" for entry in guessed)
+    vectors = [column.key for column in columns if guess_kind(column)[0] == "vector"]
+    which = ", ".join(called or vectors) or "none that could be"
+    raise PrismError(
+        f"{path}: there is no key '{usual}': which are the actions ({which})? Say it, with the sensors to take: --map "
+        f"KEY=action {table}"
+    )
 
 
 def _guess(columns: Sequence[Column], notes: list[str]) -> list[Entry]:
