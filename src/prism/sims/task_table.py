@@ -44,9 +44,7 @@ class Task:
     quick: bool = True  # twenty demonstrations are recorded before a second process has started
 
 
-TASKS: Table[Task] = Table(
-    "prism.tasks", "task", {}, remedy="the simulators are in packages/prism-sims"
-)
+TASKS: Table[Task] = Table("prism.tasks", "task", {}, remedy="the simulators are in packages/prism-sims")
 
 
 def task_names() -> tuple[str, ...]:
