@@ -51,6 +51,7 @@ MODULES = {
     "tables": "tables",
     "overview": "overview",
     "final": "final",
+    "pages": "pages",
     "one-policy": "one_policy",
     "lerobot-pusht": "lerobot_pusht",
 }

@@ -77,7 +77,9 @@ def test_a_command_names_no_path_of_the_machine(tmp_path: Path, monkeypatch: pyt
 def test_every_result_says_how_it_was_made() -> None:
     research = ROOT / "research"
     text = (research / "RESULTS.md").read_text()
-    links = set(re.findall(r"\]\((results/[\w./-]+)\)", text + (research / "LAB_LOG.md").read_text()))
-    assert {str(path.relative_to(research)) for path in (research / "results").iterdir()} == links
+    others = "".join((research / name).read_text() for name in ("TABLES.md", "LAB_LOG.md"))
+    links = set(re.findall(r"\]\((results/[\w./-]+)\)", text + others))
+    results = {str(path.relative_to(research)) for path in (research / "results").iterdir() if path.is_file()}
+    assert results == links
     for name in re.findall(r"`python -m research ([a-z][\w-]*)", text):
         assert name in MODULES
