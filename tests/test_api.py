@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prism_client import ActionKind
 
 import prism
 from prism.data.formats.store_writer import DatasetWriter
 from prism.methods.prism import PrismPolicy
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 
 def test_import_is_light_and_says_what_there_is() -> None:
@@ -166,7 +167,8 @@ def test_ten_demonstrations_are_ten(tmp_path: Path, capfd: pytest.CaptureFixture
     rng = np.random.default_rng(0)
     for episodes in (10, 40):
         sensors = (SensorSpec("proprio", "vector", (2,)),)
-        with DatasetWriter(tmp_path / f"of-{episodes}", sensors, action_dim=2, fps=10.0, task="walk") as writer:
+        poses = ActionSpec(kind=ActionKind.ABSOLUTE)
+        with DatasetWriter(tmp_path / f"of-{episodes}", sensors, 2, 10.0, "walk", action=poses) as writer:
             for _ in range(episodes):
                 walk = np.cumsum(rng.normal(size=(20, 2)), axis=0).astype(np.float32)
                 writer.add({"proprio": walk}, walk)
@@ -182,6 +184,5 @@ def test_ten_demonstrations_are_ten(tmp_path: Path, capfd: pytest.CaptureFixture
         said = " ".join(capfd.readouterr().err.split())
         assert f"{trained} episodes, {held_out} held out for validation" in said
         assert "sensors: proprio; 2 actions, absolute (each is a pose)" in said
-        assert "if not: --action-kind delta" in said
     with pytest.raises(prism.PrismError, match="41 demonstrations were asked for, there are 40"):
         prism.train(tmp_path / "of-40", tmp_path / "x", steps=1, demonstrations=41, progress=False)

@@ -59,7 +59,7 @@ def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
     steps; so does a run that began with its network; and what a person stated is not overruled by what is seen."""
     moves = np.cumsum(np.random.default_rng(0).normal(0, 0.002, (2, 40, 3)), axis=1)
     poses = np.cumsum(moves, axis=1)
-    for name, actions in (("changes", 30 * moves), ("poses", poses)):
+    for name, actions in (("changes", moves), ("poses", poses)):
         with DatasetWriter(workplace / name, JOINTS, 3, 10.0, "t") as writer:
             for before, done in zip(poses - moves, actions, strict=True):
                 writer.add({"joints": before}, done)
@@ -84,19 +84,20 @@ def test_a_network_goes_on_with_actions_of_its_own_kind_alone(
 ) -> None:
     """--init: poses and changes of a pose are other numbers, whether the data say what they are or show it."""
     moves = np.cumsum(np.random.default_rng(0).normal(0, 0.002, (2, 40, 3)), axis=1)
-    poses, noise = np.cumsum(moves, axis=1), np.random.default_rng(1).normal(size=(2, 40, 3))
+    poses, noise = np.cumsum(moves, axis=1), np.random.default_rng(1).normal(0, 0.02, (2, 40, 3))
     for name, kind, actions in (
-        ("poses", "", poses),
-        ("changes", "", 30 * moves),
-        ("hidden", "", noise),
-        ("absolute", "absolute", noise),
-        ("delta", "delta", noise),
-        ("velocity", "velocity", noise),
+        ("poses", None, poses),
+        ("changes", None, moves),
+        ("hidden", None, noise),
+        ("absolute", ActionKind.ABSOLUTE, noise),
+        ("delta", ActionKind.DELTA, noise),
+        ("velocity", ActionKind.VELOCITY, noise),
     ):
         with DatasetWriter(workplace / name, JOINTS, 3, 10.0, "t", action=ActionSpec(kind=kind)) as writer:
             for before, done in zip(poses - moves, actions, strict=True):
                 writer.add({"joints": before}, done)
-        assert cli.main(["train", name, "--steps", "1", "--out", f"runs/{name}"]) == 0
+        if name != "hidden":
+            assert cli.main(["train", name, "--steps", "1", "--out", f"runs/{name}"]) == 0
     for data, init, kinds in (
         (["changes"], "poses", "absolute, those of the data delta;"),
         (["poses"], "changes", "delta, those of the data absolute;"),

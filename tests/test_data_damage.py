@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from prism_client import ActionKind
 from rich.console import Console
 
 from prism import cli
@@ -23,7 +24,7 @@ from prism.experiments.recipes import recipe
 from prism.experiments.trials import Trials
 from prism.io.jsonconfig import with_settings
 from prism.normalize import compute_statistics
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from tests.data_fakes import inspect
 from tests.data_files import LENGTHS, write_lerobot_v3, write_lerobot_v21, write_robomimic
 
@@ -127,7 +128,7 @@ def nan_zarr(path: Path) -> Path:
 def nan_store(path: Path) -> Path:
     rng = np.random.default_rng(0)
     sensors = SensorSpec("force", "vector", (3,)), SensorSpec("pose", "vector", (2,))
-    with DatasetWriter(path, sensors, 2, 10.0, "reach") as writer:
+    with DatasetWriter(path, sensors, 2, 10.0, "reach", action=ActionSpec(kind=ActionKind.ABSOLUTE)) as writer:
         for length in LENGTHS:
             streams = {spec.name: rng.normal(size=(length, *spec.shape)) for spec in sensors}
             writer.add(streams, rng.normal(size=(length, 2)))

@@ -80,7 +80,7 @@ def test_what_looks_wrong_is_said() -> None:
     assert "'s': dimensions 2 have values more than 30" in " | ".join(summarise(source, "memory").warnings)
     render(source, summarise(source, "memory"))
     (said,) = summarise(source, "memory").notes
-    assert said.startswith("nothing says whether actions are poses or changes of a pose")
+    assert said.startswith("unknown kind of action: ")
 
 
 def test_page_stands_alone_and_is_whole_or_absent(tmp_path: Path) -> None:
@@ -153,4 +153,4 @@ def test_what_an_absent_sensor_holds_says_nothing_of_the_actions(absent: str) ->
         actions = np.concatenate([pose[1:], pose[-1:]])
         episodes.append(Episode(streams, actions, {absent: np.full(60, number % 2 == 0)}))
     sensors = [SensorSpec(name, "vector", (3,)) for name in ("pose", "joints", "force")]
-    assert guess_kind(MemorySource(episodes, sensors)) == "absolute"
+    assert guess_kind(MemorySource(episodes, sensors)).kind == "absolute"

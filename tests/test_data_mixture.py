@@ -133,7 +133,7 @@ def test_weights_decide_what_is_drawn_and_the_order_is_a_function_of_seed_and_st
 
 
 def test_merge_writes_what_the_mixture_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = stored(tmp_path / "a", HAND, TOUCH, task="push")
+    a = stored(tmp_path / "a", HAND, TOUCH, task="push", kind="delta")
     b = stored(tmp_path / "bb", HAND, task="pull", kind="delta")
     out = tmp_path / "both"
     assert main(["data", "merge", str(a), str(b), "--out", str(out)]) == 0
@@ -165,7 +165,7 @@ def test_merge_writes_lerobot_too(tmp_path: Path) -> None:
 
 def test_bad_mixtures_end_in_one_line_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = str(stored(tmp_path / "a", HAND, WORDS, kind="absolute"))
-    b = str(stored(tmp_path / "bb", HAND, task="pull"))
+    b = str(stored(tmp_path / "bb", HAND, task="pull", kind="absolute"))
     cases = {
         "actions have 2 dimensions": [a, str(stored(tmp_path / "dims", HAND, dims=3))],
         "10 steps a second": [a, str(stored(tmp_path / "rate", HAND, fps=30.0))],
@@ -197,7 +197,8 @@ def test_bad_mixtures_end_in_one_line_before_training(tmp_path: Path, capsys: py
 def test_train_on_several_records_the_mixture_and_resumes_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    a, b = stored(tmp_path / "a", HAND, TOUCH, task="push"), stored(tmp_path / "bb", HAND, task="pull")
+    a = stored(tmp_path / "a", HAND, TOUCH, task="push", kind="delta")
+    b = stored(tmp_path / "bb", HAND, task="pull", kind="delta")
     run = tmp_path / "run"
     arguments = ["train", str(a), str(b), "--weights", "1", "0.5", "--out", str(run)]
     assert main([*arguments, "--steps", "2"]) == 0

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from prism_client import ActionKind
 
 import prism
 from prism import cli
@@ -19,7 +20,7 @@ from prism.data.pictures import as_recorded, cached_pictures, resized, with_defa
 from prism.data.views import with_sensor_settings
 from prism.encoders.vision import prepare_image
 from prism.errors import PrismError
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from tests.data_fakes import MemorySource
 
 LENGTHS = (5, 4, 6)
@@ -118,7 +119,7 @@ def test_another_camera_under_the_same_name_has_another_cache(tmp_path: Path, mo
 
 def write(path: Path) -> Path:
     source = big_source()
-    with DatasetWriter(path, source.sensors, 2, 10.0, "look") as writer:
+    with DatasetWriter(path, source.sensors, 2, 10.0, "look", action=ActionSpec(kind=ActionKind.ABSOLUTE)) as writer:
         for episode in source.episodes:
             writer.add(episode.streams, episode.actions, episode.present)
     return path

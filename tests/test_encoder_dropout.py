@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from prism_client import ActionKind
 
 from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
@@ -20,7 +21,7 @@ from prism.inference.about import needed_sensors
 from prism.methods.prism import PrismConfig
 from prism.policy import PolicySpec
 from prism.rows import Random
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Observation
 from tests.policy_fakes import VECTORS, random_batch, small_config, small_policy
 
@@ -121,7 +122,7 @@ GAPS[:, 8:], EVERY_OTHER[:, 1::2], NOT_ONE[1] = False, False, False
 def _record(path: Path, present: Mapping[str, NDArray[np.bool_]]) -> str:
     rng = np.random.default_rng(0)
     sensors = tuple(SensorSpec(name, "vector", (3,)) for name in present)
-    with DatasetWriter(path, sensors, 2, 10.0, "reach") as writer:
+    with DatasetWriter(path, sensors, 2, 10.0, "reach", action=ActionSpec(kind=ActionKind.ABSOLUTE)) as writer:
         for episode in range(3):
             masks = {name: mask[episode] for name, mask in present.items()}
             writer.add({name: rng.normal(size=(STEPS, 3)) for name in present}, rng.normal(size=(STEPS, 2)), masks)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from prism_client import ActionKind
 from rich.console import Console
 
 from prism.data.formats.store_writer import DatasetWriter
@@ -18,7 +19,7 @@ from prism.experiments.demonstrations import Demonstrations
 from prism.experiments.recipes import Experiment
 from prism.experiments.workflow import train_experiment
 from prism.methods.prism import PrismPolicy
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.training.checkpoint import load_policy
 from prism.training.config import TrainConfig
 from tests.policy_fakes import small_config
@@ -33,7 +34,7 @@ def test_a_run_needs_its_weights_file_only_once(tmp_path: Path) -> None:
         state = {k: v for k, v in ResNet18(4).state_dict().items() if not k.startswith("project")}
     safetensors.torch.save_file(state, weights)
     rng = np.random.default_rng(0)
-    with DatasetWriter(data, SENSORS, 2, 10.0, "none") as writer:
+    with DatasetWriter(data, SENSORS, 2, 10.0, "none", action=ActionSpec(kind=ActionKind.ABSOLUTE)) as writer:
         frames = rng.integers(0, 256, (6, 16, 16, 3), dtype=np.uint8)
         writer.add({"rgb": frames, "depth": rng.random((6, 8, 8), np.float32)}, rng.random((6, 2), np.float32))
     encoder = EncoderConfig(rgb_features=4, rgb_weights=str(weights), depth_widths=(4, 8), fusion_hidden=8, dropout=0.3)

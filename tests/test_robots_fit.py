@@ -164,12 +164,12 @@ def test_a_policy_of_another_robot_is_refused() -> None:
     """One of franka_panda ran on ur5e: both have six joints."""
     robot = make_robot("ur5e-twin", ["realtime=false"])
 
-    def of(name: str) -> dict[str, object]:
-        return {"action": {"robot": name}}
+    def of(name: str) -> PolicyInfo:
+        return PolicyInfo.from_wire({"action": {"robot": name}})
 
     for name in ("", "ur5e"):
         check_robot(robot, of(name))
-    check_robot(robot, {})
+    check_robot(robot, PolicyInfo())
     with pytest.raises(
         PrismError, match=r"trained on robot 'franka_panda', and this is 'ur5e': .* --trained-on franka_p"
     ):

@@ -136,8 +136,9 @@ def state(robot: Robot) -> np.ndarray:
 
 def test_it_says_what_it_is(robot: Robot) -> None:
     assert (robot.name, robot.rate, robot.realtime, robot.is_twin) == ("so101_follower", 30.0, True, False)
-    assert robot.actions.spec == ActionSpec(JOINTS, robot="so101_follower", kind="absolute")
-    assert robot.actions.units == ("deg", "deg", "%")
+    assert robot.actions.spec == ActionSpec(
+        JOINTS, robot="so101_follower", kind=ActionKind.ABSOLUTE, units=("deg", "deg", "%")
+    )
     assert (robot.actions.pose, robot.actions.pose_dims) == ("state", 3)
     kinds = {spec.name: (spec.kind, spec.shape) for spec in robot.sensors}
     assert kinds == {"state": ("vector", (3,)), "top": ("rgb", (12, 16, 3)), "top_depth": ("depth", (12, 16))}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pty
+import re
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +228,52 @@ def test_a_policy_that_does_not_fit_is_refused(change: dict[str, Any], words: st
     assert check_fit(robot, PolicyInfo.from_wire(INFO)) == {}
     with pytest.raises(PrismError, match=words):
         check_fit(robot, PolicyInfo.from_wire({**INFO, **change}))
+
+
+def in_metres(kind: ActionKind) -> Robot:
+    """0.3 m/s and a box of 0.4 m, 10 steps a second: a UR by its driver, whose command of 1 is 1 m."""
+    robot = robot_with_eye((24, 32))
+    robot.actions = replace(robot.actions, spec=replace(robot.actions.spec, kind=kind, scale=()))
+    return robot
+
+
+@pytest.mark.parametrize(
+    ("kind", "reach", "words"),
+    [
+        ("delta", 0.03, ""),
+        ("delta", 0.05, ""),  # beyond the limit, which cuts it, but of this unit
+        ("delta", 1.0, "actions of 'x' reach 1 m a step, robot 'ur5e-twin' makes at most 0.03: another unit"),
+        ("delta", 20.0, "reach 20 m a step"),  # millimetres
+        ("velocity", 0.3, ""),
+        ("velocity", 100.0, "actions of 'x' reach 100 m/s, robot 'ur5e-twin' makes at most 0.3"),
+        ("absolute", 0.4, ""),
+        ("absolute", 400.0, "positions of 'x' are -400 to 400 m, those of robot 'ur5e-twin' 0.28 to 0.72"),
+    ],
+)
+def test_demonstrated_actions_of_another_unit_are_refused(kind: str, reach: float, words: str) -> None:
+    """Changes in -1..1 that mean centimetres on a robot in metres: 0.2 was 0.2 m, at the speed limit."""
+    near = {"absolute": 0.3}.get(kind, -reach) if reach < 1 else -reach
+    ends = [[near, near, near, -1.0], [reach, reach, reach, 1.0]]
+    info = {**INFO, "action": {"kind": kind}, "action_range": ends}
+    with nullcontext() if not words else pytest.raises(PrismError, match=re.escape(words)):
+        check_fit(in_metres(ActionKind(kind)), PolicyInfo.from_wire(info))
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"units": ["m", "m", "m", ""]}, ""),
+        ({"units": ["mm", "mm", "mm", ""], "scale": [1000.0, 1000.0, 1000.0, 1.0]}, ""),
+        ({"units": ["mm", "mm", "mm", ""]}, "an action of 1 in 'x' is 1 mm for the policy, 1 m for robot 'ur5e-twin'"),
+        ({"units": ["m", "m", "m", ""], "scale": [0.05] * 4}, "is 0.05 m for the policy, 1 m for robot"),
+        ({"units": ["rad", "rad", "rad", ""]}, "is 1 rad for the policy, 1 m for robot"),
+    ],
+)
+def test_units_that_policy_and_robot_state_have_to_agree(stated: dict[str, Any], words: str) -> None:
+    info = PolicyInfo.from_wire({**INFO, "action": {"kind": "delta", **stated}})
+    remedy = ".*prism data convert --map KEY=action:vector:SCALE"
+    with nullcontext() if not words else pytest.raises(PrismError, match=re.escape(words) + remedy):
+        check_fit(in_metres(ActionKind.DELTA), info)
 
 
 def test_pictures_are_resized_when_asked() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.robots.contract import ActionSpace, Health, Reading, Robot
@@ -29,8 +30,8 @@ LIMITS = Limits(
 
 
 def space(kind: str, scale: float = 0.5) -> ActionSpace:
-    spec = ActionSpec(("x", "y", "z"), robot="points", kind=kind)
-    return ActionSpace(spec, ("m", "m", "m"), (scale,) * 3, pose="pose", pose_dims=3)
+    spec = ActionSpec(("x", "y", "z"), (), "points", ActionKind(kind), ("m", "m", "m"), (scale,) * 3)
+    return ActionSpace(spec, pose="pose", pose_dims=3)
 
 
 def integrate(kind: str, x: np.ndarray, sent: np.ndarray, scale: float = 0.5) -> np.ndarray:
@@ -116,7 +117,7 @@ def test_which_limit_changed_a_command_is_said() -> None:
 
 def test_a_gripper_that_is_more_than_closed_is_closed() -> None:
     """A policy learns 1 and says 1.03: 1 is sent, and nothing was limited. 1.2 is, and any other number."""
-    hand = ActionSpace(ActionSpec(("x", "gripper"), kind="absolute"), ("m", ""))
+    hand = ActionSpace(ActionSpec(("x", "gripper"), kind=ActionKind.ABSOLUTE, units=("m", "")))
     limits = Limits(position=((0.0, 1.0), (-1.0, 1.0)))
     for asked, sent, said in (
         ((1.0, 1.03), (1.0, 1.0), ()),
@@ -162,8 +163,8 @@ def test_a_hold_stands_still_for_every_kind() -> None:
 
 
 def test_quaternions_turn_at_the_speed_of_the_rotation() -> None:
-    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", "absolute")
-    turning = ActionSpace(spec, ("",) * 4, pose="pose", pose_dims=4)
+    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", ActionKind.ABSOLUTE, ("",) * 4)
+    turning = ActionSpace(spec, pose="pose", pose_dims=4)
     envelope = Envelope(turning, Limits(speed=(1.0,) * 4), RATE)
     old = np.array([1.0, 0.0, 0.0, 0.0])
     envelope.start(old)
@@ -381,8 +382,8 @@ def test_an_arm_that_is_pushed_away_is_stopped() -> None:
 
 
 def test_a_turn_that_is_blocked_is_not_pressed_harder() -> None:
-    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", "absolute")
-    turning = ActionSpace(spec, ("",) * 4, pose="pose", pose_dims=4)
+    spec = ActionSpec(("qw", "qx", "qy", "qz"), (0,), "turntable", ActionKind.ABSOLUTE, ("",) * 4)
+    turning = ActionSpace(spec, pose="pose", pose_dims=4)
     envelope = Envelope(turning, Limits(speed=(1.0,) * 4), RATE)
     here = np.array([1.0, 0.0, 0.0, 0.0])
     envelope.start(here)

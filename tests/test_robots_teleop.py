@@ -181,7 +181,7 @@ def test_a_leader_is_followed(robot: Robot) -> None:
     leader = make_robot("ur5e-twin", ["realtime=false"])
     at = np.array([0.4, 0.0, 0.2, 0.01], np.float32)
     leader.read = lambda: {"proprio": Reading(at, 0.0)}  # type: ignore[method-assign]
-    kept, leader.actions = leader.actions, ActionSpace(robot.actions.spec, robot.actions.units)
+    kept, leader.actions = leader.actions, ActionSpace(robot.actions.spec)
     with pytest.raises(PrismError, match="does not tell"):
         Leader(robot, leader)
     leader.actions = kept

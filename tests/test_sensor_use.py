@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prism_client import ActionKind
 from torch import Tensor
 
 from prism import cli
@@ -25,7 +26,7 @@ from prism.inference.about import needed_sensors
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.types import Observation
 from tests.data_fakes import MemorySource
 from tests.policy_fakes import save_run, small_config, small_policy
@@ -234,7 +235,8 @@ def test_a_trained_policy_uses_what_its_target_depends_on() -> None:
 
 def test_train_says_it_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = _source(episodes=20, length=32)
-    with DatasetWriter(tmp_path / "data", SENSORS, 3, 10.0, "reach") as writer:
+    poses = ActionSpec(kind=ActionKind.ABSOLUTE)
+    with DatasetWriter(tmp_path / "data", SENSORS, 3, 10.0, "reach", action=poses) as writer:
         for episode in source.episodes:
             writer.add(episode.streams, episode.actions)
     run = tmp_path / "run"

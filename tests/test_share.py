@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prism_client import ActionKind
 
 from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
 from prism.experiments.run_folder import Run
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("share")
     rng = np.random.default_rng(0)
     sensors = (SensorSpec("proprio", "vector", (3,)), SensorSpec("rgb_static", "rgb", (24, 32, 3)))
-    with DatasetWriter(home / "demos", sensors, action_dim=2, fps=10.0, task="wander") as writer:
+    poses = ActionSpec(kind=ActionKind.ABSOLUTE)
+    with DatasetWriter(home / "demos", sensors, action_dim=2, fps=10.0, task="wander", action=poses) as writer:
         for _ in range(3):
             streams = {
                 "proprio": rng.normal(size=(20, 3)).astype(np.float32),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from prism_client import ActionKind
 
 from prism.cli import main
 from prism.data.formats.store_writer import DatasetWriter
@@ -17,7 +18,7 @@ from prism.errors import PrismError
 from prism.experiments.run_folder import Run
 from prism.normalize import Normalizer
 from prism.rows import PartRandom, Random
-from prism.sensors import SensorSpec, encode_text
+from prism.sensors import ActionSpec, SensorSpec, encode_text
 from prism.training.config import TrainConfig
 from prism.training.faults import RobustConfig, disturbed
 from prism.types import Batch, Observation
@@ -205,7 +206,8 @@ def test_robust_trains_resumes_and_says_what_is_healthy(tmp_path: Path, capsys: 
 
 def test_ten_steps_with_faults_are_five_a_resume_and_five_more(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    with DatasetWriter(tmp_path / "data", (SensorSpec("q", "vector", (2,)), FORCE), 2, 10.0, "x") as writer:
+    sensors, poses = (SensorSpec("q", "vector", (2,)), FORCE), ActionSpec(kind=ActionKind.ABSOLUTE)
+    with DatasetWriter(tmp_path / "data", sensors, 2, 10.0, "x", action=poses) as writer:
         for _ in range(3):
             q = rng.normal(size=(20, 2)).astype(np.float32)
             writer.add({"q": q, "force": rng.normal(size=(20, 3)).astype(np.float32)}, q)

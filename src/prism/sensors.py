@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -201,16 +201,34 @@ class ActionSpec:
     quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions: q and -q are one rotation
     robot: str = ""  # the robot's type
     kind: ActionKind | None = None  # of the motion; None: unknown
+    units: tuple[str, ...] = ()  # one a dimension: m, mm, rad, deg, ...; "" or (): unknown. Of a velocity: a second
+    scale: tuple[float, ...] = ()  # one a dimension: an action of 1 is so many of its unit; (): 1
 
     @property
     def grippers(self) -> tuple[int, ...]:
         """Entries that are no motion, by their names."""
         return tuple(entry for entry, name in enumerate(self.names) if "gripper" in name.lower())
 
+    def still(self, action_dim: int) -> list[int]:
+        """Dimensions that have no unit of motion: grippers and quaternions."""
+        turned = {first + i for first in self.quaternions for i in range(4)}
+        return [entry for entry in range(action_dim) if entry in turned or entry in self.grippers]
+
+    def in_words(self) -> str:
+        """Units and scale; empty where they are unknown."""
+        units = " ".join(unit or "-" for unit in self.units)
+        scale = " ".join(f"{scale:g}" for scale in self.scale)
+        return ", ".join([f"units {units}"] * bool(units) + [f"an action of 1 is {scale} of them"] * bool(scale))
+
     def check(self, action_dim: int, where: str) -> None:
         """PrismError where it does not fit actions of that many dimensions."""
         if self.names and len(self.names) != action_dim:
             raise PrismError(f"{where}: {len(self.names)} names for {action_dim} action dimensions; give one each")
+        for key, values in (("units", self.units), ("scale", self.scale)):
+            if values and len(values) != action_dim:
+                raise PrismError(f"{where}: action.{key} has {len(values)} entries for {action_dim} action dimensions")
+        if not all(0 < scale < math.inf for scale in self.scale):
+            raise PrismError(f"{where}: action.scale is {self.scale}; use numbers above 0")
         ends = [0, *(first + 4 for first in self.quaternions)]
         if any(first < end for first, end in zip(self.quaternions, ends, strict=False)) or ends[-1] > action_dim:
             raise PrismError(f"{where}: quaternions at {self.quaternions} do not fit {action_dim} action dimensions")
@@ -218,21 +236,28 @@ class ActionSpec:
     def to_json(self) -> dict[str, Any]:
         """Only what is known."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
-        known["kind"] = str(self.kind or "")
+        known |= {"kind": str(self.kind or ""), "units": list(self.units), "scale": list(self.scale)}
         return {key: value for key, value in known.items() if value}
 
     @staticmethod
     def from_json(data: object, where: str) -> ActionSpec:
-        if not isinstance(data, dict) or set(data) - {"names", "quaternions", "robot", "kind"}:
-            raise PrismError(f"{where}: 'action' must hold names, quaternions, robot and kind alone; mend the file")
+        known = [entry.name for entry in fields(ActionSpec)]
+        if not isinstance(data, dict) or set(data) - set(known):
+            raise PrismError(f"{where}: 'action' may only hold {', '.join(known)}; mend the file")
         names, first, robot = data.get("names", []), data.get("quaternions", []), data.get("robot", "")
         lists = isinstance(names, list) and isinstance(first, list) and isinstance(robot, str)
         if not lists or not all(isinstance(n, str) for n in names) or not all(type(q) is int for q in first):
             raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; mend the file")
+        units, scale = data.get("units", []), data.get("scale", [])
+        numbers = isinstance(scale, list) and all(type(s) in (int, float) for s in scale)
+        if not isinstance(units, list) or not all(isinstance(u, str) for u in units) or not numbers:
+            raise PrismError(f"{where}: 'action' needs lists of texts (units) and numbers (scale); mend the file")
         kind = data.get("kind") or None
         if kind is not None and ActionKind.parse(kind) is None:
             raise PrismError(f"{where}: 'action.kind' is {kind!r}, not one of {ActionKind.words()}; mend the file")
-        return ActionSpec(tuple(names), tuple(first), robot, ActionKind.parse(kind))
+        return ActionSpec(
+            tuple(names), tuple(first), robot, ActionKind.parse(kind), tuple(units), tuple(map(float, scale))
+        )
 
 
 def action_spec_of(source: object) -> ActionSpec:

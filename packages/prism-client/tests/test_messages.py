@@ -12,7 +12,14 @@ from prism_client.messages import ActionInfo, SensorInfo, absent_of
 
 ARM = PolicyInfo(
     action_dim=5,
-    action=ActionInfo(("qx", "qy", "qz", "qw", "gripper"), (0,), "arm", ActionKind.ABSOLUTE),
+    action=ActionInfo(
+        ("qx", "qy", "qz", "qw", "gripper"),
+        (0,),
+        "arm",
+        ActionKind.ABSOLUTE,
+        ("", "", "", "", "mm"),
+        (1, 1, 1, 1, 10.0),
+    ),
     pred_horizon=16,
     exec_horizon=8,
     obs_horizon=2,

@@ -26,9 +26,11 @@ from prism.data.episodes import (
     read_together,
     wanted_sensors,
 )
+from prism.data.guess_kind import guess_kind, sampled
 from prism.data.pictures import as_recorded
 from prism.errors import PrismError
 from prism.sensors import ActionSpec, SensorSpec, action_spec_of, encode_text
+from prism.units import apart
 
 TEXT, TEXT_BYTES = "text", 64  # the sensor of the sentences, where no dataset has one; its least size
 _LONGEST = 512  # bytes of a sentence
@@ -68,6 +70,7 @@ class Mixture:
         self.recorded = self._union()  # as the robot has them; pictures in memory may be smaller (data/pictures.py)
         self.sensors = self._small()
         self.task = members[0].text if len({member.text for member in members}) == 1 else ""
+        _check_motion(self.members, self.action_spec)
         self.read_together = max(read_together(member.source) for member in members)
 
     @property
@@ -199,27 +202,57 @@ def _one_action_space(members: Sequence[Member]) -> ActionSpec:
     known = action_spec_of(first.source)
     for member in members[1:]:
         theirs = action_spec_of(member.source)
-        apart = "one policy cannot learn both: train one for each"
+        separate = "one policy cannot learn both: train one for each"
         if member.source.action_dim != first.source.action_dim:
             sizes = f"{first.source.action_dim} dimensions in {first.where}, {member.source.action_dim}"
-            raise PrismError(f"actions have {sizes} in {member.where}: {apart}")
+            raise PrismError(f"actions have {sizes} in {member.where}: {separate}")
         if not math.isclose(member.source.fps, first.source.fps, rel_tol=0.01):
             raise PrismError(
                 f"{first.where} has {first.source.fps:g} steps a second, {member.where} {member.source.fps:g}: bring "
                 "them to one rate, or give --fps where the format stores none"
             )
-        for key in ("kind", "names", "quaternions"):
+        for key in ("kind", "names", "quaternions", "units", "scale"):
             ours, other = getattr(known, key), getattr(theirs, key)
             if ours and other and ours != other:
-                raise PrismError(f"action.{key} is {ours} in {first.where}, {other} in {member.where}: {apart}")
+                raise PrismError(f"action.{key} is {ours} in {first.where}, {other} in {member.where}: {separate}")
         if known.quaternions != theirs.quaternions:
             raise PrismError(
                 f"action.quaternions is {known.quaternions} in {first.where}, {theirs.quaternions} in {member.where}: "
                 "say it for all with --sensor action.quaternions=FIRST:END"
             )
-        robot = known.robot if known.robot == theirs.robot else ""
-        known = ActionSpec(known.names or theirs.names, known.quaternions, robot, known.kind or theirs.kind)
+        known = ActionSpec(
+            known.names or theirs.names,
+            known.quaternions,
+            known.robot if known.robot == theirs.robot else "",
+            known.kind or theirs.kind,
+            known.units or theirs.units,
+            known.scale or theirs.scale,
+        )
     return known
+
+
+def _check_motion(members: Sequence[Member], known: ActionSpec) -> None:
+    """PrismError where what the members do not say of their actions contradicts what others say, or show."""
+    spreads = []
+    for member in members if len(members) > 1 else ():
+        found = sampled(member.source)
+        if known.kind is not None and action_spec_of(member.source).kind is None:
+            guess = guess_kind(member.source)
+            if guess.kind is not known.kind:
+                theirs = f"they look {guess.kind}" if guess.kind else "the data do not show it"
+                raise PrismError(
+                    f"actions are {known.kind} in another dataset, unknown in {member.where}: {theirs}. If they are "
+                    f"{known.kind}, too, pass --action-kind {known.kind} (prism data convert --sensor action.kind=...)"
+                )
+        if found is not None:
+            moving = np.setdiff1d(np.arange(member.source.action_dim), known.still(member.source.action_dim))
+            spreads.append((found.spread()[moving], member.where))
+    for spread, where in spreads[1:]:
+        if times := apart(spread, spreads[0][0]):
+            raise PrismError(
+                f"actions spread {times:.4g} times as far in {where} as in {spreads[0][1]}: another unit? bring them "
+                "to one (prism data convert --map KEY=action:vector:SCALE), or train one policy for each"
+            )
 
 
 def _check_same(spec: SensorSpec, where: str, theirs: SensorSpec, there: str) -> None:

@@ -2,7 +2,8 @@
 
     agentview_image.crop=76,76  rgb_*.random_shift=4  depth_static.clip=0.2,3  force.limits=-60,60
 
-action.quaternions=3:7 says which dimensions of the actions are a unit quaternion (nothing behind =: none are).
+action.quaternions=3:7 says which dimensions of the actions are a unit quaternion (nothing behind =: none are);
+action.units=mm and action.scale=0.05 state what they measure: one for all dimensions, or m,m,m,rad one each.
 NAME.KEY=VALUE; the keys are those of SensorSpec, NAME may be a pattern. What a sensor is called, and of which kind it
 is, says --map (prism.data.formats.table).
 """
@@ -112,6 +113,9 @@ def with_sensor_settings(source: EpisodeSource, texts: Sequence[str]) -> Episode
         if target.strip() == "action.kind" and equals:
             action = _stated(action, value.strip(), f"--action-kind {value.strip()}: {source.path}")
             continue
+        if target.strip() in ("action.units", "action.scale") and equals:
+            action = _measured(action, key, value, source.action_dim, f"--sensor {text}: {source.path}")
+            continue
         if not equals or not pattern or key not in KEYS:
             raise PrismError(f"--sensor {text}: write SENSOR.KEY=VALUE, where KEY is one of {', '.join(KEYS)}")
         chosen = [name for name in specs if fnmatchcase(name, pattern)]
@@ -145,6 +149,32 @@ def _stated(action: ActionSpec, word: str, where: str) -> ActionSpec:
     if action.kind not in (None, kind):
         raise PrismError(f"{where} says that its actions are {action.kind}: drop the option, or mend the data")
     return dataclasses.replace(action, kind=kind)
+
+
+def _measured(action: ActionSpec, key: str, value: str, dim: int, where: str) -> ActionSpec:
+    """With action.units or action.scale as stated: one entry a dimension, or one for all but grippers and rotations."""
+    words = [word.strip() for word in value.split(",")]
+    numbers = [_number(word) for word in words]
+    if key == "scale" and None in numbers:
+        raise PrismError(f"{where}: write numbers, for example action.scale=0.05")
+    entries: list[Any] = list(numbers if key == "scale" else words)
+    if len(entries) == 1:
+        neutral: Any = 1.0 if key == "scale" else ""
+        entries = [neutral if entry in action.still(dim) else entries[0] for entry in range(dim)]
+    known = getattr(action, key)
+    if known and known != tuple(entries):
+        raise PrismError(f"{where} says that action.{key} is {known}: drop the option, or mend the data")
+    change: dict[str, Any] = {key: tuple(entries)}
+    stated = dataclasses.replace(action, **change)
+    stated.check(dim, where)
+    return stated
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
 
 
 def _quaternions(value: str, text: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from rich.console import Console
 from prism.data import EpisodeSource, open_dataset
 from prism.data.formats.table import parse_map
 from prism.data.mixture import Member, Mixture, check_weight
+from prism.data.pictures import DEFAULT_SIDE
 from prism.errors import PrismError
 from prism.experiments import recipes
 from prism.experiments.demonstrations import Demonstrations, Part, locate, open_demonstrations
@@ -95,7 +96,7 @@ def _name(part: Part) -> str:
 
 
 def open_mixture(
-    config: Demonstrations, console: Console, small: bool | None, rgb_side: int
+    config: Demonstrations, console: Console, small: bool | None, rgb_side: int = DEFAULT_SIDE
 ) -> tuple[Demonstrations, Mixture]:
     """The datasets as one, and the config with their paths filled in."""
     parts, members, known = [], [], set[str]()

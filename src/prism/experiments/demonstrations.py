@@ -30,6 +30,7 @@ from prism.data.views import LaterActions, draw, with_kind
 from prism.data.windows import split_episodes
 from prism.errors import PrismError, check_choices, check_numbers
 from prism.normalize import compute_statistics
+from prism.sensors import action_spec_of
 from prism.sims.task_table import TASKS, make_env
 
 Kind = Literal["expert", "shipped", "human", "path", "mixture"]
@@ -159,8 +160,9 @@ def open_demonstrations(
     elif task is not None and config.kind == "path":
         source = _as_task_shows(source, task, console)
         _compare(source, task, console, _another_task(str(getattr(source, "task", "")), task))
-    if task is not None:
-        source = with_kind(source, TASKS[task].actions, f"{source.path}, data of {task},")
+    recorded_in = task or str(getattr(source, "task", ""))
+    if recorded_in in TASKS and (task is not None or action_spec_of(source).kind is None):
+        source = with_kind(source, TASKS[recorded_in].actions, f"{source.path}, data of {recorded_in},")
     for note in source.notes:
         console.print(f"{path}: {note}", highlight=False, markup=False, soft_wrap=True)
     source = LaterActions(source) if config.next_actions else source

@@ -14,6 +14,7 @@ from prism.errors import PrismError
 from prism.experiments.recipes import Experiment
 from prism.experiments.run_folder import Run
 from prism.policy import Policy, PolicySpec
+from prism.units import apart
 
 
 def with_init(experiment: Experiment, run: Path) -> Experiment:
@@ -28,17 +29,41 @@ def begin_with(policy: Policy, init: str) -> None:
     for what, own, other in (
         ("sensors", _sensors(ours), _sensors(theirs)),
         ("numbers an action", ours.action_dim, theirs.action_dim),
-        ("actions", ours.action.kind, theirs.action.kind or ours.action.kind),
         ("method", ours.method, theirs.method),
+        ("actions", ours.action.kind, theirs.action.kind),
+        ("units of actions", ours.action.units, theirs.action.units),
+        ("scales of actions", ours.action.scale, theirs.action.scale),
     ):
-        if own != other:
+        unknown = what.endswith("actions") and not (own and other)
+        if own != other and not unknown:
             raise PrismError(f"--init {init}: the run's {what} are {other}, those of the data {own}; train without it")
+    trained = found.policy()
+    _check_statistics(policy, trained, init)
     try:
-        policy.load_state_dict(found.policy().state_dict())
+        policy.load_state_dict(trained.state_dict())
     except RuntimeError:
         raise PrismError(
             f"--init {init}: its network has another size; drop --preset, --set policy.* and exec_horizon"
         ) from None
+
+
+def _check_statistics(policy: Policy, trained: Policy, init: str) -> None:
+    """PrismError where the numbers of the data (`policy`) can only be in another unit than those of the run."""
+    new, old = policy.normalizer, trained.normalizer
+    moves = (new.action_moves * old.action_moves).double().numpy()
+    times = apart(new.action_scale.double().numpy() * moves, old.action_scale.double().numpy() * moves)
+    what = "actions"
+    for sensor in policy.spec.sensors if times is None else ():
+        if sensor.kind == "vector":  # less than the run has seen is a quieter scene
+            found = apart(new.scale(sensor.name).double().numpy(), old.scale(sensor.name).double().numpy())
+            if found is not None and found > 1:
+                what, times = f"'{sensor.name}'", found
+                break
+    if times is not None:
+        raise PrismError(
+            f"--init {init}: {what} spread {times:.4g} times as far in the data as in the run's: another unit? convert "
+            "the data (prism data convert --map KEY=NAME:vector:SCALE), or train without --init"
+        )
 
 
 def _sensors(spec: PolicySpec) -> str:

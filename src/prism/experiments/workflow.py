@@ -337,18 +337,20 @@ def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[Action
     action = action_spec_of(source)
     if action.kind is not None:
         return action, ""
-    if kind := guess_kind(source):
-        return replace(action, kind=kind), "seen in the data"
+    guess = guess_kind(source)
+    if guess.kind is not None:
+        return replace(action, kind=guess.kind), "seen in the data"
     if experiment.init and (kind := Run(experiment.init).spec.action.kind):
         return replace(action, kind=kind), f"as in {experiment.init}"
-    return action, "ASSUMED: the data do not show it"
+    raise PrismError(f"{source.path}: unknown kind of action: {guess.why}")
 
 
 def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
     """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
-    assumed = spec.action.kind or ActionKind.ABSOLUTE
-    other = ActionKind.DELTA if assumed is ActionKind.ABSOLUTE else ActionKind.ABSOLUTE
-    kind = f"{assumed} ({assumed.meaning})"
+    known = spec.action.kind
+    assert known is not None
+    other = ActionKind.DELTA if known is ActionKind.ABSOLUTE else ActionKind.ABSOLUTE
+    kind = f"{known} ({known.meaning})" + (f", {words}" if (words := spec.action.in_words()) else "")
     wrong = f"; {how}; if not: --action-kind {other}" if how else ""
     names = ", ".join(s.name + (f" ({s.steps} readings in a time step)" if s.steps > 1 else "") for s in spec.sensors)
     steps = experiment.controller.exec_horizon
@@ -383,7 +385,7 @@ def _with_actions(experiment: Experiment, action: ActionSpec, found: bool) -> Ex
         return experiment
     selection = experiment.controller.selection.of_actions(action)
     data = experiment.demonstrations
-    if found and action.kind is not None:
+    if found:
         data = replace(data, sensors=(*data.sensors, f"action.kind={action.kind}"))
     return replace(experiment, demonstrations=data, controller=replace(experiment.controller, selection=selection))
 

@@ -21,7 +21,7 @@ def about_policy(policy: Policy, config: ControllerConfig, scale: FloatArray) ->
     about = spec.action
     return PolicyInfo(
         action_dim=spec.action_dim,
-        action=ActionInfo(about.names, about.quaternions, about.robot, about.kind),
+        action=ActionInfo.from_wire(about.to_json()),
         pred_horizon=spec.pred_horizon,
         exec_horizon=config.exec_horizon,
         obs_horizon=spec.obs_horizon,

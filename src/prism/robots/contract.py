@@ -66,14 +66,12 @@ class ActionSpace:
     """What the numbers of a command mean, one entry a dimension.
 
     `spec.kind` is that of the motion: an absolute position, a change of it, or its velocity. Grippers and quaternions
-    are absolute and a mobile base is a velocity, whatever the kind. A command of 1 is `scale` of its unit (of a
+    are absolute and a mobile base is a velocity, whatever the kind. A command of 1 is `spec.scale` of its unit (of a
     velocity: of its unit a second). `pose`: the sensor whose first numbers are where the dimensions are now, in units;
     None where that is not measured.
     """
 
-    spec: ActionSpec
-    units: tuple[str, ...]
-    scale: tuple[float, ...] = ()  # default: 1
+    spec: ActionSpec  # its kind and units are known
     base: tuple[int, ...] = ()  # dimensions of a mobile base
     pose: str | None = None
     pose_dims: int = 0  # how many dimensions `pose` tells
@@ -83,8 +81,6 @@ class ActionSpace:
         self.spec.check(dim, "action space")
         if self.spec.kind not in tuple(ActionKind):
             raise PrismError(f"action space: kind '{self.spec.kind}' is not one of {ActionKind.words()}")
-        if self.scale and (len(self.scale) != dim or min(self.scale) <= 0):
-            raise PrismError(f"action space: scale needs {dim} numbers above 0, not {self.scale}")
         if (self.pose is None) != (self.pose_dims == 0) or not 0 <= self.pose_dims <= dim:
             raise PrismError(f"action space: pose '{self.pose}' cannot tell {self.pose_dims} of {dim} dimensions")
 
@@ -93,14 +89,17 @@ class ActionSpace:
         return len(self.units)
 
     @property
+    def units(self) -> tuple[str, ...]:
+        return self.spec.units
+
+    @property
     def scales(self) -> NDArray[np.float64]:
-        return np.array(self.scale or (1.0,) * self.dim)
+        return np.array(self.spec.scale or (1.0,) * self.dim)
 
     @property
     def kinds(self) -> tuple[ActionKind, ...]:
         """Of each dimension."""
-        turned = {first + i for first in self.spec.quaternions for i in range(4)}
-        still = turned | set(self.spec.grippers)
+        still = self.spec.still(self.dim)
         absolute, velocity, motion = ActionKind.ABSOLUTE, ActionKind.VELOCITY, self.spec.kind
         assert motion is not None
         return tuple(absolute if i in still else velocity if i in self.base else motion for i in range(self.dim))

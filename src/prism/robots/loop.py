@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Protocol, Self
@@ -16,6 +17,7 @@ from typing import IO, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 from prism_client import Executor, Plan, PlanError, PolicyInfo
+from prism_client.messages import ActionInfo
 
 from prism.data.pictures import shrunk
 from prism.errors import PrismError
@@ -25,6 +27,7 @@ from prism.robots.guard import Guard, Seen
 from prism.robots.recording import Trace
 from prism.robots.teleop import Teleop
 from prism.sensors import KINDS, SensorSpec
+from prism.units import factor
 
 STOP, SUCCESS, FAILURE = " q", "s", "f"
 KEYS = "space or q: stop now; s: it succeeded; f: it failed"
@@ -308,6 +311,9 @@ def _ask(guard: Guard, commander: Commander, seen: Seen, pressed: str) -> NDArra
     return None
 
 
+_BEYOND = 1.0  # how far demonstrated actions may exceed the robot's own limits, which cut them: 1 is twice as far
+
+
 def check_fit(
     robot: Robot, info: PolicyInfo, resize: bool = False, action_kind: str | None = None
 ) -> dict[str, SensorSpec]:
@@ -340,7 +346,56 @@ def check_fit(
             f"the policy was trained at {fps:g} steps a second, robot '{robot.name}' makes {robot.fps:g}: record at "
             "the robot's, or set them to the policy's"
         )
+    _check_units(robot, action)
+    _check_range(robot, info.action_range)
     return _check_sensors(robot, info, resize)
+
+
+_CONVERT = "convert the data (prism data convert --map KEY=action:vector:SCALE) and train again"
+
+
+def _check_units(robot: Robot, action: ActionInfo) -> None:
+    """PrismError where an action of 1 is not the same for the policy and the robot, as far as both state it."""
+    space, scale = robot.actions, action.scale or (1.0,) * len(action.units)
+    for i, (mine, own) in enumerate(zip(action.units, space.units, strict=False)):
+        if not mine or not own:
+            continue
+        if space.kinds[i] == "velocity":
+            mine, own = mine.removesuffix("/s"), own.removesuffix("/s")
+        times = factor(mine, own)
+        if times is None or not math.isclose(times * scale[i], space.scales[i], rel_tol=0.01):
+            raise PrismError(
+                f"an action of 1 in '{space.name(i)}' is {scale[i]:g} {mine} for the policy, {space.scales[i]:g} {own} "
+                f"for robot '{robot.name}': {_CONVERT}"
+            )
+
+
+def _check_range(robot: Robot, demonstrated: Sequence[Sequence[float]] | None) -> None:
+    """PrismError where the demonstrated actions are far beyond what the robot itself can do: another unit, or scale."""
+    if demonstrated is None:
+        return
+    space, limits = robot.actions, robot.limits
+    low, high = (np.asarray(end, np.float64) * space.scales for end in demonstrated)
+    reach = np.maximum(np.abs(low), np.abs(high))
+    turned = {first + entry for first in space.spec.quaternions for entry in range(4)}
+    for i, kind in enumerate(space.kinds):
+        unit, name = space.units[i].removesuffix("/s"), space.name(i)
+        if kind == "absolute":
+            near, far = limits.position[i] if limits.position else (-math.inf, math.inf)
+            room = _BEYOND * (far - near) / 2
+            if i in turned or not (low[i] < near - room or high[i] > far + room):
+                continue
+            fits = f"the demonstrated positions of '{name}' are {low[i]:.3g} to {high[i]:.3g} {unit}".rstrip()
+            most = f"those of robot '{robot.name}' {near:.3g} to {far:.3g}"
+        else:
+            speed = limits.speed[i] if limits.speed else math.inf
+            step = speed if kind == "velocity" else speed / robot.fps
+            if reach[i] <= (1 + _BEYOND) * step:
+                continue
+            per = f"{unit}/s".lstrip("/") if kind == "velocity" else f"{unit} a step".lstrip()
+            fits = f"the demonstrated actions of '{name}' reach {reach[i]:.3g} {per}"
+            most = f"robot '{robot.name}' makes at most {step:.3g}"
+        raise PrismError(f"{fits}, {most}: another unit, or normalised? {_CONVERT}")
 
 
 def _check_sensors(robot: Robot, info: PolicyInfo, resize: bool) -> dict[str, SensorSpec]:

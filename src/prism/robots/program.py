@@ -7,13 +7,13 @@ It knows no run folder and no server: who commands, where to record and what to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prism_client import Executor, Planner
+from prism_client import Executor, Planner, PolicyInfo
 
 from prism.data.formats.film import FilmWriter
 from prism.data.formats.store import StoreSource
@@ -179,9 +179,9 @@ def by_policy(
     return PolicyCommander(executor, sizes), [name for name in planner.info.needs if name in here]
 
 
-def check_robot(robot: Robot, info: Mapping[str, Any], trained_on: str | None = None) -> None:
+def check_robot(robot: Robot, info: PolicyInfo, trained_on: str | None = None) -> None:
     """PrismError where the policy was trained on another robot, and nobody says so."""
-    theirs, own = str((info.get("action") or {}).get("robot") or ""), robot.actions.spec.robot
+    theirs, own = info.action.robot, robot.actions.spec.robot
     if trained_on is not None and trained_on != theirs:
         told = f"its data name '{theirs}'" if theirs else "its data name no robot"
         raise PrismError(f"--trained-on {trained_on}: {told}; drop it")

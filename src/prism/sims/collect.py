@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def collect(
     workers = min(workers or (1 if quick else cores()), episodes)
     probe = make_env(task)  # a misspelt task or a missing package shows here, before anything is written
     sensors: tuple[SensorSpec, ...] = getattr(probe, "recorded_sensors", probe.sensors)
-    action: ActionSpec | None = getattr(probe, "action_spec", None)
+    action = replace(getattr(probe, "action_spec", None) or ActionSpec(), kind=TASKS[task].actions)
     make_expert(task, probe)
     probe.close()
 

@@ -146,9 +146,9 @@ def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str
     there, here = _with_defaults(checkpoint.read_spec(folder), policy), policy.spec
     if there.action.kind is None:  # of before kinds were looked for in the data
         here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=None))
-    if _plain(there) != _plain(here):
+    if changed := _changes(json.loads(_plain(there)), json.loads(_plain(here))):
         remedy = "resume with the options the run was started with, or start a new run"
-        raise PrismError(f"{folder / 'config.json'} describes another policy than this one: {remedy}")
+        raise PrismError(f"{folder / 'config.json'} describes another policy ({', '.join(changed)}): {remedy}")
     stored, asked = {**TrainConfig(steps=1).to_json(), **state.train_config}, config.to_json()  # older: with defaults
     different = sorted(
         key for key in stored.keys() | asked.keys() if key not in FREE_ON_RESUME and stored.get(key) != asked.get(key)
@@ -173,6 +173,14 @@ def _with_defaults(spec: PolicySpec, policy: Policy) -> PolicySpec:
     if config is None or spec.method != policy.spec.method:
         return spec
     return dataclasses.replace(spec, config=to_json(from_json(type(config), spec.config)))
+
+
+def _changes(there: Any, here: Any, key: str = "") -> list[str]:
+    """What differs, by dotted keys."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = sorted(there.keys() | here.keys())
+        return [c for name in names for c in _changes(there.get(name), here.get(name), f"{key}.{name}".lstrip("."))]
+    return [] if there == here else [f"{key} = {there} there, {here} now"]
 
 
 def _larger(asked: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:

@@ -68,6 +68,8 @@ class ActionInfo:
     quaternions: tuple[int, ...] = ()  # the first number of each
     robot: str = ""
     kind: ActionKind | None = None  # None: unknown
+    units: tuple[str, ...] = ()  # one a number; "": unknown. Of a velocity: a second
+    scale: tuple[float, ...] = ()  # one a number: an action of 1 is so many of its unit; (): 1
 
     @classmethod
     def from_wire(cls, message: Any) -> ActionInfo:
@@ -76,12 +78,13 @@ class ActionInfo:
         if kind is not None and ActionKind.parse(kind) is None:
             raise PlanError(f"'action.kind' must be one of {ActionKind.words()}, not {_short(kind)}")
         names, turns = _names(message, "names"), _wholes(message, "quaternions")
-        return cls(names or (), turns, _text(message, "robot"), ActionKind.parse(kind))
+        measured = _names(message, "units") or (), _numbers(message, "scale")
+        return cls(names or (), turns, _text(message, "robot"), ActionKind.parse(kind), *measured)
 
     def to_wire(self) -> dict[str, Any]:
         """Only what is known."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
-        known["kind"] = str(self.kind or "")
+        known |= {"kind": str(self.kind or ""), "units": list(self.units), "scale": list(self.scale)}
         return {key: value for key, value in known.items() if value}
 
 

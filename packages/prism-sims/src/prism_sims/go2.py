@@ -45,7 +45,8 @@ NAMES_OF_ACTION = (
     "gripper", "hand_x", "hand_y", "hand_z", "hand_qw", "hand_qx", "hand_qy", "hand_qz",
     "base_vx", "base_vy", "base_vz", "base_wx", "base_wy", "base_wz",
 )  # fmt: skip
-ACTION = ActionSpec(NAMES_OF_ACTION, quaternions=(4,), robot="go2-d1", kind=ActionKind.ABSOLUTE)
+_UNITS = ("", "m", "m", "m", "", "", "", "", "m/s", "m/s", "m/s", "rad/s", "rad/s", "rad/s")
+ACTION = ActionSpec(NAMES_OF_ACTION, (4,), "go2-d1", ActionKind.ABSOLUTE, _UNITS)
 HAND_LOW, HAND_HIGH = np.array([0.05, -0.4, -0.2]), np.array([0.6, 0.4, 0.45])  # where the hand may be, arm's frame
 _BASE = np.array([FASTEST[0], FASTEST[1], 0.1, 0.1, 0.1, FASTEST[2]])
 LOW = np.concatenate([[-1.0], HAND_LOW, -np.ones(4), -_BASE])

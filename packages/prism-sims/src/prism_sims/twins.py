@@ -47,9 +47,7 @@ GRACE, FINE_GRACE = 2.0, 1.5  # readings of the joints, at 10 and 50 commands a 
 QUEUE, AHEAD = 2, 0.25  # commands; how much of a slot is over when the first command comes
 RATES = {"10": BLOCKS, "50": FINE_BLOCKS}  # readings of the joints in a step, by commands a second
 _SPACE = ActionSpace(
-    ActionSpec(("x", "y", "z", "gripper"), robot="ur5e", kind=ActionKind.DELTA),
-    units=("m", "m", "m", ""),
-    scale=(STEP, STEP, STEP, 1.0),
+    ActionSpec(("x", "y", "z", "gripper"), (), "ur5e", ActionKind.DELTA, ("m", "m", "m", ""), (STEP, STEP, STEP, 1.0)),
     pose="proprio",
     pose_dims=3,
 )
@@ -65,7 +63,6 @@ _LIMITS = Limits(
 
 _GO2_SPACE = ActionSpace(
     go2.ACTION,
-    units=("", "m", "m", "m", "", "", "", "", "m/s", "m/s", "m/s", "rad/s", "rad/s", "rad/s"),
     base=tuple(range(8, 14)),
     pose="proprio",
     pose_dims=8,

@@ -11,10 +11,11 @@ import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from prism_client import ActionKind
 
 from prism.data.episodes import Array, BoolArray, IntArray
 from prism.data.formats.npz import npy_header, npz_member, parse_npy
@@ -99,6 +100,8 @@ class CalvinSource(TableSource):
         self._spans, self._last_of, self._texts = self._annotations(notes)
         columns = self._survey()
         self._use(make_table(path, columns, "rel_actions", entries, self.fps, notes))
+        kinds = {"rel_actions": ActionKind.DELTA, "actions": ActionKind.ABSOLUTE}  # of the hand's pose, by the dataset
+        self.action_spec = replace(self.action_spec, kind=kinds.get("+".join(c.key for c in self.table.action.columns)))
         self.notes = tuple(notes)
         self.sometimes_absent = frozenset(s.spec.name for s in self.table.streams if s.columns[0].key == TEXT)
 

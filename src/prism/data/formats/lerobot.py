@@ -308,7 +308,8 @@ class LeRobotSource(TableSource):
         if all(entry.name != ACTION for entry in self._arguments[2]):
             action.check(self.action_dim, str(path / SPECS))
             quaternions = action.quaternions or self.action_spec.quaternions
-            self.action_spec = dataclasses.replace(self.action_spec, quaternions=quaternions, kind=action.kind)
+            names, robot = self.action_spec.names, self.action_spec.robot
+            self.action_spec = dataclasses.replace(action, names=names, robot=robot, quaternions=quaternions)
         self.notes = tuple(notes)
         tasks = set(self._meta.tasks.values())
         self.task = tasks.pop() if len(tasks) == 1 else ""

@@ -87,8 +87,7 @@ class DrivenRobot(Robot):
         self._slices = {p: slice(int(a), int(b)) for p, a, b in zip(dims, ends[:-1], ends[1:], strict=True)}
         base = self._slices.get("base", slice(0, 0))
         space = ActionSpace(
-            ActionSpec(names, robot=name, kind=kind),
-            units=tuple(axis.unit for one in axes.values() for axis in one),
+            ActionSpec(names, robot=name, kind=kind, units=tuple(axis.unit for one in axes.values() for axis in one)),
             base=tuple(range(base.start, base.stop)),
             pose="proprio" if measured else None,
             pose_dims=measured,

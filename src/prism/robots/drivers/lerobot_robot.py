@@ -79,8 +79,12 @@ class LeRobotRobot(Robot):
         measured = same.index(False) if False in same else len(same)
         moving = ActionKind.ABSOLUTE if "absolute" in kinds else ActionKind.VELOCITY
         space = ActionSpace(
-            ActionSpec(self._actions, robot=str(device.name), kind=moving),
-            units=tuple(_unit(key, units, self._actions) for key in self._actions),
+            ActionSpec(
+                self._actions,
+                robot=str(device.name),
+                kind=moving,
+                units=tuple(_unit(key, units, self._actions) for key in self._actions),
+            ),
             base=tuple(i for i, kind in enumerate(kinds) if kind != moving),
             pose=STATE if measured else None,
             pose_dims=measured,
