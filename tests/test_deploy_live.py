@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import json
 import socket
@@ -23,7 +24,7 @@ from websockets.sync.client import connect
 from prism.evaluation.metrics import jerk, jerks
 from prism.inference.backends import BackendPolicy, EagerBackend
 from prism.report.run_page import write_report
-from prism.sensors import SensorSpec
+from prism.sensors import ActionSpec, SensorSpec
 from prism.server.live import encode_picture, latency_histogram
 from prism.server.policy_server import PolicyServer
 from tests.browser import CHROMIUM, Browser
@@ -81,7 +82,10 @@ def robot(port: int, rate: float = 20.0) -> Iterator[None]:
 
 
 def test_snapshots_show_the_robot() -> None:
-    with serving(small_policy(sensors=KINDS)) as server, connect(f"ws://127.0.0.1:{server.port}/live") as viewer:
+    with (
+        serving(small_policy(sensors=KINDS), allow_absent=True) as server,
+        connect(f"ws://127.0.0.1:{server.port}/live") as viewer,
+    ):
         hello = json.loads(viewer.recv(timeout=10))
         assert hello["hello"]["action_dim"] == 3
         first = json.loads(viewer.recv(timeout=10))
@@ -257,12 +261,16 @@ def test_no_link_of_a_reports_header_is_cut(width: int, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 def test_the_page_draws_everything_at_desktop_and_phone_width() -> None:
+    policy = small_policy(sensors=KINDS)
+    policy.spec = dataclasses.replace(policy.spec, action=ActionSpec(("x", "a gripper with a long name", "<i>yaw")))
     with (
-        serving(small_policy(sensors=KINDS)) as server,
+        serving(policy, allow_absent=True) as server,
         Browser(f"http://127.0.0.1:{server.port}/") as page,
     ):
         page.wait_for("!document.getElementById('empty').hidden")
         assert page.ask("document.getElementById('expects').rows.length") == 1 + len(KINDS)
+        choices = "[...document.getElementById('dim-y').options].map((option) => option.textContent).join('|')"
+        assert page.ask(choices) == "x|a gripper with …|<i>yaw", "dimensions as the dataset calls them"
         with robot(server.port):
             for width, height in ((1280, 900), (400, 844)):
                 page.resize(width, height)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from prism import cli
 from prism.data.episodes import Episode
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.windows import Windows
+from prism.encoders.kinds import VectorEncoder
 from prism.errors import PrismError
 from prism.evaluation import sensor_use
 from prism.evaluation.sensor_use import SensorReport, measure_sensors, read_sensor_report, write_sensor_report
@@ -89,8 +91,8 @@ def test_every_number_is_that_of_the_slow_version() -> None:
     moves = policy.normalizer.action_moves.numpy() > 0
     assert moves.tolist() == [True, True, False]
     actions, valid, errors, changes, draws = [], [], [], [], []
-    for number, start in enumerate(range(0, len(order), 32)):
-        batch = held_out.batch(order[start : start + 32])
+    for number, rows in enumerate((slice(0, 4), slice(4, 12), slice(12, 28), slice(28, 48))):
+        batch = held_out.batch(order[rows])
         seed = sensor_use.derive_seed(0, 0, number)
         usual = policy.sample(batch.observation, 4, Random(seed)).double().numpy()
         present = {**batch.observation.present, "ear": torch.zeros_like(batch.observation.present["ear"])}
@@ -209,9 +211,9 @@ def test_the_time_is_bounded_and_shown() -> None:
     policy = Known(lambda eye, ear: eye, source)
     every = Windows(source, 2, HORIZON)
     assert measure_sensors(policy, every, every, progress=lambda *how: shown.append(how)).windows == 256
-    assert shown[0] == (32, 256)
+    assert shown[0] == (4, 256)
     assert shown[-1] == (256, 256)
-    assert measure_sensors(policy, every, every, seconds=0.0).windows == 32
+    assert measure_sensors(policy, every, every, seconds=0.0).windows == 4
     assert measure_sensors(policy, every, every, most=50).windows == 50
 
 
@@ -231,6 +233,44 @@ def test_a_trained_policy_uses_what_its_target_depends_on() -> None:
     assert policy.training, "left as it was found"
     assert report.error < 0.9
     assert _verdicts(report) == {"eye": "used", "ear": "not used"}
+
+
+def test_a_sensor_is_encoded_once_as_recorded_and_once_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _source()
+    policy = small_policy(small_config(pred_horizon=HORIZON), SENSORS)
+    policy.normalizer.load_state_dict(Normalizer.from_statistics(compute_statistics(source)).state_dict())
+    calls, usual = [0], VectorEncoder.encode
+
+    def counted(self: VectorEncoder, stream: Tensor, shift: Tensor | None) -> Tensor:
+        calls[0] += 1
+        return usual(self, stream, shift)
+
+    monkeypatch.setattr(VectorEncoder, "encode", counted)
+    remembered = _measure(policy, source)
+    rounds = 5  # 72 windows: 4, 8, 16, 32, 12
+    assert calls[0] == 2 * 2 * rounds
+    monkeypatch.setattr(sensor_use, "_encoded_once", lambda _: nullcontext())
+    each_time = _measure(policy, source)
+    assert calls[0] > 2 * 2 * 2 * rounds
+    assert dataclasses.replace(remembered, seconds=0) == dataclasses.replace(each_time, seconds=0)
+
+
+def test_a_mixture_of_datasets_with_other_sensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name, sensors in (("both", SENSORS), ("eyes", SENSORS[:1])):
+        with DatasetWriter(tmp_path / name, sensors, 3, 10.0, "reach") as writer:
+            for episode in _source(episodes=10).episodes:
+                writer.add({sensor.name: episode.streams[sensor.name] for sensor in sensors}, episode.actions)
+        paths.append(str(tmp_path / name))
+    run = tmp_path / "run"
+    settings = ["policy.pred_horizon=4", "controller.exec_horizon=2", "train.val_fraction=0.2"]
+    assert cli.main(["train", *paths, "--preset", "tiny", "--out", str(run), "--steps", "2", "--set", *settings]) == 0
+    report = Run(run).sensors_used()
+    assert report is not None
+    assert report.episodes == 4
+    without = {sensor.name: sensor.trained_without for sensor in report.sensors}
+    assert (without["eye"], without["ear"]) == (False, True)
+    assert "sensors: error" in capsys.readouterr().out
 
 
 def test_train_says_it_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

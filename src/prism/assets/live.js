@@ -64,6 +64,11 @@
     if (at) label(at.pen, text, at.width / 2, at.height / 2, "center");
   }
 
+  // As the dataset calls the dimensions of an action, or by their number.
+  const dimension = (dim, unnamed) => {
+    const name = ((hello.action || {}).names || [])[dim];
+    return name ? (name.length > 16 ? name.slice(0, 15) + "…" : name) : unnamed + dim;
+  };
   // At least a quarter of an action's range in the demonstrations is shown: closer, one would look at noise.
   const leastSpan = (dim) => 0.5 * hello.action_scale[dim];
   const grow = (low, high, least) => {
@@ -132,8 +137,8 @@
     pen.arc(sx, sy, 5.5, 0, 2 * Math.PI);
     pen.fill();
     pen.stroke();
-    label(pen, plane ? `action ${dx}${delta ? ", added up" : ""}` : "steps from now", width - 8, height - 8, "right");
-    label(pen, `action ${dy}${plane && delta ? ", added up" : ""}`, 8, 16);
+    label(pen, plane ? `${dimension(dx, "action ")}${delta ? ", added up" : ""}` : "steps from now", width - 8, height - 8, "right");
+    label(pen, `${dimension(dy, "action ")}${plane && delta ? ", added up" : ""}`, 8, 16);
     drawn.fan = (drawn.fan || 0) + 1;
   }
   function ticks(low, high, count) {
@@ -169,7 +174,9 @@
     if (rows.length < 2) return nothing(canvas, "none yet: a plan counts as executed when the next one is asked for");
     const at = stage(canvas);
     if (!at) return;
-    const { pen, width } = at, strip = (at.height - 12) / shown, from = 34, to = width - 74, points = 240;
+    const names = Array.from({ length: shown }, (_, d) => dimension(d, "a"));
+    const { pen, width } = at, strip = (at.height - 12) / shown, to = width - 74, points = 240;
+    const from = Math.max(34, ...names.map((name) => 20 + pen.measureText(name).width));
     for (let d = 0; d < shown; d++) {
       const top = 6 + d * strip + 5, bottom = 6 + (d + 1) * strip - 5;
       const values = rows.map((row) => row[d]);
@@ -181,7 +188,7 @@
       polyline(pen, line, modeColor(d), 1.8);
       pen.fillStyle = modeColor(d);
       pen.beginPath(); pen.arc(line[line.length - 1][0], line[line.length - 1][1], 2.8, 0, 7); pen.fill();
-      label(pen, "a" + d, 10, (top + bottom) / 2 + 4);
+      label(pen, names[d], 10, (top + bottom) / 2 + 4);
       label(pen, number(values[values.length - 1]), width - 10, (top + bottom) / 2 + 4, "right", colors.ink);
     }
     drawn.trace = (drawn.trace || 0) + 1;
@@ -351,7 +358,7 @@
     for (const [id, chosen] of [["dim-x", 0], ["dim-y", Math.min(1, hello.action_dim - 1)]]) {
       if ($(id).options.length === hello.action_dim) continue;
       $(id).replaceChildren(...Array.from({ length: hello.action_dim }, (_, i) => {
-        const option = make("option", "a" + i);
+        const option = make("option", dimension(i, "a"));
         option.value = i;
         return option;
       }));

@@ -16,20 +16,24 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from prism.data.history import feels_events
 from prism.data.windows import Windows
+from prism.encoders.vision import Shift
 from prism.inference.about import trained_without
 from prism.io import files
 from prism.io.jsonconfig import from_json, to_json
+from prism.methods.base import ContextPolicy
 from prism.policy import Policy
 from prism.rows import Random, derive_seed
 from prism.training.checkpoint import SENSOR_USE
@@ -49,7 +53,7 @@ NEVER_ABSENT = "never absent in training (--set policy.encoder.dropout=0.05 trai
 # 97.5 % points of Student's t, by degrees of freedom from 1; 1.96 + 2.4 / df beyond.
 _T = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12)
 _NO_INTERVAL = 10.0  # a share that no error reaches: one stretch alone has no interval
-_ROUND = 32  # windows planned together
+_FIRST, _ROUND = 4, 32  # windows planned together, at first and at most
 _CAMERAS = ("rgb", "depth")
 
 
@@ -155,8 +159,8 @@ def measure_sensors(
 ) -> SensorReport:
     """Measure every sensor of `policy` on windows of `held_out`; swapped readings come from other episodes of `others`.
 
-    At most `most` windows, spread evenly; no round of them is begun after `seconds`. `progress(done, of)` is called
-    after each round.
+    At most `most` windows, spread evenly. A round of them is not begun if it would probably end after `seconds`.
+    `progress(done, of)` is called after each round.
     """
     started = time.monotonic()
     chosen = np.unique(np.linspace(0, len(held_out) - 1, min(most, len(held_out))).round().astype(np.int64))
@@ -166,14 +170,14 @@ def measure_sensors(
     table, done, was_training = _Table(policy), 0, policy.training
     policy.eval()
     try:
-        for number, start in enumerate(range(0, len(order), _ROUND)):
-            rows = slice(start, start + _ROUND)
-            batch, other = held_out.batch(order[rows]), others.batch(donors[rows])
-            table.add(batch, other.observation, derive_seed(seed, 0, number))
-            done = min(start + _ROUND, len(order))
+        for number, rows in enumerate(_rounds(len(order))):
+            with _encoded_once(policy):
+                batch, other = held_out.batch(order[rows]), others.batch(donors[rows])
+                table.add(batch, other.observation, derive_seed(seed, 0, number))
+            done = rows.stop
             if progress is not None:
                 progress(done, len(order))
-            if time.monotonic() - started > seconds:
+            if (time.monotonic() - started) * (done + _ROUND) / done > seconds:
                 break
     finally:
         policy.train(was_training)
@@ -181,6 +185,41 @@ def measure_sensors(
     stretches = stretches_of(order, held_out.episode_of(order), held_out.pred_horizon)
     episodes = len(np.unique(held_out.episode_of(order)))
     return table.report(stretches, episodes, time.monotonic() - started)
+
+
+def _rounds(count: int) -> Iterator[slice]:
+    """Windows that are planned together: few at first, since a large network may take long for one."""
+    start, size = 0, _FIRST
+    while start < count:
+        stop = min(start + size, count)
+        yield slice(start, stop)
+        start, size = stop, min(2 * size, _ROUND)
+
+
+@contextmanager
+def _encoded_once(policy: Policy) -> Iterator[None]:
+    """Within a round every sensor is seen in all conditions but its own as it was recorded: it is encoded once as
+    recorded and once swapped. For methods that have this package's encoder; others encode each time."""
+    encoders: list[Any] = list(policy.encoder.encoders) if isinstance(policy, ContextPolicy) else []
+    for encoder in encoders:
+        encoder.encode = _remembering(encoder.encode)
+    try:
+        yield
+    finally:
+        for encoder in encoders:
+            del encoder.encode
+
+
+def _remembering(encode: Callable[[Tensor, Shift], Tensor]) -> Callable[[Tensor, Shift], Tensor]:
+    known: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def encoded(stream: Tensor, shift: Shift) -> Tensor:
+        key = (stream.data_ptr(), stream.shape, stream.stride())
+        if key not in known:
+            known[key] = stream, encode(stream, shift)  # with the stream: its memory must not become another's
+        return known[key][1]
+
+    return encoded
 
 
 def stretches_of(windows: IntArray, episodes: IntArray, horizon: int) -> IntArray:
@@ -246,7 +285,7 @@ class _Table:
         plans = self._policy.sample(seen.to(self._device), CANDIDATES, Random(seed))
         return self._scaled(plans.cpu())
 
-    def _scaled(self, actions: torch.Tensor) -> F64:
+    def _scaled(self, actions: Tensor) -> F64:
         scaled: F64 = (actions.double().numpy() / self._scale)[..., self._moves]
         return scaled
 
