@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from prism.evaluation.play import TEST_SEED
 from prism.evaluation.results import write_atomic
 from prism.report import charts
-from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, line_chart, page
+from prism.report.charts import BAR_STYLE, Bar, Series, bar_chart, drawing, line_chart
+from prism.report.pages import render_page
 
 if TYPE_CHECKING:
     from prism.experiments.comparison import Comparison, Row
@@ -40,31 +43,33 @@ def write_page(path: Path, comparison: Comparison) -> Path:
 
 def render(comparison: Comparison) -> str:
     config = comparison.config
-    title = f"{', '.join(config.recipes)}: {len(config.contestants)} methods side by side"
-    sections = "".join(_section(comparison, recipe) for recipe in config.recipes)
-    plan = config.evaluation
-    lead = f"""Every method trained for {escape(config.budget)} on one core, on the same demonstrations, with
-{len(config.seeds)} seed{"s" * (len(config.seeds) > 1)}; then {plan.episodes} episodes on starting
-positions{" nobody has trained on" * (plan.first_seed >= TEST_SEED)} (seeds from {plan.first_seed}), the same ones for
-all. {_completeness(comparison)}
-{escape(comparison.mixed.capitalize())} {escape(comparison.beside)}"""
-    content = f"{sections}\n{_missing(comparison)}"
-    return page(title, lead, content, _footer(comparison), style=BAR_STYLE + _STYLE)
-
-
-def _completeness(comparison: Comparison) -> str:
-    total = len(comparison.trials) + len(comparison.missing)
-    if not comparison.missing:
-        return f"All {total} runs are in."
-    return (
-        f"<b>{len(comparison.missing)} of {total} runs are missing</b>; each row says how many seeds it is a mean of."
+    plan, machine = config.evaluation, comparison.info.get("machine", {})
+    return render_page(
+        "comparison.html",
+        title=f"{', '.join(config.recipes)}: {len(config.contestants)} methods side by side",
+        style=drawing(BAR_STYLE + _STYLE),
+        budget=config.budget,
+        seeds=len(config.seeds),
+        plan=plan,
+        unseen=plan.first_seed >= TEST_SEED,
+        total=len(comparison.trials) + len(comparison.missing),
+        mixed=comparison.mixed.capitalize(),
+        beside=comparison.beside,
+        sections=[_section(comparison, recipe) for recipe in config.recipes],
+        missing=[(str(one.trial), one.reason) for one in comparison.missing],
+        provenance=[
+            ("Command", comparison.info.get("command", "")),
+            ("Date", comparison.info.get("date", "")),
+            ("Commit", ", ".join(comparison.commits)),
+            ("Machine", f"{machine.get('processor', '')}, {machine.get('cores', '?')} cores"),
+        ],
     )
 
 
-def _section(comparison: Comparison, recipe: str) -> str:
+def _section(comparison: Comparison, recipe: str) -> dict[str, Any]:
     rows = [row for row in comparison.rows if row.recipe == recipe]
     if not rows:
-        return f"<h3>{escape(recipe)}</h3><p>No run is done yet.</p>"
+        return {"recipe": recipe, "names": (), "rows": (), "figures": ()}
     css = {contestant.name: f"c{i % len(_COLOURS)}" for i, contestant in enumerate(comparison.config.contestants)}
     episodes = comparison.config.evaluation.looked_at
     figures = (
@@ -72,14 +77,8 @@ def _section(comparison: Comparison, recipe: str) -> str:
         ("Learning", _curves(rows, css), f"Score on the first {episodes} episodes, mean over seeds."),
         ("Success against time to a plan", pareto(rows, css), _PARETO_NOTE),
     )
-    drawn = "".join(
-        f'<figure class="panel"><h4>{name}</h4>{chart}<figcaption>{note}</figcaption></figure>'
-        for name, chart, note in figures
-        if chart
-    )
     names, lines = comparison.table(recipe)
-    table = charts.table(names, [[escape(trial) for trial in line] for line in lines], "All methods")
-    return f'<h3>{escape(recipe)}</h3>{table}<p></p><div class="charts">{drawn}</div>'
+    return {"recipe": recipe, "names": names, "rows": lines, "figures": [one for one in figures if one[1]]}
 
 
 def _bar(row: Row) -> Bar:
@@ -87,7 +86,7 @@ def _bar(row: Row) -> Bar:
     return Bar(row.contestant + seeds, row.score, *row.score_ci)
 
 
-def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
+def _curves(rows: Sequence[Row], css: dict[str, str]) -> Markup:
     series = [
         Series(
             row.contestant,
@@ -98,14 +97,14 @@ def _curves(rows: Sequence[Row], css: dict[str, str]) -> str:
         for row in rows
         if len(row.curve) > 1  # without looks on the way there is only the end, which the table has
     ]
-    return line_chart(series, "Score over training time", "minutes of training") if series else ""
+    return line_chart(series, "Score over training time", "minutes of training")
 
 
-def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
+def pareto(rows: Sequence[Row], css: dict[str, str]) -> Markup:
     """Success over the median time to a plan, log axis; the methods that no other beats in both are joined."""
     shown = [row for row in rows if row.latency_p50_ms > 0]
     if not shown:
-        return ""
+        return Markup("")
     low, high = min(r.latency_p50_ms for r in shown) / 1.4, max(r.latency_p50_ms for r in shown) * 1.4
 
     def at_x(value: float) -> float:
@@ -135,7 +134,7 @@ def pareto(rows: Sequence[Row], css: dict[str, str]) -> str:
         keys.append(f'<span class="key {css[row.contestant]}">{name} <b>{words}</b></span>')
         said.append(f"{row.contestant} {words}")
     picture = charts.svg(parts, "Success against time: " + "; ".join(said))
-    return f'{picture}<p class="legend">{"".join(keys)}</p>'
+    return drawing(f'{picture}<p class="legend">{"".join(keys)}</p>')
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
@@ -145,28 +144,3 @@ def frontier(rows: Sequence[Row]) -> list[Row]:
         if not best or row.success > best[-1].success:
             best.append(row)
     return best
-
-
-def _missing(comparison: Comparison) -> str:
-    if not comparison.missing:
-        return ""
-    items = "".join(f"<li>{escape(str(one.trial))}: {escape(one.reason)}</li>" for one in comparison.missing)
-    return f'<h3>Missing</h3><p>Run the same command again to go on.</p><ul class="hint missing">{items}</ul>'
-
-
-def _footer(comparison: Comparison) -> str:
-    info, machine = comparison.info, comparison.info.get("machine", {})
-    rows = (
-        ("Command", info.get("command", "")),
-        ("Date", info.get("date", "")),
-        ("Commit", ", ".join(comparison.commits)),
-        ("Machine", f"{machine.get('processor', '')}, {machine.get('cores', '?')} cores"),
-    )
-    items = "".join(f"<dt>{name}</dt><dd>{escape(str(value))}</dd>" for name, value in rows if value)
-    text = (
-        "Intervals: 95 %, bootstrap over training seeds and episodes, crossed. Against the reference: mean difference "
-        "of scores on the seeds that both have, the same bootstrap on the paired differences; p is two-sided. Time to "
-        "a plan was measured in the rollouts, one thread, with other runs beside it: prism bench latency measures it "
-        "alone. Definitions: docs/howto/comparison.md, docs/reference/metrics.md."
-    )
-    return f"<dl>{items}</dl><p>{escape(text)}</p>"

@@ -4,8 +4,7 @@ what was seen. From the dataset and the commands.npz of each episode (robots/rec
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,10 @@ from prism.data.formats.episode_folders import COMMANDS, RecordingSource
 from prism.data.inspect import as_picture
 from prism.errors import PrismError
 from prism.io.files import replace_file
-from prism.report.charts import Series, line_chart, number, page, table
-from prism.report.dataset_page import _png
+from prism.report.charts import Series, line_chart, number
+from prism.report.pages import picture, render_page
 
 _SHOWN, _FRAMES = 6, 6  # episodes with all their curves, failures first; pictures of each camera
-_STYLE = """
-.who { display: flex; height: 10px; border-radius: 5px; overflow: hidden; margin: 4px 0 2px }
-.who i { display: block; height: 100% }
-.who .policy { background: var(--m0) } .who .other { background: var(--m1) }
-td.words { text-align: left; white-space: normal; min-width: 14em } th:last-child { text-align: left }
-.frames { display: flex; gap: 6px; overflow-x: auto } .frames img { border-radius: 4px }
-"""
 Details = Mapping[str, NDArray[Any]]
 
 
@@ -41,48 +33,44 @@ def write_robot_report(folder: Path) -> Path:
 def render(source: RecordingSource) -> str:
     rows = source.provenances
     judged = [row["success"] for row in rows if isinstance(row.get("success"), bool)]
-    robot = escape(str(rows[0].get("robot", "a robot")))
-    rate = f"{sum(judged)} of {len(judged)} succeeded. " if judged else ""
-    lead = f"{len(rows)} episodes of {robot}, task {escape(source.task)}. {rate}Recorded by {_by(rows)}."
     order = sorted(range(len(rows)), key=lambda i: (rows[i].get("success") is not False, i))
-    parts = [_table(source), *(_episode(source, i) for i in order[:_SHOWN])]
-    note = "Candidates: the lowest and highest of the plan that was in use. Late: sent after the end of its slot."
-    return page(f"PRISM: {source.path.resolve().name}", lead, "".join(parts), f"<p>{note}</p>", style=_STYLE)
-
-
-def _by(rows: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{escape(str(who))} ({count})" for who, count in Counter(r.get("by", "?") for r in rows).items())
+    by = Counter(str(row.get("by", "?")) for row in rows)
+    return render_page(
+        "robot.html",
+        title=f"PRISM: {source.path.resolve().name}",
+        count=len(rows),
+        robot=rows[0].get("robot", "a robot"),
+        task=source.task,
+        judged=f"{sum(judged)} of {len(judged)}" if judged else "",
+        by=", ".join(f"{who} ({count})" for who, count in by.items()),
+        rows=[_row(source, i) for i in range(len(rows))],
+        episodes=[_episode(source, i) for i in order[:_SHOWN]],
+    )
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
     return {True: "success", False: "failure"}.get(row.get("success"), "not judged")  # type: ignore[arg-type]
 
 
-def _table(source: RecordingSource) -> str:
-    rows = []
-    for i, row in enumerate(source.provenances):
-        details = read_details(source, i)
-        latency = details.get("latency_ms", np.zeros(0))
-        rows.append(
-            [
-                *(str(i), escape(str(row.get("seed", ""))), _outcome(row), str(int(source.lengths[i]))),
-                *(str(row.get("commands", len(latency))), str(row.get("late", ""))),
-                *(f"{np.quantile(latency, 0.99):.1f}" if len(latency) else "", str(row.get("limited", ""))),
-                *(_commanded(row), f'<td class="words">{escape(str(row.get("stopped") or ""))}</td>'),
-            ]
-        )
-    heads = ("episode", "seed", "outcome", "steps", "commands", "late", "p99 ms", "limited", "who", "stopped")
-    return f"<h2>Episodes</h2>{table(heads, rows, 'Episodes')}"
+def _row(source: RecordingSource, number_: int) -> list[object]:
+    row = source.provenances[number_]
+    latency = read_details(source, number_).get("latency_ms", np.zeros(0))
+    return [
+        *(number_, row.get("seed", ""), _outcome(row), int(source.lengths[number_])),
+        *(row.get("commands", len(latency)), row.get("late", "")),
+        *(f"{np.quantile(latency, 0.99):.1f}" if len(latency) else "", row.get("limited", "")),
+        *(_commanded(row), row.get("stopped") or ""),
+    ]
 
 
 def _commanded(row: Mapping[str, Any]) -> str:
     said = row.get("commanded_by")
     if not isinstance(said, list):
-        return escape(str(said or ""))
+        return str(said or "")
     steps: Counter[str] = Counter()
     for who, count in said:
         steps[str(who)] += int(count)
-    return ", ".join(f"{escape(who)} {count}" for who, count in steps.items())
+    return ", ".join(f"{who} {count}" for who, count in steps.items())
 
 
 def read_details(source: RecordingSource, episode: int) -> dict[str, NDArray[Any]]:
@@ -97,7 +85,7 @@ def read_details(source: RecordingSource, episode: int) -> dict[str, NDArray[Any
         raise PrismError(f"{file} cannot be read ({error}); remove it, the episode itself is beside it") from None
 
 
-def _episode(source: RecordingSource, number_: int) -> str:
+def _episode(source: RecordingSource, number_: int) -> dict[str, Any]:
     row, details = source.provenances[number_], read_details(source, number_)
     length, fps = int(source.lengths[number_]), source.fps
     names = [spec.name for spec in source.sensors if spec.kind == "vector"]
@@ -113,25 +101,27 @@ def _episode(source: RecordingSource, number_: int) -> str:
                 Series("lowest candidate", seconds, low[:, i].tolist(), "s1"),
                 Series("highest candidate", seconds, high[:, i].tolist(), "s2"),
             ]
-        figures.append(_figure(label, line_chart(curves, label, "seconds")))
+        figures.append((label, line_chart(curves, label, "seconds", last=False, zero=False)))
     for spec in (s for s in source.sensors if s.kind == "vector"):
         values = part.streams[spec.name].reshape(length, -1)
         said = spec.names or tuple(map(str, range(values.shape[1])))
         curves = [Series(said[i], seconds, values[:, i].tolist(), f"s{i % 4}") for i in range(min(len(said), 8))]
-        figures.append(_figure(spec.name, line_chart(curves, spec.name, "seconds")))
+        figures.append((spec.name, line_chart(curves, spec.name, "seconds", last=False)))
     if details.get("latency_ms", np.zeros(1)).max(initial=0.0) > 1e-3:  # in real time
         when = (details["time"] - details["time"][0]).tolist()
         late = Series("ms from its tick", when, details["latency_ms"].tolist(), "s3")
-        figures.append(_figure("Commands", line_chart([late], "latency of the commands", "seconds")))
-    stopped = f", stopped: {escape(str(row['stopped']))}" if row.get("stopped") else ""
-    return (
-        f"<h2>Episode {number_}: {_outcome(row)}{stopped}</h2>{_strip(row)}{_pictures(source, number_)}"
-        f'<div class="charts">{"".join(figures)}</div>'
-    )
-
-
-def _figure(title: str, chart: str) -> str:
-    return f'<figure class="panel"><h4>{escape(title)}</h4>{chart}</figure>'
+        figures.append(("Commands", line_chart([late], "latency of the commands", "seconds", last=False)))
+    by = row.get("commanded_by")
+    return {
+        "number": number_,
+        "outcome": _outcome(row),
+        "stopped": row.get("stopped") or "",
+        "strip": [(str(who), int(count)) for who, count in by] if isinstance(by, list) else [],
+        "commanded": _commanded(row),
+        "changed": list((row.get("changed") or {}).items()),
+        "films": _films(source, number_),
+        "figures": figures,
+    }
 
 
 def _candidates(details: Details, length: int) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
@@ -148,28 +138,13 @@ def _candidates(details: Details, length: int) -> tuple[NDArray[Any] | None, NDA
     return low, high
 
 
-def _strip(row: Mapping[str, Any]) -> str:
-    """Who commanded, over time."""
-    said = row.get("commanded_by")
-    if not isinstance(said, list) or not said:
-        return ""
-    bars = "".join(
-        f'<i class="{"policy" if who == "policy" else "other"}" style="flex:{int(count)}" title="{escape(str(who))}: '
-        f'{int(count)} steps"></i>'
-        for who, count in said
-    )
-    changed = "".join(f"; {escape(str(why))} {count} times" for why, count in (row.get("changed") or {}).items())
-    return f'<div class="who">{bars}</div><p class="sub">steps: {_commanded(row)}{changed}</p>'
-
-
-def _pictures(source: RecordingSource, episode: int) -> str:
-    length, rows = int(source.lengths[episode]), []
-    steps = np.unique(np.linspace(0, length - 1, _FRAMES).round().astype(int)).tolist()
+def _films(source: RecordingSource, episode: int) -> list[tuple[str, list[dict[str, str]]]]:
+    """Pictures of each camera, evenly over an episode."""
+    steps = np.unique(np.linspace(0, int(source.lengths[episode]) - 1, _FRAMES).round().astype(int)).tolist()
+    films = []
     for spec in (s for s in source.sensors if s.kind in ("rgb", "depth", "tactile")):
         shown = [source.read(episode, step, step + 1, streams=[spec.name]).streams[spec.name][0] for step in steps]
-        images = "".join(
-            f'<img alt="{escape(spec.name)}, {number(step / source.fps)} s" src="{_png(as_picture(spec, frame))}">'
-            for step, frame in zip(steps, shown, strict=True)
-        )
-        rows.append(f'<p class="sub">{escape(spec.name)}</p><div class="frames">{images}</div>')
-    return "".join(rows)
+        addresses = [picture(as_picture(spec, frame)) for frame in shown]
+        times = [number(step / source.fps) for step in steps]
+        films.append((spec.name, [{"time": t, "address": a} for t, a in zip(times, addresses, strict=True)]))
+    return films
