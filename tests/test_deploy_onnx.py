@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,6 +20,7 @@ from prism.inference import tokens
 from prism.inference.backends import BackendPolicy, CompiledBackend, compare, load_backend, make_backend
 from prism.inference.backends_onnx import OnnxBackend, quantise_encoder, session
 from prism.inference.export_onnx import export_onnx
+from prism.inference.window import Window, batched
 from prism.io import files
 from prism.methods.prism import PrismPolicy
 from prism.sensors import SensorSpec
@@ -191,3 +194,71 @@ def test_resnet_in_int8_follows_the_pixels() -> None:
 def test_compiled_equals_eager() -> None:
     policy = small_policy(small_config(), SENSORS).eval()
     assert compare(CompiledBackend(policy), _observation(2, 0.3)).max_difference_scaled < 1e-4
+
+
+ALONE = """
+import importlib.util, sys
+from types import SimpleNamespace
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("prism", "prism_client", "torch"):
+            raise ImportError(f"{name} is not on this robot")
+
+
+sys.meta_path.insert(0, Blocked())
+import numpy as np
+
+example, folder, given, out = sys.argv[1:]
+spec = importlib.util.spec_from_file_location("onnx_robot", example)
+robot = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(robot)
+held = np.load(given)
+policy = robot.Exported(robot.Path(folder))
+policy.rng = SimpleNamespace(standard_normal=lambda shape, dtype: held["latents"].astype(dtype))
+steps = max(int(key.partition("/")[0]) for key in held if "/" in key) + 1
+for step in range(steps):
+    policy.observe({key.partition("/")[2]: held[key] for key in held if key.startswith(f"{step}/")})
+np.save(out, policy.candidates(held["latents"].shape[1]))
+policy.act({key.partition("/")[2]: held[key] for key in held if key.startswith("0/")}, held["latents"].shape[1])
+assert not {"torch", "prism"} & set(sys.modules)
+"""
+
+
+@pytest.mark.parametrize("case", ["anchor, absence", "history"])
+def test_the_example_acts_without_prism_and_torch_as_the_policy_does(case: str, tmp_path: Path) -> None:
+    """Order of sensors and of time steps, absent sensors, anchor and history, from what is in the folder alone."""
+    force = SensorSpec("force", "vector", (2,), history=3)
+    config, sensors = (small_config(anchor="proprio"), SENSORS) if case != "history" else (
+        small_config(), (force, VECTORS[0]),
+    )  # fmt: skip
+    policy = small_policy(config, sensors).eval()
+    export_onnx(policy, tmp_path / "policy", exec_horizon=2)
+    rng = np.random.default_rng(1)
+    window = Window(policy.spec)
+    given: dict[str, np.ndarray] = {}
+    for step in range(4):
+        frame = {
+            s.name: rng.integers(0, 255, s.shape, dtype=np.uint8)
+            if s.dtype == np.uint8
+            else rng.uniform(0.2, 1.5, s.shape).astype(np.float32)
+            for s in sensors
+            if s.kind != "text" and not (step in (1, 3) and s.name in ("depth", "force"))
+        }
+        window.observe(frame)
+        given |= {f"{step}/{name}": value for name, value in frame.items()}
+    given["latents"] = rng.standard_normal((1, 3, policy.config.generator.latent)).astype(np.float32)
+    policy.latents = lambda rows, count, rng: torch.from_numpy(given["latents"])  # type: ignore[method-assign,assignment]
+    expected = policy.sample(batched([window], torch.device("cpu")), 3, _rng())[0].numpy()
+    np.savez(tmp_path / "given.npz", **given)
+    example = Path(__file__).resolve().parent.parent / "examples/onnx_robot.py"
+    words = [sys.executable, "-c", ALONE, example, tmp_path / "policy", tmp_path / "given.npz", tmp_path / "plans.npy"]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "plans.npy"), expected, rtol=1e-4, atol=1e-5)
+    about = json.loads((tmp_path / "policy/metadata.json").read_text())
+    assert "the oldest time step first" in about["steps"]
+    assert "in the order of `sensors`" in about["features"]
+    assert about["exec_horizon"] == 2
+    assert {"absent", "choice"} <= set(about)

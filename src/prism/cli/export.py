@@ -22,9 +22,9 @@ class Export:
         prism export runs/pusht --hub USER/pusht              prism serve hf://USER/pusht
 
     --onnx: one graph a sensor, the fusion, and the plan with any number of candidates; exported/metadata.json says
-    what each takes and gives (pip install 'prism-policy[onnx]'). --lerobot: the checkpoint with a model card, for
-    lerobot_policy_prism and for every command of prism. --hub: the same, uploaded (pip install 'prism-policy[hub]',
-    then hf auth login).
+    what each takes and gives, and examples/onnx_robot.py acts with them without prism (pip install
+    'prism-policy[onnx]'). --lerobot: the checkpoint with a model card, for lerobot_policy_prism and for every command
+    of prism. --hub: the same, uploaded (pip install 'prism-policy[hub]', then hf auth login).
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
@@ -69,5 +69,6 @@ class Export:
 
             policy = run.policy()
             with console.status("export") as status:
-                export_onnx(policy, self.onnx, self.overwrite, lambda graph: status.update(f"export {graph}"))
+                tell = lambda graph: status.update(f"export {graph}")  # noqa: E731
+                export_onnx(policy, self.onnx, self.overwrite, tell, run.settings.exec_horizon)
             print(f"exported: {self.onnx}")

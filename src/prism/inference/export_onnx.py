@@ -35,6 +35,19 @@ from prism.policy import Policy
 METADATA = "metadata.json"
 FORMAT = 1
 _OPSET = 17
+_HOW = {
+    "features": "of every sensor, in the order of `sensors`, end to end: what its graph makes of its newest "
+    "reading (with `history` above 1: of its latest `history` readings, the newest last; one that is "
+    "missing is the one before it, or the next). Images (H, W, C) uint8, RGB; depth in metres, 0: not "
+    "measured; vectors in their own units",
+    "absent": "of a sensor that is missing, not finite or without a graph (null): its vector in "
+    "absent.safetensors takes the place of its features",
+    "steps": "(B, obs_horizon, step_width), the oldest time step first, the newest last; at the start of an "
+    "episode the first one fills all",
+    "choice": "each of the K plans is a whole answer: never average them. Take the one whose beginning is "
+    "nearest to the rest of the plan before, mean |difference| / action_scale; any, where there is "
+    "none. Row 0 is the answer to the newest observation; execute exec_horizon rows, then plan again",
+}
 EXPORTED = ("vector", "rgb", "depth", "tactile")  # kinds of sensors that have a graph
 
 
@@ -124,8 +137,12 @@ def export_onnx(
     folder: Path,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda graph: None,
+    exec_horizon: int | None = None,
 ) -> dict[str, Any]:
-    """Write `folder` whole or not at all; its metadata. `progress` gets the name of each graph before it is made."""
+    """Write `folder` whole or not at all; its metadata. `progress` gets the name of each graph before it is made.
+
+    `exec_horizon`: actions of a plan to execute before the next one, for the metadata; default: half of them.
+    """
     if not isinstance(policy, PrismPolicy):
         raise PrismError(
             f"method '{policy.spec.method}' has no single-pass plan graph; export a policy of method 'prism'"
@@ -155,6 +172,8 @@ def export_onnx(
         "fps": policy.spec.fps,
         "step_width": step_width(policy),
         "latent": policy.config.generator.latent,
+        "exec_horizon": exec_horizon or max(policy.spec.pred_horizon // 2, 1),
+        **_HOW,
         "latents": "(B, K, latent) independent standard normal numbers; one draw a candidate",
         "actions": "(plans + anchor) * action_moves * action_scale + action_center, then the 4 values from each of "
         "`quaternions` on divided by their norm; anchor: 0 without one, else ((the newest reading of it in the "
