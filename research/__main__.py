@@ -41,6 +41,7 @@ MODULES = {
     "threshold": "threshold",
     "multimodality": "multimodality",
     "ablations": "ablations",
+    "departures": "departures",
     "placebo": "placebo",
     "favor": "favor",
     "demonstrations": "demonstrations",

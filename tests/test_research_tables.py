@@ -16,9 +16,9 @@ from prism.experiments.comparison import folder_of
 from prism.experiments.recipes import recipe
 from prism.experiments.stored_trials import contestant, kept
 from prism.experiments.trial import RESULT, TrialId
-from prism.io.jsonconfig import to_json
+from prism.io.jsonconfig import to_json, with_settings
 from prism.methods.prism import PrismPolicy
-from research import favor, one_policy, placebo, tables, variants
+from research import departures, favor, one_policy, placebo, tables, variants
 from research.__main__ import main
 from research.report import Study
 from tests.comparison_fakes import QUIET, fake_result, finish
@@ -345,3 +345,21 @@ def test_what_is_missing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     figures |= {"tasks_done": {"all": "0 of 1"}, "mean_by_method": {"prism": {}}}
     tables.show(Study("metaworld", figures, (), {}), Console())
     assert "missing" in capsys.readouterr().out
+
+
+def test_every_departure_is_one_setting_of_the_recipe_and_is_judged_over_all_tasks() -> None:
+    plain = recipe("metaworld-pick-place")
+    for name, settings in departures.VARIANTS.items():
+        assert (with_settings(plain, list(settings)) != plain) == (name != departures.OURS), name
+
+    def trial(task: str, name: str, seed: int, wins: str) -> dict[str, Any]:
+        return {"recipe": task, "contestant": name, "trial": {"seed": seed, "per_episode": {"success": wins}}}
+
+    config = departures.Config(tasks=("a", "b"), variants=("ours", "draws", "ema_power"))
+    trials = [trial(task, "ours", seed, "1 1 0") for task in "ab" for seed in (0, 1, 2)]
+    trials += [trial(task, "draws", seed, "1 0 0") for task in "ab" for seed in (0, 1)]
+    trials += [trial("a", "ema_power", seed, "0 0 0") for seed in (0, 1, 2)]
+    study = Study("departures", {"trials": trials}, (), {})
+    found = departures.pooled(study, config)
+    assert found.keys() == {"draws"}, "ema_power lacks a task"
+    assert (found["draws"]["mean"], found["draws"]["seeds"], found["draws"]["episodes"]) == (pytest.approx(1 / 3), 2, 6)
