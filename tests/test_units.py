@@ -11,6 +11,7 @@ from prism_client import ActionKind
 
 from prism import cli
 from prism.data import open_dataset
+from prism.data.formats.robomimic import kind_of_controller
 from prism.data.formats.store_writer import DatasetWriter
 from prism.data.guess_kind import guess_kind
 from prism.data.mixture import Member, Mixture
@@ -89,6 +90,20 @@ def test_units_and_scale_are_stated_and_shown(tmp_path: Path, capsys: pytest.Cap
     assert Run(run).spec.action == action
     with pytest.raises(PrismError, match=r"says that action\.units is"):
         open_dataset(path, sensors=("action.units=mm", "action.units=m"))
+
+
+@pytest.mark.parametrize(
+    ("configs", "kind"),
+    [
+        ({"type": "OSC_POSE", "control_delta": True}, "delta"),
+        ([{"type": "OSC_POSE", "control_delta": False}] * 2, "absolute"),
+        ({"type": "BASIC", "body_parts": {"right": {"type": "OSC_POSE", "input_type": "delta"}}}, "delta"),
+        ({"type": "JOINT_VELOCITY"}, None),
+        (None, None),
+    ],
+)
+def test_robomimic_says_the_kind_by_its_controller(configs: object, kind: str | None) -> None:
+    assert kind_of_controller({"controller_configs": configs}) == kind
 
 
 @pytest.mark.parametrize(

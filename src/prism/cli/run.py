@@ -79,7 +79,7 @@ class Run:
     trust_sensors: bool = False
     """Do not compare the first readings with what the policy was trained on: units, sizes, colours."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
+    """Kind of the policy's actions, absolute, delta or velocity, where it is unknown."""
     trained_on: Annotated[str | None, option("NAME")] = None
     """The robot that the policy was trained on, where it is another one: its actions must mean the same on both."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()

@@ -53,7 +53,7 @@ class Serve:
     selection: Annotated[str | None, option("RULE")] = None
     """Which of them to send; default: as the run (prism eval --help lists the rules)."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """What the policy's actions are, absolute, delta or velocity, where its data did not say."""
+    """Kind of the policy's actions, absolute, delta or velocity, where it is unknown."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
     backend: Annotated[str, option("NAME")] = "eager"

@@ -78,7 +78,7 @@ class Train(DatasetOptions, CalvinOption):
     """Begin with the network of this run, to learn from more data: what people corrected (prism run --teleop). Their
     actions must be of the run's kind."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """What the actions of a dataset are: absolute, delta or velocity. Default: as it says, or as can be seen in it."""
+    """Kind of the actions: absolute, delta or velocity. Default: as the data state or show; required if they do not."""
     preset: Annotated[Preset | None, option("NAME")] = None
     """Network, horizons and objective, in place of the recipe's (anchor, observation noise, encoder.text.things stay):
     tiny learns in minutes on CPU, base, paper (the publication's), fast (paper, about half of the time to a plan).

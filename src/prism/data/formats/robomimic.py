@@ -10,10 +10,12 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prism_client import ActionKind
 
 from prism.data.episodes import Array, IntArray
 from prism.data.formats.hdf5_probe import check_deflated, probe, strange
@@ -34,6 +36,20 @@ def is_robomimic(path: Path) -> bool:
         return True
     with path.open("rb") as file:
         return file.read(8) == _SIGNATURE
+
+
+def kind_of_controller(env_kwargs: object) -> ActionKind | None:
+    """Of robosuite's operational-space controllers, of one arm or several; None: unknown, or of several kinds."""
+    configs = env_kwargs.get("controller_configs") if isinstance(env_kwargs, dict) else None
+    parts = configs.get("body_parts") if isinstance(configs, dict) else None  # robosuite 1.5
+    arms = list(parts.values()) if isinstance(parts, dict) else configs if isinstance(configs, list) else [configs]
+    kinds: set[ActionKind | None] = set()
+    for arm in arms:
+        arm = arm if isinstance(arm, dict) else {}
+        stated = arm.get("control_delta", {"delta": True, "absolute": False}.get(str(arm.get("input_type"))))
+        known = str(arm.get("type")).startswith("OSC") and isinstance(stated, bool)
+        kinds.add((ActionKind.DELTA if stated else ActionKind.ABSOLUTE) if known else None)
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 class RobomimicSource(TableSource):
@@ -65,6 +81,8 @@ class RobomimicSource(TableSource):
             self.fps = self._rate(fps, notes)
             columns, self.lengths = self._survey()
         self._use(make_table(path, columns, "actions", entries, self.fps, notes))
+        if [column.key for column in self.table.action.columns] == ["actions"]:
+            self.action_spec = replace(self.action_spec, kind=kind_of_controller(self._environment().get("env_kwargs")))
         self.notes = tuple(notes)
 
     def _find_demos(self, mask: str | None, notes: list[str]) -> list[str]:
@@ -107,13 +125,21 @@ class RobomimicSource(TableSource):
         if fps is not None:
             return float(fps)
         try:
-            stored = json.loads(self._file["data"].attrs["env_args"])["env_kwargs"]["control_freq"]
+            stored = self._environment()["env_kwargs"]["control_freq"]
             if 0 < float(stored) < 1e6:
                 return float(stored)
         except (KeyError, TypeError, ValueError):
             pass
         notes.append(f"the file does not say its rate: {DEFAULT_FPS:g} steps a second are assumed")
         return DEFAULT_FPS
+
+    def _environment(self) -> dict[str, Any]:
+        """`env_args`: how robomimic builds the environment; empty where it is missing or damaged."""
+        try:
+            found = json.loads(self._file["data"].attrs["env_args"])
+        except (KeyError, TypeError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _survey(self) -> tuple[list[Column], IntArray]:
         """The columns, by the first demonstration, and every length; all demonstrations must agree."""
