@@ -29,6 +29,8 @@ FILES = FOLDER / "files"
 COMMANDS_OF: dict[str, list[str]] = json.loads((FOLDER / "commands.json").read_text())  # that made the files
 # Defaults of then that are others today: what a user of such a run has to type to go on with it.
 OLD_DEFAULTS = [
+    "controller.join=null",
+    "controller.margin=null",
     "policy.generator.attention.length=0",
     "policy.objective.scope=own",
     "policy.objective.soft_weight=0",

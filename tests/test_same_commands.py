@@ -48,6 +48,33 @@ def test_eval_run_and_serve_command_the_same(name: str, late: int) -> None:
     np.testing.assert_array_equal(served, played)
 
 
+@pytest.mark.parametrize("late", [0, LATE])
+@pytest.mark.parametrize("name", ["commit", "jerk", "changes", "turning"])
+def test_what_is_joined_and_cut_is_stored_with_the_run_and_the_same_everywhere(name: str, late: int) -> None:
+    case = of(name, late)
+    stored = replace(case, controller=replace(case.controller, join=3, margin=0.05))
+    with torch.inference_mode():
+        plain, played = commands(streams.evaluated(case)), commands(streams.evaluated(stored))
+        ran = commands(streams.run_here(stored, late, asynchronous=late > 0, absent="continue"))
+        served = commands(streams.served(stored, late, asynchronous=late > 0, absent="continue"))
+    np.testing.assert_array_equal(ran, played)
+    np.testing.assert_array_equal(served, played)
+    if late and name != "changes":
+        assert not np.array_equal(plain, played), "a late plan of positions is joined"
+    if name != "turning":
+        assert (np.abs(played) <= 1.1 * np.array([1.0, 2.0, 0.5, 1.0]) + 1e-6).all()
+
+
+def test_a_plan_that_comes_in_time_is_not_joined_and_runs_from_before_keep_what_they_have() -> None:
+    case = of("commit", 0)
+    stored = replace(case, controller=replace(case.controller, join=3, margin=9.0))
+    with torch.inference_mode():
+        plain = commands(streams.evaluated(case))
+        np.testing.assert_array_equal(commands(streams.evaluated(stored)), plain)
+        np.testing.assert_array_equal(commands(streams.run_here(stored, 0)), plain)
+        assert not np.array_equal(commands(streams.run_here(case, 0)), plain)  # joined, as `prism run` did it
+
+
 def acted(case: Case) -> NDArray[Any]:
     """Controller.act, with the seed that LeRobot's first environment has."""
     controller, world, found = (

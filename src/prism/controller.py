@@ -57,8 +57,8 @@ class Controller:
             asynchronous=config.delay > 0,
             strict=True,
             absent="continue",
-            blend=0,
-            margin=math.inf,
+            blend=0 if config.join is None else None,  # None: as stored
+            margin=math.inf if config.margin is None else None,
             look=False,  # the executor's own: here it is a PrismError
             max_held=0,
             clock=self.planner.clock,

@@ -6,6 +6,7 @@ research/RESULTS.md. A recipe is data: change a field with dataclasses.replace, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from prism.sims.task_table import TASKS
 from prism.training.config import TrainConfig
 
 FORMAT_VERSION = 1
+# Of a new run, in every loop; runs from before these were stored have neither (ControllerConfig).
+AS_STORED: Mapping[str, Any] = {"join": 3, "margin": 0.05}
 FILE = "experiment.json"
 
 
@@ -38,7 +41,7 @@ class Experiment:
     demonstrations: Demonstrations
     policy: ContextConfig = field(default_factory=presets.tiny)  # of any method
     train: TrainConfig = field(default_factory=lambda: TrainConfig(minutes=5.0))
-    controller: ControllerConfig = field(default_factory=ControllerConfig)
+    controller: ControllerConfig = field(default_factory=lambda: ControllerConfig(**AS_STORED))
     teacher: str | None = None  # the run that a distilled method learns from
     # readings of touch and sound that a time step holds (prism.data.history); 0: all since the last plan
     history: int = 0
@@ -82,7 +85,7 @@ class Experiment:
 
 def controller_of(task: str) -> ControllerConfig:
     """The controller's defaults, with the grippers of the task."""
-    return ControllerConfig(selection=SelectionConfig(grippers=TASKS[task].grippers))
+    return ControllerConfig(selection=SelectionConfig(grippers=TASKS[task].grippers), **AS_STORED)
 
 
 def state(task: str) -> Experiment:
@@ -276,7 +279,9 @@ def pusht_human() -> Experiment:
         train=pusht_training(),
         # Looks again after four actions, so that a smooth motion need not be a late one. People stop and think, and a
         # policy of theirs may stop for ever (restless): docs/reference/metrics.md.
-        controller=ControllerConfig(exec_horizon=4, jerk_weight=16.0, selection=SelectionConfig(restless=8)),
+        controller=ControllerConfig(
+            exec_horizon=4, jerk_weight=16.0, selection=SelectionConfig(restless=8), **AS_STORED
+        ),
     )
 
 
@@ -327,7 +332,7 @@ def own_data(path: Path) -> Experiment:
         task=None,
         demonstrations=Demonstrations("path", path=str(path)),
         train=TrainConfig(minutes=15.0),
-        controller=ControllerConfig(exec_horizon=2),
+        controller=ControllerConfig(exec_horizon=2, **AS_STORED),
     )
 
 
@@ -397,7 +402,7 @@ def as_paper(experiment: Experiment) -> Experiment:
         policy=replace(experiment.policy, anchor=None, observation_noise=0.0),
         demonstrations=replace(experiment.demonstrations, mirror=False, next_actions=True),
         train=train,
-        controller=ControllerConfig(exec_horizon=8, candidates=8, selection=selection),
+        controller=ControllerConfig(exec_horizon=8, candidates=8, selection=selection, join=0),
         history=1,
     )
 

@@ -34,6 +34,8 @@ def about_policy(policy: Policy, config: ControllerConfig, scale: FloatArray) ->
         action_scale=tuple(scale.tolist()),
         action_range=_action_range(policy),
         method=spec.method,
+        join=config.join,
+        margin=config.margin,
     )
 
 

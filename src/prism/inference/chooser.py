@@ -58,10 +58,16 @@ class ControllerConfig:
     # Simulated planning latency, in steps: until a plan is there the old one goes on, and the new one begins that many
     # rows in. 0: the world waits. For evaluations; on a robot the clock decides.
     delay: int = 0
+    # The executor's part, the same in every loop. join: a plan that comes late goes on from the old one over so many
+    # steps; positions only. margin: share of the demonstrated range of an action that a plan may go beyond it. None: a
+    # run from before they were stored, as which `prism run` joins every plan of positions over 3 steps, with a margin
+    # of 0.05, and an evaluation does neither.
+    join: int | None = None
+    margin: float | None = None
 
     def __post_init__(self) -> None:
         # Beyond 10 in `ensemble`, one plan alone counts.
-        counts = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing jerk_weight delay"}
+        counts = {"[1, inf)": "exec_horizon candidates", "[0, inf)": "smoothing jerk_weight delay join margin"}
         check_numbers(self, "controller", {**counts, "[-10, 10]": "ensemble"})
         if self.ensemble is not None and self.smoothing:
             raise PrismError("controller.ensemble and controller.smoothing both blend plans: use one of them")

@@ -169,7 +169,7 @@ def by_policy(
         lost="stop",
         action_kind=action_kind,
         base=robot.actions.base,
-        margin=limits.margin,
+        margin=min(limits.margin, limits.margin if planner.info.margin is None else planner.info.margin),
         look=look,
         clock=robot.now,
         hook=(lambda _: "slow") if slow < 1 else None,

@@ -83,10 +83,11 @@ class Executor:
     keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
                    planner says
     base           dimensions that are velocities whatever the others are: a mobile base; default: none
-    blend          steps over which two plans are joined; default: 3 for positions, 0 (jump) for changes and velocities,
-                   and without `asynchronous`
-    margin         share of the demonstrated range of an action that a plan may go beyond it; default: 0.05, or any
-                   without `asynchronous`
+    blend          steps over which a new plan is joined to the old one; default: what is stored with the policy
+                   (`join`), for plans of positions that come late. Where it says nothing: 3 for positions, 0 (jump) for
+                   changes and velocities, and without `asynchronous`
+    margin         share of the demonstrated range of an action that a plan may go beyond it; default: what is stored
+                   with the policy; where it says nothing: 0.05, or any without `asynchronous`
     look           compare sensors and rate with the training data; default: True
     max_step       the most of the gap that is closed in a step, in half ranges of an action; default: no bound
     hook           looks at what is said of every plan (PlanInfo: spread, modes, ...) and says "continue", "slow" or
@@ -131,7 +132,7 @@ class Executor:
         self.planner = planner
         self._given = (exec_horizon, action_kind, keep, budget_ms)
         self._asked_blend, self._look, self._base = blend, look, [int(d) for d in base]
-        self._margin = (MARGIN if asynchronous else math.inf) if margin is None else margin
+        self._asked_margin = margin
         self._max_step = max_step
         self._hook = hook
         self._slow_factor = slow_factor
@@ -145,7 +146,7 @@ class Executor:
         self._clock = clock
         for name, value, good, hint in (
             ("blend", blend, blend is None or blend >= 0, "0 (off) or more"),
-            ("margin", margin, self._margin >= 0, "0 or more"),
+            ("margin", margin, margin is None or margin >= 0, "0 or more"),
             ("max_step", max_step, max_step is None or 0 < max_step < math.inf, "more than 0"),
             ("slow_factor", slow_factor, 0 < slow_factor <= 1, "a value in (0, 1]"),
             ("patience", patience, 0 <= patience < math.inf, "0 or more"),
@@ -175,8 +176,10 @@ class Executor:
                 "it: Executor(..., action_kind='absolute')"
             )
         self.action_kind: ActionKind = known
-        usual = BLEND if self._asynchronous and known is ActionKind.ABSOLUTE else 0
+        usual = (BLEND if self._asynchronous else 0) if info.join is None else info.join
+        usual = usual if known is ActionKind.ABSOLUTE else 0
         self._blend = usual if self._asked_blend is None else int(self._asked_blend)
+        self._joins_all = self._asked_blend is not None or info.join is None  # and not only plans that come late
         self.keep = [int(d) for d in (info.keep if keep is None else keep)]
         self._quaternions = list(info.action.quaternions)
         if known is not ActionKind.ABSOLUTE:  # a rotation is one whatever the others are, and zeros are none
@@ -189,9 +192,11 @@ class Executor:
         self._needs = frozenset(info.needs)
         self._scale = np.asarray(info.action_scale or 1.0, dtype=np.float64)
         self._range: tuple[Array, Array] | None = None
-        if self._margin < math.inf and (known := info.action_range) is not None:
+        usual_margin = (MARGIN if self._asynchronous else math.inf) if info.margin is None else info.margin
+        margin = usual_margin if self._asked_margin is None else self._asked_margin
+        if margin < math.inf and (known := info.action_range) is not None:
             low, high = np.array(known[0], np.float64), np.array(known[1], np.float64)
-            self._range = low - self._margin * (high - low), high + self._margin * (high - low)
+            self._range = low - margin * (high - low), high + margin * (high - low)
 
     def _clear(self) -> None:
         self.stats = Stats()
@@ -450,7 +455,8 @@ class Executor:
 
     def _join(self, actions: Array, row: int) -> Array:
         """The new plan, starting at `row` where the robot would have gone on without it; see the top of this file."""
-        if self._commanded is None or not self._blend:
+        late = row > 0 or self.stats.held_in_a_row > 0
+        if self._commanded is None or not self._blend or not (late or self._joins_all):
             return actions
         next_row = self._row()
         reference = self._held() if next_row is None else next_row

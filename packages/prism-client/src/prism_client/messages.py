@@ -107,6 +107,8 @@ class PolicyInfo:
     action_range: tuple[tuple[float, ...], tuple[float, ...]] | None = None  # lowest and highest
     method: str = ""
     policy: str = ""  # its name
+    join: int | None = None  # steps over which a late plan of positions is joined; None: the executor's default
+    margin: float | None = None  # share of action_range that a plan may go beyond it; None: the executor's default
 
     @classmethod
     def from_wire(cls, message: Mapping[str, Any]) -> PolicyInfo:
@@ -128,6 +130,8 @@ class PolicyInfo:
             action_range=None if ends is None else (_numbers({"0": ends[0]}, "0"), _numbers({"1": ends[1]}, "1")),
             method=_text(message, "method"),
             policy=_text(message, "policy"),
+            join=None if message.get("join") is None else _whole(message, "join"),
+            margin=None if message.get("margin") is None else _number(message, "margin"),
         )
 
     def to_wire(self) -> dict[str, Any]:
