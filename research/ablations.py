@@ -26,9 +26,7 @@ from prism.evaluation.metrics import Difference, paired
 from prism.experiments.comparison import CompareConfig, Comparison, Contestant, Row, compare, table
 from prism.experiments.stored_trials import put_back, trials_of
 from prism.experiments.trial import EvaluationPlan
-from prism.io.jsonconfig import to_json
-from prism.objective import ObjectiveConfig
-from research.report import SEEDS, Claim, Drawn, Study, Verdict, few_seeds, show_rows
+from research.report import SEEDS, Claim, Drawn, Study, Verdict, defaults, few_seeds, show_rows
 from research.selection import TUNING_SEED
 
 if TYPE_CHECKING:
@@ -119,8 +117,7 @@ class Config(Drawn):
         """What every trial of a study has in common, but for its variant and seed."""
         steps = self.steps if self.minutes is None else None
         place = {"recipe": self.recipe, "episodes": self.episodes, "first_seed": self.first_seed}
-        # of older defaults: refused
-        return {**place, "steps": steps, "cpu_minutes": self.minutes, "objective": to_json(ObjectiveConfig())}
+        return {**place, **defaults(), "steps": steps, "cpu_minutes": self.minutes}
 
     def comparison(self) -> CompareConfig:
         variants = [(name, settings) for factor in self.factors for name, settings in FACTORS[factor].items()]

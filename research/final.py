@@ -41,6 +41,7 @@ LOOKED_AT = (
     (0, 99_999, "experts, demonstrations, tests"),
     (100_000, 199_999, "test episodes of all tasks; senses and language were changed while they were watched"),
     (200_000, 299_999, "tuning"),
+    (300_000, 399_999, "what led to selection.restless"),
     (400_000, 499_999, "MetaWorld, few-step methods, ToolHang"),
     (500_000, 899_999, "human Push-T, robomimic's tasks, replanning"),
     (900_000, 999_999, "presets, attention and the literal system on pick-place"),

@@ -30,6 +30,7 @@ from prism.experiments.trials import Trials, refuse_other, several_versions
 from prism.experiments.workflow import train_experiment
 from prism.io import files
 from prism.io.jsonconfig import to_json
+from prism.objective import ObjectiveConfig
 from prism.training.log import read_log
 
 if TYPE_CHECKING:
@@ -278,6 +279,11 @@ def few_seeds(seeds: int, held: bool) -> str:
     """What to say of a claim that held, or did not, in fewer trainings than it takes."""
     way = "so" if held else "against it"
     return f"{seeds} of the {SEEDS} training seeds that a claim takes: {way}, beyond chance on these alone"
+
+
+def defaults() -> dict[str, Any]:
+    """What trials of PRISM have and no setting names: --add refuses trials that were made with other defaults."""
+    return {"objective": to_json(ObjectiveConfig())}
 
 
 def train_run(experiment: Experiment, run: Path, console: Console) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ from prism.experiments.trials import commits_of
 from prism.io import files
 from prism.methods import METHODS
 from prism.sims.task_table import TASKS
-from research.report import SEEDS, Claim, Study, Verdict, Written, decided, show_rows
+from research.report import SEEDS, Claim, Study, Verdict, Written, decided, defaults, show_rows
 
 FRESH_SEED = 400_000  # 100,000 are the test seeds, 200,000 those of tuning, 300,000 led to selection.restless
 AS_PUBLISHED = dict.fromkeys(
@@ -181,7 +181,7 @@ class Config(Written):
         """What every trial of a table has in common, but for its method and seed."""
         minutes = {short(task): self.minutes_of(task) for task in self.rows}
         same = {"table": self.table, "episodes": self.episodes, "first_seed": self.first_seed, "set": self.set}
-        return {**same, "demonstrations": self.count, "minutes": minutes, "clock": "cpu"}
+        return {**same, **defaults(), "demonstrations": self.count, "minutes": minutes, "clock": "cpu"}
 
     def comparison(self, work: Path, task: str) -> CompareConfig:
         return CompareConfig(

@@ -27,10 +27,8 @@ from prism.experiments.stored_trials import put_back, trials_of
 from prism.experiments.trial import TrialId
 from prism.experiments.trials import commits_of
 from prism.io import files
-from prism.io.jsonconfig import to_json
-from prism.objective import ObjectiveConfig
 from prism.training.log import read_log
-from research.report import Claim, Result, Study, Written, show_rows
+from research.report import Claim, Result, Study, Written, defaults, show_rows
 
 LOG = "logged.json"  # what a results file keeps of a training log, beside a trial that was put back from it
 LINES = 10
@@ -81,7 +79,7 @@ def play(
     work = {config.work / recipe: plan for recipe, plan in asked.items()}
     settings = config.settings("jobs", "status", "add", "seeds") | {
         "budget": {recipe: {"minutes": plan.minutes, "steps": plan.steps} for recipe, plan in asked.items()},
-        "objective": to_json(ObjectiveConfig()),  # what the variants do not set: trials of older defaults are refused
+        **defaults(),
     }
     same = {key: value for key, value in settings.items() if key not in ("variants", "tasks")}
     contestants = {one.name: one for plan in asked.values() for one in plan.contestants}

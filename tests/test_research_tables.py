@@ -216,6 +216,10 @@ def test_nothing_is_recorded_for_a_task_whose_cells_are_all_there(
     other = {"episodes": 50, "add": (), "minutes": 30.0}
     with pytest.raises(PrismError, match="was made with other settings"):
         tables.run(replace(config, **other), QUIET)  # the trial knows what it is
+    older = {key: value for key, value in settings.items() if key != "objective"}  # PRISM's defaults were others
+    config.add[0].write_text(json.dumps({"settings": older, "trials": [stored]}))
+    with pytest.raises(PrismError, match=r"objective\.candidates = None there"):
+        tables.run(replace(config, work=tmp_path / "new"), QUIET)
     trial["controller"]["exec_horizon"] = 8
     config.add[0].write_text(json.dumps({"settings": settings, "trials": [stored | {"trial": kept(trial)}]}))
     with pytest.raises(PrismError, match="exec_horizon = 8 there, 1 now"):
