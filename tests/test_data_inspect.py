@@ -114,7 +114,7 @@ def test_depth_shows_what_is_near_whatever_was_not_measured() -> None:
 def test_histograms_count_every_step(tmp_path: Path) -> None:
     source = counting_source([9, 14, 11])
     page = render(source, summarise(source, "memory"))
-    section = page[page.index("<h2>actions</h2>") :].split("<figure class=panel>")[1]
+    section = page[page.index("<h2>actions</h2>") :].split('<figure class="panel">')[1]
     assert sum(int(n) for n in re.findall(r": (\d+) steps</title>", section)) == 34
 
 

@@ -384,7 +384,7 @@ def _advised(used: Sequence[SensorUse], policy: Policy) -> tuple[SensorUse, ...]
     advised = []
     for one in used:
         ways = []
-        if leading.verdict == "used":
+        if leading.verdict == "used" and not leading.trained_without:
             half = shlex.quote(f'policy.encoder.sensor_dropout={{"{leading.name}":0.5}}')
             ways.append(f"leave {leading.name} out of half the training windows (--set {half})")
         if feels_events(specs[one.name]) and specs[one.name].steps == 1:

@@ -24,21 +24,6 @@ def page(title: str, lead: str, content: str, footer: str, style: str = "", head
     return render_page("plain.html", title=title, **made)
 
 
-def table(names: Sequence[str], rows: Sequence[Sequence[str]], label: str, sortable: bool = False) -> str:
-    """A table in a panel that scrolls sideways; the first cell of a row is its name. Names are text, cells are HTML,
-    `sortable` needs report.js."""
-    heads = [f'<button type="button">{escape(name)}</button>' if sortable else escape(name) for name in names]
-    head = "".join(f'<th scope="col">{one}</th>' for one in heads)
-    body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(c if c.startswith("<td") else f"<td>{c}</td>" for c in cells)}</tr>'
-        for first, *cells in rows
-    )
-    return (
-        f'<div class="panel scroll" tabindex="0" role="region" aria-label="{escape(label)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
 @dataclass(frozen=True)
 class Series:
     name: str

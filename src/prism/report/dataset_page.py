@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from prism.data import format_name
@@ -25,8 +25,9 @@ from prism.data.inspect import (
     summarise,
 )
 from prism.io.files import atomic_file
-from prism.report.charts import page, table
-from prism.report.recorded import recorded_section
+from prism.report.charts import drawing
+from prism.report.pages import picture, render_page
+from prism.report.recorded import recorded_rows
 from prism.sensors import action_spec_of
 
 _BINS = 32
@@ -34,7 +35,6 @@ _MAX_DIMS = 48  # dimensions of one stream that are drawn; more would be a wall
 _TRACES = 6  # episodes drawn over time
 _TRACE_POINTS = 160
 _FRAME_EPISODES, _FRAMES_EACH = 3, 6
-_THUMB = 192  # pixels, longest side of a sample frame
 
 Histogram = NDArray[np.int64]  # (D, bins)
 
@@ -58,12 +58,28 @@ def render(source: EpisodeSource, summary: Summary, progress: Progress | None = 
     streams = [summary.actions, *(s for s in summary.sensors if s.statistics is not None)]
     histograms = _histograms(source, streams, progress)
     traces = _traces(source, streams)
-    parts = [_head(summary), recorded_section(source), _lengths(summary)]
-    parts += [_frames_section(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")]
     named = {"actions": action_spec_of(source).names, **{spec.name: spec.names for spec in source.sensors}}
-    parts += [_stream_section(*drawn, named[drawn[0].name]) for drawn in zip(streams, histograms, traces, strict=True)]
-    lead = escape(summary.format) + (f" &middot; task {escape(summary.task)}" if summary.task else "")
-    return page(summary.path.name, lead, "".join(parts), "", style=_STYLE)
+    lengths = summary.lengths
+    return render_page(
+        "dataset.html",
+        title=summary.path.name,
+        format=summary.format,
+        task=summary.task,
+        tiles=[
+            ("episodes", f"{len(lengths):,}"),
+            ("steps", f"{summary.steps:,}"),
+            ("recorded", duration(summary.seconds)),
+            ("steps a second", f"{summary.fps:g}"),
+            ("on disk", size(summary.bytes_on_disk)),
+        ],
+        streams=[_row(stream) for stream in (summary.actions, *summary.sensors)],
+        warnings=summary.warnings,
+        notes=summary.notes,
+        recorded=recorded_rows(source),
+        lengths=_lengths(summary),
+        films=[_film(source, s) for s in summary.sensors if s.kind in ("rgb", "depth", "tactile")],
+        drawn=[_drawn(*one, named[one[0].name]) for one in zip(streams, histograms, traces, strict=True)],
+    )
 
 
 def _histograms(
@@ -101,96 +117,62 @@ def _rows(stream: StreamSummary, episode: Episode) -> Array:
     return episode.actions if stream.kind == "action" else episode.streams[stream.name]
 
 
-def _head(summary: Summary) -> str:
-    lengths = summary.lengths
-    tiles = {
-        "episodes": f"{len(lengths):,}",
-        "steps": f"{summary.steps:,}",
-        "recorded": duration(summary.seconds),
-        "steps a second": f"{summary.fps:g}",
-        "on disk": size(summary.bytes_on_disk),
-    }
-    cells = "".join(f"<div><b>{escape(value)}</b><span>{key}</span></div>" for key, value in tiles.items())
-    rows = [
-        [
-            *(escape(s.name), escape(s.kind), " &times; ".join(map(str, s.shape)), escape(s.dtype), escape(s.rate)),
-            *(_number(s, s.low), _number(s, s.high), f"{s.present:.0%}"),
-        ]
-        for s in (summary.actions, *summary.sensors)
-    ]
-    names = ("stream", "kind", "shape of a step", "type", "rate", "lowest", "highest", "present")
-    remarks = "".join(f'<li class="warn">{escape(text)}</li>' for text in summary.warnings)
-    remarks += "".join(f"<li>{escape(text)}</li>" for text in summary.notes)
-    streams = table(names, rows, "Streams of the dataset")
-    return f'<div class="tiles">{cells}</div>{streams}' + (f'<ul class="hint">{remarks}</ul>' if remarks else "")
+def _row(stream: StreamSummary) -> tuple[str, ...]:
+    shape = " \u00d7 ".join(map(str, stream.shape))
+    span = (_number(stream, stream.low), _number(stream, stream.high))
+    return (stream.name, stream.kind, shape, stream.dtype, stream.rate, *span, f"{stream.present:.0%}")
 
 
 def _number(stream: StreamSummary, value: float) -> str:
     return "" if stream.kind == "text" else f"{value:.4g}"  # bytes of text have no range
 
 
-def _lengths(summary: Summary) -> str:
+def _lengths(summary: Summary) -> dict[str, Any]:
     lengths = summary.lengths
     low, high = int(lengths.min()), int(lengths.max())
     counts, edges = np.histogram(lengths, bins=min(_BINS, max(high - low, 1)), range=(low, max(high, low + 1)))
     labels = [f"{edges[i]:.0f} to {edges[i + 1]:.0f} steps: {n} episodes" for i, n in enumerate(counts)]
-    return (
-        f"<h2>Episode lengths</h2><p class=sub>{low} to {high} steps, median {np.median(lengths):g}</p>"
-        f'<figure class="panel wide">'
-        f"{_bars(counts, labels, 640, 120)}"
-        f"<figcaption><span>{low}</span><span>{high} steps</span></figcaption></figure>"
-    )
+    return {"low": low, "high": high, "median": f"{np.median(lengths):g}", "bars": _bars(counts, labels, 640, 120)}
 
 
-def _stream_section(stream: StreamSummary, counts: Histogram, traces: list[Array], names: Sequence[str]) -> str:
+def _drawn(stream: StreamSummary, counts: Histogram, traces: list[Array], names: Sequence[str]) -> dict[str, Any]:
+    """The distributions of a stream's dimensions; those that are constant by their names alone."""
     stats = stream.statistics
     assert stats is not None
-    cards = []
-    for dim in range(min(stream.shape[0], _MAX_DIMS)):
+    cards, constant = [], []
+    shown = min(stream.shape[0], _MAX_DIMS)
+    for dim in range(shown):
+        name, mean = names[dim] if names else f"[{dim}]", f"{float(stats.mean[dim]):.4g}"
+        if stats.constant[dim]:
+            constant.append((name, mean))
+            continue
         low, high = float(stats.min[dim]), float(stats.max[dim])
         edges = np.linspace(low, high, _BINS + 1)
         labels = [f"{edges[i]:.4g} to {edges[i + 1]:.4g}: {n} steps" for i, n in enumerate(counts[dim])]
-        flat = bool(stats.constant[dim])
-        body = f"<p class=flat>constant, {stats.mean[dim]:.4g}</p>" if flat else _bars(counts[dim], labels, 240, 56)
-        if not flat:
-            body += f"<figcaption><span>{low:.4g}</span><span>{high:.4g}</span></figcaption>"
-            body += _lines([trace[:, dim] for trace in traces], low, high)
-        mean, std, name = float(stats.mean[dim]), float(stats.std[dim]), escape(names[dim]) if names else f"[{dim}]"
         cards.append(
-            f"<figure class=panel><h4>{name} <small>mean {mean:.4g}, std {std:.4g}</small></h4>{body}</figure>"
+            {
+                "name": name,
+                "mean": mean,
+                "std": f"{float(stats.std[dim]):.4g}",
+                "low": f"{low:.4g}",
+                "high": f"{high:.4g}",
+                "bars": _bars(counts[dim], labels, 240, 56),
+                "lines": _lines([trace[:, dim] for trace in traces], low, high),
+            }
         )
-    more = stream.shape[0] - len(cards)
-    rest = f"<p class=sub>{more} more dimensions are not drawn.</p>" if more > 0 else ""
-    return (
-        f"<h2>{escape(stream.name)}</h2><p class=sub>each dimension: how often it has which value, and over time in "
-        f"{len(traces)} episodes</p><div class=small>{''.join(cards)}</div>{rest}"
-    )
+    more = stream.shape[0] - shown
+    return {"name": stream.name, "episodes": len(traces), "cards": cards, "constant": constant, "more": more}
 
 
-def _frames_section(source: EpisodeSource, stream: StreamSummary) -> str:
+def _film(source: EpisodeSource, stream: StreamSummary) -> dict[str, Any]:
     sensor = next(s for s in source.sensors if s.name == stream.name)
-    frames = sample_frames(source, sensor, _FRAME_EPISODES, _FRAMES_EACH)
-    rows: dict[int, str] = {}
-    for episode, step, frame in frames:
-        rows[episode] = rows.get(episode, "") + (
-            f'<figure><img alt="episode {episode}, step {step}" src="{_png(as_picture(sensor, frame))}">'
-            f"<figcaption><span>step {step}</span></figcaption></figure>"
-        )
-    body = "".join(f"<p class=sub>episode {episode}</p><div class=frames>{row}</div>" for episode, row in rows.items())
-    return f"<h2>{escape(stream.name)}</h2>{body}"
+    rows: dict[int, list[tuple[int, str]]] = {}
+    for episode, step, frame in sample_frames(source, sensor, _FRAME_EPISODES, _FRAMES_EACH):
+        rows.setdefault(episode, []).append((step, picture(as_picture(sensor, frame))))
+    return {"name": stream.name, "rows": list(rows.items())}
 
 
-def _png(frame: Array) -> str:
-    from PIL import Image
-
-    picture = Image.fromarray(np.ascontiguousarray(frame, dtype=np.uint8))
-    picture.thumbnail((_THUMB, _THUMB))
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def _bars(counts: NDArray[np.int64], labels: Sequence[str], width: int, height: int) -> str:
+def _bars(counts: NDArray[np.int64], labels: Sequence[str], width: int, height: int) -> Markup:
     """A histogram; each bar says its own numbers when pointed at."""
     step = width / len(counts)
     top = max(int(counts.max()), 1)
@@ -199,10 +181,10 @@ def _bars(counts: NDArray[np.int64], labels: Sequence[str], width: int, height: 
         f'height="{h:.1f}"><title>{escape(label)}</title></rect>'
         for i, (n, label) in enumerate(zip(counts, labels, strict=True))
     )
-    return f'<svg class="bars" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg>'
+    return drawing(f'<svg class="bars" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{bars}</svg>')
 
 
-def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, height: int = 56) -> str:
+def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, height: int = 56) -> Markup:
     """Episodes over their own time, from the first step at the left to the last at the right."""
     paths = []
     for trace in traces:
@@ -210,19 +192,6 @@ def _lines(traces: Sequence[Array], low: float, high: float, width: int = 240, h
         y = height - 2 - (trace.astype(np.float64) - low) / (high - low) * (height - 4)
         points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True) if np.isfinite(b))
         paths.append(f'<polyline points="{points}"/>')
-    return f'<svg class="lines" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{"".join(paths)}</svg>'
-
-
-_STYLE = (
-    ".tiles{display:flex;flex-wrap:wrap;gap:.75rem 2.25rem;margin:1.1rem 0}.tiles b{display:block;font-size:1.4rem}"
-    ".tiles span,small,.flat,.sub{color:var(--soft);font-weight:400}.sub{margin:.1rem 0 .9rem}.flat{margin:0}"
-    "h1{overflow-wrap:anywhere}h2{margin:2.5rem 0 0}"
-    ".small{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,14.5rem),1fr));"
-    "gap:.75rem}.small h4{margin:0 0 .4rem}.small small{font-size:.75rem}.warn{color:var(--bad)}"
-    ".frames{display:grid;grid-template-columns:repeat(auto-fill,minmax(7rem,1fr));gap:.6rem;margin-bottom:.6rem}"
-    ".frames figure{margin:0}.frames img{width:100%;display:block;border-radius:4px;outline:1px solid var(--line)}"
-    ".bars,.lines{display:block;width:100%;height:56px}.wide .bars{height:120px}.lines{margin-top:8px}"
-    ".bars rect{fill:var(--m0)}.bars rect:hover{fill:var(--ink)}"
-    ".lines polyline{fill:none;stroke:var(--m0);stroke-width:1.2;opacity:.6;vector-effect:non-scaling-stroke}"
-    "figcaption{display:flex;justify-content:space-between;color:var(--soft);font-size:.75rem;margin-top:2px}"
-)
+    return drawing(
+        f'<svg class="lines" viewBox="0 0 {width} {height}" preserveAspectRatio="none">{"".join(paths)}</svg>'
+    )

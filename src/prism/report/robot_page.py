@@ -35,6 +35,7 @@ def render(source: RecordingSource) -> str:
     judged = [row["success"] for row in rows if isinstance(row.get("success"), bool)]
     order = sorted(range(len(rows)), key=lambda i: (rows[i].get("success") is not False, i))
     by = Counter(str(row.get("by", "?")) for row in rows)
+    moved = np.ptp(np.concatenate([source.read(i, streams=()).actions for i in range(len(rows))]), axis=0) > 0
     return render_page(
         "robot.html",
         title=f"PRISM: {source.path.resolve().name}",
@@ -44,7 +45,8 @@ def render(source: RecordingSource) -> str:
         judged=f"{sum(judged)} of {len(judged)}" if judged else "",
         by=", ".join(f"{who} ({count})" for who, count in by.items()),
         rows=[_row(source, i) for i in range(len(rows))],
-        episodes=[_episode(source, i) for i in order[:_SHOWN]],
+        constant=[name for name, moves in zip(_labels(source), moved, strict=True) if not moves],
+        episodes=[_episode(source, i, moved) for i in order[:_SHOWN]],
     )
 
 
@@ -85,16 +87,19 @@ def read_details(source: RecordingSource, episode: int) -> dict[str, NDArray[Any
         raise PrismError(f"{file} cannot be read ({error}); remove it, the episode itself is beside it") from None
 
 
-def _episode(source: RecordingSource, number_: int) -> dict[str, Any]:
+def _labels(source: RecordingSource) -> tuple[str, ...]:
+    return source.action_spec.names or tuple(f"action {i}" for i in range(source.action_dim))
+
+
+def _episode(source: RecordingSource, number_: int, moved: NDArray[np.bool_]) -> dict[str, Any]:
     row, details = source.provenances[number_], read_details(source, number_)
     length, fps = int(source.lengths[number_]), source.fps
     names = [spec.name for spec in source.sensors if spec.kind == "vector"]
     part = source.read(number_, streams=names)
     seconds = [i / fps for i in range(length)]
-    labels = source.action_spec.names or tuple(f"action {i}" for i in range(source.action_dim))
     low, high = _candidates(details, length)
     figures = []
-    for i, label in enumerate(labels):
+    for i, label in ((i, label) for i, label in enumerate(_labels(source)) if moved[i]):
         curves = [Series("executed", seconds, part.actions[:, i].tolist(), "s0")]
         if low is not None and high is not None:
             curves += [
