@@ -46,6 +46,7 @@ MODULES = {
     "favor": "favor",
     "demonstrations": "demonstrations",
     "selection": "selection",
+    "execution": "execution",
     "replan": "replan",
     "failures": "failures",
     "trends": "trends",

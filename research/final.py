@@ -2,6 +2,8 @@
 
 Try:
     python -m research final --check                 every table there; a line for each problem
+    python -m research final --make T.json --published FOLDER --best FOLDER --tag TAG
+                                                     a table of two comparisons, with all that it must have
     python -m research final --keep TABLE.json       puts a table there, once: it is never overwritten
 
 A final table is one JSON object:
@@ -30,6 +32,11 @@ from rich.console import Console
 
 from prism.cli.style import option
 from prism.errors import PrismError
+from prism.evaluation.results import write_json
+from prism.experiments.comparison import JSON
+from prism.experiments.recipes import Experiment
+from prism.experiments.trial import RESULT, TrialResult, TrialSpec, state_of
+from prism.experiments.trials import Trials
 from prism.io import files
 from research.report import SEEDS, Result, Written
 
@@ -62,19 +69,91 @@ class Config(Written):
     """Check every table there; the exit status is 2 where one has a problem."""
     keep: Annotated[Path | None, option("FILE")] = None
     """Check this table and put it into --folder under its name, where no table of that name is or was."""
+    make: Annotated[Path | None, option("FILE")] = None
+    """Write a table from two finished comparisons: --published, --best and --tag."""
+    published: Annotated[Path | None, option("FOLDER")] = None
+    """The comparison in which each method is executed as published."""
+    best: Annotated[Path | None, option("FOLDER")] = None
+    """The comparison of the same trainings (--trained) in which each is executed at its best; the same names."""
+    tag: str = ""
+    """The git tag that was set before the training."""
     folder: Annotated[Path, option("FOLDER")] = FOLDER
     """Where the final tables are; default: research/results/final."""
 
     def __post_init__(self) -> None:
-        if self.check == (self.keep is not None):
-            raise PrismError("final: say what to do: --check, or --keep TABLE.json")
+        if [self.check, self.keep is not None, self.make is not None].count(True) != 1:
+            raise PrismError("final: say what to do: --check, --make TABLE.json or --keep TABLE.json")
+        if self.make is not None and not (self.published and self.best and self.tag):
+            raise PrismError("final: --make needs --published FOLDER --best FOLDER --tag TAG")
 
 
 def run(config: Config, console: Console) -> Result:
     if config.keep is not None:
         return {"tables": {config.keep.name: keep(config.keep, config.folder)}}
+    if config.make is not None and config.published is not None and config.best is not None:
+        write_json(config.make, table_of(config.published, config.best, config.tag), overwrite=False)
+        return {"tables": {config.make.name: problems(config.make, tagged_in=config.folder)}}
     tables = sorted(config.folder.glob("*.json"))
     return {"tables": {path.name: problems(path) for path in tables}}
+
+
+def table_of(published: Path, best: Path, tag: str) -> dict[str, Any]:
+    """A final table of two comparisons of the same trainings; PrismError where they are not that."""
+    played = {name: trials_in(folder) for name, folder in zip(EXECUTIONS, (published, best), strict=True)}
+    first, other = played.values()
+    if differs := sorted(first.keys() ^ other.keys()):
+        raise PrismError(f"{published} and {best} have other methods or seeds: {differs[0]}")
+    if changed := [name for name in first if first[name]["weights"] != other[name]["weights"]]:
+        raise PrismError(f"{changed[0]}: other weights in {best}; make that comparison with --trained {published}")
+    seeds = sorted({seed for _, seed in first})
+    methods: dict[str, Any] = {}
+    for method in dict.fromkeys(name for name, _ in first):
+        mine = [first.get((method, seed), {}) for seed in seeds]
+        methods[method] = {
+            "updates": [one.get("steps") for one in mine],
+            "weights": [one.get("weights") for one in mine],
+            "command": command_of(published),
+        }
+        for execution, trials in played.items():
+            found = [trials.get((method, seed)) for seed in seeds]
+            values = {key: [one and one["evaluation"][key] for one in found] for key in ("success", "score")}
+            methods[method][execution] = {"controller": next(one for one in found if one)["controller"], **values}
+    example = next(iter(trial_folders(published)))
+    spec, train = TrialSpec.load(example), Experiment.load(example).train
+    commits = {str(one["info"].get("commit")) for trials in played.values() for one in trials.values()}
+    commits |= {str(one["trained_by"].get("commit")) for one in first.values()}
+    return {
+        "protocol": spec.protocol,
+        "tag": tag,
+        "commits": sorted(commits),
+        "budget": {"clock": train.clock, **({"minutes": train.minutes} if train.minutes else {"steps": train.steps})},
+        "seeds": seeds,
+        "evaluation": {"episodes": spec.evaluation.episodes, "first_seed": spec.evaluation.first_seed},
+        "chosen_on": list(spec.chosen_on),
+        "missing": [f"{method} seed {s}" for method in methods for s in seeds if (method, s) not in first],
+        "methods": methods,
+    }
+
+
+def trial_folders(folder: Path) -> list[Path]:
+    if not (found := Trials(folder).prepared()):
+        raise PrismError(f"{folder}: no comparison here; name the --out of prism compare")
+    return found
+
+
+def trials_in(folder: Path) -> dict[tuple[str, int], TrialResult]:
+    """By method and seed; PrismError where one has no result yet."""
+    found: dict[tuple[str, int], TrialResult] = {}
+    for path in trial_folders(folder):
+        if state_of(path)[0] != "done":
+            raise PrismError(f"{path}: {state_of(path)[1]}; finish the comparison first")
+        result = files.read_json(path / RESULT)
+        found[str(result["contestant"]), int(result["seed"])] = result
+    return found
+
+
+def command_of(folder: Path) -> str:
+    return str(files.read_json(folder / JSON).get("command", ""))
 
 
 def keep(table: Path, folder: Path) -> list[str]:

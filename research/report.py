@@ -24,6 +24,7 @@ from rich.table import Table
 from prism.cli.style import JsonOutput, OutputFile
 from prism.errors import PrismError
 from prism.evaluation.results import refuse_existing, run_info, write_atomic, write_json
+from prism.experiments.comparison import TRAININGS
 from prism.experiments.recipes import Experiment
 from prism.experiments.trial import REMEDY, RESULT, TRIAL, spec_file
 from prism.experiments.trials import Trials, refuse_other, several_versions
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 Verdict = Literal["confirmed", "not confirmed", "cannot be tested here"]
-SEEDS = 3  # of training, before anything is said of a method: two trainings of one recipe differ, too
+SEEDS = TRAININGS  # before anything is said of a method: two trainings of one recipe differ, too
 
 
 _ABSOLUTE = re.compile(r"""(?<![^\s=,"'\[(])/[^\s,"'\])]+""")  # a path from the root, in the words of a command

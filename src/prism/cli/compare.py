@@ -66,6 +66,10 @@ class Compare(JsonOutput):
     trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
     """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
     (--first-seed) or executed in another way (variations of controller...)."""
+    protocol: Annotated[str, option("NAME")] = ""
+    """The written protocol that this comparison keeps (docs/explanation/protocol.md); it is stored and shown."""
+    chosen_on: Annotated[tuple[str, ...], option("FIRST-LAST")] = ()
+    """Episodes that settings were chosen on; a comparison on any of them is refused."""
     ray: bool = False
     """Run on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
@@ -97,6 +101,8 @@ class Compare(JsonOutput):
             preset=self.preset,
             settings=self.set,
             evaluation=EvaluationPlan(self.episodes, self.first_seed, curve, self.curve_episodes),
+            protocol=self.protocol,
+            chosen_on=self.chosen_on,
         )
         console = Console(stderr=True)
         if self.status:

@@ -115,6 +115,18 @@ def success_interval(table: FloatArray) -> tuple[float, float]:
     return max(low, 0.0), min(high, 1.0)  # a mean may be 1 + 2e-16
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: the i-th smallest of m, times m - i + 1, never smaller than the one before, at most 1.
+
+    Rejecting all that are below 5 % keeps the chance of any false claim of the family at 5 %.
+    """
+    adjusted, largest = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, (len(values) - rank) * values[at])
+        adjusted[at] = min(largest, 1.0)
+    return adjusted
+
+
 def paired(one: FloatArray, other: FloatArray) -> Difference:
     """one - other, (S, E) each, the same seeds and episodes in both.
 

@@ -47,6 +47,7 @@ from prism.training.checkpoint import list_checkpoints
 from prism.training.config import Clock
 
 JSON, PAGE = "comparison.json", "comparison.html"
+TRAININGS = 3  # of each contestant, before anything is said of a method
 _OWN_OPTION = {  # settings that an option of the comparison decides
     **{f"train.{name}": f"--{name}" for name in ("minutes", "steps", "clock")},
     "train.seed": "--seeds",
@@ -93,6 +94,8 @@ class CompareConfig:
     preset: str | None = None
     settings: tuple[str, ...] = ()
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    protocol: str = ""  # the written protocol that it keeps (docs/explanation/protocol.md); "": none
+    chosen_on: tuple[str, ...] = ()  # episodes that settings were chosen on: "200000-200029"
 
     def __post_init__(self) -> None:
         for what, values in (
@@ -114,9 +117,25 @@ class CompareConfig:
             if (option := _OWN_OPTION.get(setting.partition("=")[0])) is not None:
                 remedy = f"use {option}" if option else "it is fixed"
                 raise PrismError(f"{setting}: that is the same for everybody in a comparison; {remedy}")
+        self._check_protocol()
         for contestant in self.contestants:
             if data := [s for s in contestant.settings if s.startswith("demonstrations.")]:
                 raise PrismError(f"{contestant.name}: {data[0]}: all methods have the same data; set it with --set")
+
+    def _check_protocol(self) -> None:
+        if self.protocol and len(self.seeds) < TRAININGS:
+            raise PrismError(
+                f"protocol {self.protocol}: {len(self.seeds)} training seeds; a verdict needs {TRAININGS}: add --seeds"
+            )
+        first, last = self.evaluation.first_seed, self.evaluation.first_seed + self.evaluation.episodes - 1
+        for text in self.chosen_on:
+            if not (ends := re.fullmatch(r"(\d+)-(\d+)", text)):
+                raise PrismError(f"--chosen-on {text}: write FIRST-LAST, for example 200000-200029")
+            if first <= int(ends[2]) and int(ends[1]) <= last:
+                raise PrismError(
+                    f"episodes {first}-{last}: settings were chosen on {text}; play others: "
+                    f"--first-seed {int(ends[2]) + 1}"
+                )
 
     @property
     def reference(self) -> str:
@@ -125,7 +144,7 @@ class CompareConfig:
 
     def spec(self, id: TrialId) -> TrialSpec:
         method = next(contestant.method for contestant in self.contestants if contestant.name == id.contestant)
-        return TrialSpec(id, method, self.evaluation)
+        return TrialSpec(id, method, self.evaluation, self.protocol, self.chosen_on)
 
     @property
     def budget(self) -> str:
@@ -158,6 +177,7 @@ class Row:
     success: float
     success_ci: tuple[float, float]
     difference: Difference | None  # score against the reference, on common seeds; None for itself or without any
+    success_difference: Difference | None
     jerk: float
     mode_switches: float  # an episode
     latency_p50_ms: float  # median over seeds of the median replan, in rollouts
@@ -168,6 +188,7 @@ class Row:
     candidates: int
     exec_horizon: int
     curve: tuple[dict[str, float], ...]  # means over the seeds: seconds, score, success
+    verdict: str = ""  # against the reference; "" for itself
 
     @property
     def complete(self) -> bool:
@@ -224,9 +245,10 @@ class Comparison:
                     f"{row.mode_switches:.1f}",
                     f"{row.steps:,.0f}",
                     f"{row.parameters / 1e6:.2f} M",
+                    row.verdict,
                 ]
             )
-        return [*names, "K, Ta", "jerk", "switches", "steps", "size"], rows
+        return [*names, "K, Ta", "jerk", "switches", "updates", "size", "verdict"], rows
 
     def to_json(self) -> dict[str, Any]:
         """comparison.json. scores.<contestant> has one number a seed, null where the trial is missing; with several
@@ -238,7 +260,10 @@ class Comparison:
             "success": {name: self._by_seed(name, "success") for name in names},
             "seeds": list(config.seeds),
             "reference": config.reference,
-            "test": "paired bootstrap of score differences, training seeds and episodes drawn crossed; common seeds",
+            "test": "paired bootstrap of differences, training seeds and episodes drawn crossed; common seeds; "
+            "verdicts from success and score, Holm-corrected over the contestants",
+            "protocol": config.protocol,
+            "chosen_on": list(config.chosen_on),
             "table": [{**asdict(row), "n": len(row.seeds)} for row in self.rows],
             "table_by": {name: figures for name in names if (figures := self._figures(name))},
             "missing": [{**asdict(one.trial), "reason": one.reason} for one in self.missing],
@@ -453,10 +478,9 @@ def summarise(out: Path, config: CompareConfig, failed: Mapping[TrialId, str] | 
     trials = {id: done.pop(id.name) for id in ids if id.name in done}
     missing = [Missing(id, reasons.get(id, state_of(folder_of(out, id))[1])) for id in ids if id not in trials]
     for name in config.recipes:
-        for contestant in config.contestants:
-            if mine := _of(trials, name, contestant.name):
-                reference = _of(trials, name, config.reference)
-                rows.append(_row(config, name, contestant.name, mine, reference))
+        reference = _of(trials, name, config.reference)
+        found = [(one.name, mine) for one in config.contestants if (mine := _of(trials, name, one.name))]
+        rows += with_verdicts([_row(config, name, contestant, mine, reference) for contestant, mine in found])
     return Comparison(config, tuple(rows), tuple(missing), trials, done, run_info(min(config.seeds)))
 
 
@@ -475,7 +499,10 @@ def _row(
     seeds = sorted(trials)
     score, success = table(trials, seeds, "score"), table(trials, seeds, "success")
     common = [seed for seed in seeds if seed in reference and name != config.reference]
-    difference = paired(table(trials, common, "score"), table(reference, common, "score")) if common else None
+    difference, success_difference = (
+        paired(table(trials, common, key), table(reference, common, key)) if common else None
+        for key in ("score", "success")
+    )
     latency = [trials[seed]["evaluation"]["latency_ms"] for seed in seeds]
     first = trials[seeds[0]]
     return Row(
@@ -489,6 +516,7 @@ def _row(
         success=float(success.mean()),
         success_ci=success_interval(success),
         difference=difference,
+        success_difference=success_difference,
         jerk=float(table(trials, seeds, "jerk").mean()),
         mode_switches=float(table(trials, seeds, "mode_switches").mean()),
         latency_p50_ms=float(np.median([one["p50"] for one in latency])),
@@ -500,6 +528,29 @@ def _row(
         exec_horizon=int(first["controller"]["exec_horizon"]),
         curve=_mean_curve([trials[seed]["curve"] for seed in seeds]),
     )
+
+
+def with_verdicts(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one recipe, each with its verdict against the reference.
+
+    ahead, behind: in success and in score, beyond chance (p < 5 % after Holm's correction over the contestants).
+    depends on the metric: the two disagree. not decided: neither is beyond chance. Fewer than TRAININGS: no verdict.
+    """
+    ways: dict[str, list[str]] = {}
+    for key in ("difference", "success_difference"):
+        tested = [(row.contestant, d) for row in rows if (d := getattr(row, key)) is not None]
+        for (name, d), p in zip(tested, metrics.holm([d.p for _, d in tested]), strict=True):
+            decided = p < 0.05 and not d.low <= 0 <= d.high
+            ways.setdefault(name, []).append(("ahead" if d.mean > 0 else "behind") if decided else "not decided")
+    return [replace(row, verdict=_verdict(row, ways.get(row.contestant, []))) for row in rows]
+
+
+def _verdict(row: Row, ways: Sequence[str]) -> str:
+    if not ways or row.difference is None:
+        return ""
+    if row.difference.seeds < TRAININGS:
+        return f"needs {TRAININGS} trainings"
+    return ways[0] if len(set(ways)) == 1 else "depends on the metric"
 
 
 def table(trials: Mapping[int, TrialResult], seeds: Sequence[int], key: str) -> FloatArray:

@@ -156,6 +156,7 @@ def _record(
         "task": result.task,
         "seed": spec.id.seed,
         "steps": trained.step,
+        "weights": files.read_sums(trained.checkpoint).get("model.safetensors", {}).get("sha256", ""),
         "train_seconds": trained.seconds,
         "clock": experiment.train.clock,
         "val_loss": trained.val_loss,
