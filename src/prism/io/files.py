@@ -323,12 +323,14 @@ def _is(path: Path, file: int) -> bool:
 
 def remove_abandoned(parent: Path) -> None:
     """Delete the hidden folders of writers that were killed: those whose name nobody holds."""
-    hidden = [
-        (child, match[3]) for child in parent.glob(f"{HIDDEN}*") if (match := _HIDDEN_FOLDER.fullmatch(child.name))
-    ]
-    for name in {name for _, name in hidden}:
+    hidden: dict[str, list[Path]] = {}
+    for child in parent.glob(f"{HIDDEN}*"):
+        if (match := _HIDDEN_FOLDER.fullmatch(child.name)) and child.is_dir() and not child.is_symlink():
+            hidden.setdefault(match[3], []).append(child)
+        elif child.name.startswith(_HELD):  # goes with `held`
+            hidden.setdefault(child.name.removeprefix(_HELD), [])
+    for name, mine in hidden.items():
         with suppress(PrismError, OSError), held(parent / name):
-            mine = [child for child, its in hidden if its == name and child.is_dir() and not child.is_symlink()]
             for child in mine:
                 _finish_replacing(child)
             for child in mine:
