@@ -30,6 +30,7 @@ MODULES = {
     "loco": "loco",
     "faults": "faults",
     "kills": "kills",
+    "files": "hostile_files",
     "experts": "experts",
     "size": "size",
     "benchmark": "benchmark",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
+import struct
 import tracemalloc
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ import zarr
 
 from prism.data import open_dataset
 from prism.data.formats.calvin_format import read_annotations
+from prism.data.formats.npz import npz_member
 from prism.errors import PrismError
 from tests.data_files import ANNOTATIONS, write_calvin, write_robomimic
 from tests.test_data_zarr import arrays, pack, write
@@ -187,3 +191,59 @@ def test_zarr_is_what_wrote_the_list() -> None:
     group = zarr.open_group(store={}, mode="w", zarr_format=3)
     array = group.create_array("a", data=np.zeros((4, 2), np.float32))
     assert {type(codec).__name__ for codec in array.compressors} == {"ZstdCodec"}
+
+
+def test_links_out_of_a_dataset_and_pipes_are_refused(tmp_path: Path) -> None:
+    """A stranger's dataset reads nothing but its own files; links inside it, and those of the hub's cache, are fine."""
+    path = write_calvin(tmp_path / "set")
+    frame = path / "episode_0001237.npz"
+    frame.rename(tmp_path / "outside.npz")
+    frame.symlink_to(tmp_path / "outside.npz")
+    with pytest.raises(PrismError, match=r"episode_0001237\.npz: is a link out of"):
+        open_dataset(path)
+    frame.unlink()
+    os.mkfifo(frame)
+    with pytest.raises(PrismError, match="is neither file nor folder"):
+        open_dataset(path)
+    frame.unlink()
+    (path / "inside").mkdir()
+    (tmp_path / "outside.npz").rename(path / "inside" / "frame")
+    frame.symlink_to(path / "inside" / "frame")
+    assert len(open_dataset(path).read(0).actions)
+    cache = tmp_path / "datasets--me--demos"
+    (cache / "snapshots").mkdir(parents=True)
+    (cache / "blobs").mkdir()
+    path = path.rename(cache / "snapshots" / "abc")
+    (path / "inside" / "frame").rename(cache / "blobs" / "frame")
+    (path / "episode_0001237.npz").unlink()
+    (path / "episode_0001237.npz").symlink_to(Path("../../blobs/frame"))
+    assert len(open_dataset(path).read(0).actions)
+
+
+def test_a_members_size_in_a_zip_is_not_believed(tmp_path: Path) -> None:
+    """Stored as 80 bytes in the directory, 80 MB when it is decoded."""
+    content = bytes(80 * 2**20)
+    file = tmp_path / "a.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", content)
+    file.write_bytes(file.read_bytes().replace(struct.pack("<I", len(content)), struct.pack("<I", 80)))
+    tracemalloc.start()
+    with pytest.raises(Exception, match=r"CRC|holds|magic"), zipfile.ZipFile(file) as archive:
+        npz_member(archive, "a")
+    assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["dataset.json", "meta/info.json"])
+def test_lists_that_are_nested_or_endless_are_one_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "set"
+    (path / name).parent.mkdir(parents=True)
+    for content in ("[" * 100_000, '{"fps": ' + "[" * 100_000 + "]" * 100_000 + "}", "[" + "{}," * 3_000_000 + "{}]"):
+        (path / name).write_text(content)
+        with pytest.raises(PrismError) as error:
+            open_dataset(path)
+        assert "\n" not in str(error.value)
+    with (path / name).open("r+b") as file:
+        file.truncate(20 * 2**30)
+    with pytest.raises(PrismError, match=r"larger than|more than such a file ever has"):
+        open_dataset(path)

@@ -12,6 +12,7 @@ from prism.data.formats.table import Entry, parse_map
 from prism.data.views import with_sensor_settings, with_sensors
 from prism.errors import PrismError
 from prism.io import hub
+from prism.io.files import check_inside
 
 __all__ = ["Episode", "EpisodeSource", "format_name", "open_dataset", "parse_map", "with_sensors"]
 
@@ -34,9 +35,11 @@ def open_dataset(
     `episodes`: only these, as '0-46,48-'. `without`: sensors that are left out. Episodes whose files are missing are
     refused, left out (`skip_damaged`; those with NaN too), or not looked for (None: who reads meets them).
     """
-    path = hub.fetch(path, "dataset") if hub.is_hub(path) else Path(path)
+    given, path = path, hub.fetch(path, "dataset") if hub.is_hub(path) else Path(path)
     if not path.exists():
         raise PrismError(f"{path}: not found; give the path of a dataset")
+    if not hub.is_hub(given):
+        check_inside(path)
     found = format_of(path)
     if found is None:
         if (missing := named_pointers(path)) is not None:

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.controller import ControllerConfig
+from prism.data.formats.npz import check_sizes
 from prism.errors import PrismError
 from prism.evaluation import metrics
 from prism.io.files import encode_json, explain, replace_file
@@ -246,11 +248,14 @@ def load_result(path: Path) -> EvaluationResult:
         raise PrismError(f"{path} does not exist: evaluate the policy first (prism eval RUN)")
     try:
         # Read whole first: np.load leaves the file open when it is damaged.
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        content = io.BytesIO(path.read_bytes())
+        with zipfile.ZipFile(content) as archive:
+            check_sizes(archive)
+        with np.load(content, allow_pickle=False) as file:
             arrays: _Arrays = {name: file[name] for name in file.files}
         meta: dict[str, Any] = json.loads(bytes(arrays["meta"]))
         version = meta.pop("format_version")
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, RecursionError, zlib.error, zipfile.BadZipFile) as error:
         raise PrismError(f"{path} is damaged or not a recording ({error}): run prism eval again") from error
     if version != RECORDING_VERSION:
         raise PrismError(f"{path} has format {version}, this version reads {RECORDING_VERSION}: run prism eval again")

@@ -137,6 +137,8 @@ class Run:
             self.given = last
         if not self.given.exists():
             raise PrismError(f"{path} does not exist: give the folder of a run (prism train says its name at the end)")
+        if not self.is_hub:
+            files.check_inside(self.given)
         homes = [home for home in (self.given, *self.given.resolve().parents[:2]) if (home / FILE).is_file()]
         alone = (self.given / "config.json").is_file() or checkpoint.list_checkpoints(self.given)
         if not homes and not alone:

@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ _HELD = f"{HIDDEN}lock-"  # the lock of a name
 _OLD = ".old"  # between the number and the name of a folder that is about to be replaced
 _HIDDEN_FOLDER = re.compile(re.escape(HIDDEN) + r"([0-9a-f]{16})(\.old)?-(.+)")
 CHECKSUMS, LOCK = "checksums.json", ".lock"
+JSON_BYTES = 8 << 20  # of one file: parsed, it can be thirty times as large
 _BLOCK = 1 << 24
 
 
@@ -203,8 +205,16 @@ def new_folder(folder: Path) -> Iterator[list[Path]]:
                 path.rmdir()
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """PrismError where there is no such file, where it is none (a pipe would block), or where it is above `most`."""
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedError(f"{path} is not a file: use another checkpoint, or copy the whole folder again")
+        if most is not None and found.st_size > most:
+            raise DamagedError(
+                f"{path} has {found.st_size / 1e6:.0f} MB, more than such a file ever has: remove it, or copy it again"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing: use another checkpoint, or copy the whole folder again") from None
@@ -214,12 +224,36 @@ def read_bytes(path: Path) -> bytes:
 
 def read_json(path: Path, remedy: str = "use another checkpoint") -> dict[str, Any]:
     try:
-        data = json.loads(read_bytes(path))
-    except ValueError:  # also a UnicodeDecodeError
+        data = json.loads(read_bytes(path, JSON_BYTES))
+    except (ValueError, RecursionError):  # also a UnicodeDecodeError
         raise DamagedError(f"{path} is not JSON: it was cut short or altered; {remedy}") from None
     if not isinstance(data, dict):
         raise DamagedError(f"{path} does not hold a JSON object; {remedy}")
     return data
+
+
+def check_inside(folder: Path) -> None:
+    """PrismError for a link that leads out of the folder, and for what is neither file nor folder: who gets a folder
+    from a stranger reads nothing else. Links into the blobs of the Hugging Face cache that it is in are those of the
+    cache."""
+    if not folder.is_dir():
+        return
+    root = folder.resolve()
+    homes = [root] + ([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])
+    waiting = [root]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    target = Path(entry.path).resolve()
+                    if not any(target.is_relative_to(home) for home in homes):
+                        raise PrismError(f"{entry.path}: is a link out of {folder}; put the file itself there")
+                    if target.exists() and not (target.is_file() or target.is_dir()):
+                        raise PrismError(f"{entry.path}: is neither file nor folder; remove it")
+                elif entry.is_dir():
+                    waiting.append(Path(entry.path))
+                elif not entry.is_file():
+                    raise PrismError(f"{entry.path}: is neither file nor folder; remove it")
 
 
 def read_sums(folder: Path) -> dict[str, dict[str, Any]]:

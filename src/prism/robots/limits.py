@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prism.errors import PrismError, reason
+from prism.io.files import JSON_BYTES, read_bytes
 from prism.io.jsonconfig import from_json
 
 Range = tuple[float, float]
@@ -189,9 +190,9 @@ def _below(following: Sequence[float], speed: Sequence[float]) -> tuple[float, .
 def read_limits(file: Path, own: Limits, dim: int) -> Limits:
     """The robot's own limits, narrowed by a file."""
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_bytes(file, JSON_BYTES).decode()
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise PrismError(
             f"{file}: cannot be read as {file.suffix or 'JSON'} ({reason(error)}); mend the file"
         ) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ from prism.data.formats.table import (
 )
 from prism.data.formats.video import VideoFrames
 from prism.errors import PrismError, need, reason, unreadable
+from prism.io.files import JSON_BYTES
 from prism.sensors import ActionSpec, SensorSpec
 
 # ---------------------------------------------------------------------------
 # LeRobot's `meta` folder, versions 2.0, 2.1 and 3.0: what there is, and in which file each episode is.
 
-_MAX_META = 1 << 30
+_MAX_LINES = 1 << 26  # bytes of a list of episodes: a hundred thousand have 20 million
 _PATHS = {
     2: (
         "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
@@ -77,17 +78,17 @@ def read_meta(root: Path) -> Meta:
 
 def read_json(file: Path) -> dict[str, Any]:
     with unreadable(f"{file}: not readable as JSON", AGAIN):
-        data = json.loads(_content(file))
+        data = json.loads(_content(file, JSON_BYTES))
     if not isinstance(data, dict):
         raise PrismError(f"{file}: holds a {type(data).__name__}, not a JSON object; {AGAIN}")
     return data
 
 
-def _content(file: Path) -> str:
+def _content(file: Path, most: int) -> str:
     if not file.is_file():
         raise PrismError(f"{file}: not found; {AGAIN}")
-    if file.stat().st_size > _MAX_META:
-        raise PrismError(f"{file}: is larger than 1 GB, no list of episodes; {AGAIN}")
+    if file.stat().st_size > most:
+        raise PrismError(f"{file}: is larger than {most / 1e6:.0f} MB, too much for what it is; {AGAIN}")
     with unreadable(f"{file}: not readable", AGAIN):
         return file.read_text(encoding="utf-8")
 
@@ -236,16 +237,17 @@ def _tasks(root: Path, version: int) -> dict[int, str]:
     return tasks
 
 
-def _json_lines(file: Path) -> list[dict[str, Any]]:
-    entries = []
-    for number, line in enumerate(_content(file).splitlines()):
+def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """One at a time: a list of empty objects would be thirty times as large as its text."""
+    for number, line in enumerate(_content(file, _MAX_LINES).splitlines()):
         with unreadable(f"{file}: line {number + 1} is no JSON", AGAIN):
+            if len(line) > JSON_BYTES:
+                raise ValueError("it is too long")
             entry = json.loads(line) if line.strip() else None
         if isinstance(entry, dict):
-            entries.append(entry)
+            yield entry
         elif entry is not None:
             raise PrismError(f"{file}: line {number + 1} is no JSON object; {AGAIN}")
-    return entries
 
 
 def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:

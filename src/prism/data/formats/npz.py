@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 
 from prism.data.episodes import Array
 
-MAX_BYTES = 1 << 30  # of one array: one time step of one sensor, or an index of episodes
+MAX_BYTES = 1 << 27  # of one array: one time step of one sensor, or an index of episodes
 _LENGTH = {(1, 0): 2, (2, 0): 4}  # by .npy version: bytes that state the header's length
 _MAX_HEADER = 10_000  # numpy's own limit
 
@@ -22,7 +22,11 @@ def npz_member(archive: zipfile.ZipFile, key: str) -> Array:
     info = archive.getinfo(f"{key}.npy")
     if info.file_size > MAX_BYTES:
         raise ValueError(f"claims to be {info.file_size} bytes")
-    return parse_npy(archive.read(info))
+    with archive.open(info) as member:  # read(): all that the member decodes to, whatever its size is said to be
+        content = member.read(info.file_size)
+        if member.read(1):  # also checks the CRC-32
+            raise ValueError(f"holds more than its {info.file_size} bytes")
+    return parse_npy(content)
 
 
 def parse_npy(content: bytes) -> Array:
@@ -60,3 +64,10 @@ def _parsed(head: bytes, version: tuple[int, int]) -> tuple[tuple[int, ...], boo
     file = io.BytesIO(head)
     npy.read_magic(file)
     return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+
+
+def check_sizes(archive: zipfile.ZipFile) -> None:
+    """ValueError for an archive that says it holds far more than its bytes can, unless it is small."""
+    stated, stored = (sum(getattr(i, name) for i in archive.infolist()) for name in ("file_size", "compress_size"))
+    if stated > max(1 << 26, 200 * stored):
+        raise ValueError(f"says that its {stored} bytes hold {stated}")

@@ -39,6 +39,7 @@ from prism.data.episodes import (
 )
 from prism.data.formats.npz import npy_header
 from prism.errors import PrismError, reason, unreadable
+from prism.io.files import JSON_BYTES, read_bytes
 from prism.sensors import ActionSpec, SensorSpec
 
 # ---------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def read_manifest(file: Path) -> Manifest:
     if not file.is_file():
         raise PrismError(f"{file}: not found; a prism dataset is a folder that holds it")
     with unreadable(f"{file}: not readable as JSON", AGAIN):
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_bytes(file, JSON_BYTES))
     if not isinstance(data, dict):
         raise PrismError(f"{file}: holds a {type(data).__name__}, not a JSON object; collect or convert it again")
     version = data.get("format_version")
@@ -117,7 +118,7 @@ def read_manifest(file: Path) -> Manifest:
     fps, action_dim, task = data["fps"], data["action_dim"], data["task"]
     if not isinstance(task, str):
         raise PrismError(f"{file}: 'task' must be text, not {task!r}; mend the file")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < float("inf"):
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e6:
         raise PrismError(f"{file}: 'fps' must be a positive number of steps a second, not {fps!r}; mend the file")
     if isinstance(action_dim, bool) or not isinstance(action_dim, int) or action_dim <= 0:
         raise PrismError(f"{file}: 'action_dim' must be a positive integer, not {action_dim!r}; mend the file")

@@ -52,7 +52,7 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
 
     with unreadable(f"{path}: not readable as zarr", AGAIN):  # damaged metadata: KeyError, JSON errors, zip errors, ...
         store, root, children, stored = _folder_store(path) if path.is_dir() else _zip_store(path)
-        checked, sizes = _checking(store)
+        checked, sizes = _checking(store, path)
         group = zarr.open_group(checked, path=root, mode="r")
         for key in (ENDS, "data"):
             if key not in group:
@@ -153,7 +153,36 @@ def _named(data: object) -> Iterator[object]:
             yield from _named(value)
 
 
-def _checking(store: Store) -> tuple[Store, dict[str, tuple[set[str], int]]]:
+def _check_size(path: Path, key: str, decoded: int) -> None:
+    """Of a file, before it is read: what is not there may be as large as it likes to say."""
+    most = _METADATA_BYTES if key.endswith(_METADATA) else max(_LARGE, 2 * decoded)
+    file = path / key
+    if path.is_dir() and file.is_file() and file.stat().st_size > most:
+        raise ValueError(f"{key} has {file.stat().st_size} bytes, more than it can need")
+
+
+def _dense(path: Path) -> set[str]:
+    """Members of a zip that are deflated, and large enough to decode to a lot more than they say: all of it is decoded
+    before it is cut off."""
+    if path.is_dir():
+        return set()
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.filename.endswith(_METADATA) and member.file_size > _METADATA_BYTES:
+                raise ValueError(f"{member.filename} has {member.file_size} bytes, too many for metadata")
+        members = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED]
+        return {member.filename for member in members if member.compress_size * 1032 > _LARGE}
+
+
+def _check_member(path: Path, key: str) -> None:
+    with zipfile.ZipFile(path) as archive, archive.open(key) as member:
+        while member.read(2**20):  # bounded, as read() is not
+            pass
+        if not member._decompressor.eof:  # type: ignore[attr-defined]
+            raise ValueError(f"{key} holds more than the {archive.getinfo(key).file_size} bytes that it states")
+
+
+def _checking(store: Store, path: Path) -> tuple[Store, dict[str, tuple[set[str], int]]]:
     """The store, refusing codecs that are not on the list and chunks of a wrong size; and, to be filled in, the codecs
     and the decoded bytes of a chunk by array prefix.
 
@@ -165,11 +194,16 @@ def _checking(store: Store) -> tuple[Store, dict[str, tuple[set[str], int]]]:
     from zarr.storage import WrapperStore
 
     sizes: dict[str, tuple[set[str], int]] = {}
+    dense = _dense(path)
 
     class Checking(WrapperStore[Store]):
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
         ) -> Buffer | None:
+            if key in dense:
+                _check_member(path, key)
+                dense.discard(key)
+            _check_size(path, key, next((size for prefix, (_, size) in sizes.items() if key.startswith(prefix)), 0))
             value = await self._store.get(key, prototype, byte_range)
             if value is None:
                 return None

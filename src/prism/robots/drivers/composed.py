@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from prism_client import ActionKind
 
 from prism.errors import PrismError, reason
+from prism.io.files import JSON_BYTES, read_bytes
 from prism.io.jsonconfig import from_json
 from prism.robots.claim import Claim
 from prism.robots.contract import ActionSpace, Health, Reading, Robot
@@ -250,9 +251,9 @@ def robot_from_file(file: Path) -> Robot:
     if not file.is_file():
         raise PrismError(f"{file}: not found; docs/howto/robots.md shows how such a file is written")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_bytes(file, JSON_BYTES).decode()
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise PrismError(f"{file}: cannot be read as {file.suffix[1:]} ({reason(error)}); mend the file") from None
     try:
         if isinstance(data, dict) and "lerobot" in data:
