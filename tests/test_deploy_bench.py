@@ -110,3 +110,13 @@ def test_histograms_count_by_upper_bound() -> None:
         histogram.add(value)
     assert histogram.counts == [2, 1, 1, 1]
     assert histogram.count == 5
+
+
+def test_a_load_of_noise_is_no_robot_to_look_at(tmp_path: Path) -> None:
+    """The bench sends random numbers: the server would refuse them as readings in other units."""
+    seen = {"low": [0.0, 0.0, 0.0], "high": [0.001, 0.001, 0.001]}
+    run = save_run(tmp_path / "run", small_policy(sensors=(dataclasses.replace(VECTORS[0], seen=seen),)))
+    with running_server(Server(run_folder=run)) as (port, _), OpenPi(port) as client:
+        assert "actions" in client.infer({"proprio": np.array([0.09, 0.08, 0.07], np.float32)})
+    frames = realtime.synthetic_frames((dataclasses.replace(VECTORS[0], seen=seen),), 3, np.random.default_rng(0))
+    assert max(float(frame["proprio"].max()) for frame in frames) <= 0.001

@@ -76,7 +76,10 @@ def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random
                 frame[spec.name] = encode_text(_INSTRUCTION[: spec.shape[0]], spec.shape[0]).copy()
                 continue
             if not spec.is_image:
-                frame[spec.name] = rng.normal(size=spec.shape).astype(np.float32)
+                noise, seen = rng.normal(size=spec.shape), spec.seen or {}
+                if "low" in seen:  # beyond it the sensor would be absent
+                    noise = rng.uniform(seen["low"], seen["high"])
+                frame[spec.name] = noise.astype(np.float32)
                 continue
             rows, columns = np.ogrid[: spec.shape[0], : spec.shape[1]]
             wave = 0.5 + 0.3 * np.sin(rows / 17.0 + 0.3 * t) * np.cos(columns / 23.0 - 0.2 * t)

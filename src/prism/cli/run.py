@@ -77,7 +77,7 @@ class Run:
     resize: bool = False
     """Bring the robot's pictures to the size that the policy was trained with."""
     trust_sensors: bool = False
-    """Do not compare the first readings with what the policy was trained on: units, sizes, colours."""
+    """Do not compare the first readings with what the policy was trained on: units, sizes, colours, cameras."""
     action_kind: Annotated[str | None, option("KIND")] = None
     """Kind of the policy's actions, absolute, delta or velocity, where it is unknown."""
     trained_on: Annotated[str | None, option("NAME")] = None
