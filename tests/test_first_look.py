@@ -31,6 +31,7 @@ from prism.inference import health
 from prism.inference.backends import load_backend
 from prism.inference.lanes import LocalPlanner
 from prism.sensors import SensorSpec
+from prism.training import start
 from tests.data_fakes import MemorySource
 from tests.server_fakes import OpenPi, serving
 
@@ -87,7 +88,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
         for episode in demonstrations():
             writer.add(episode.streams, episode.actions)
     small = ["policy.obs_horizon=2", "policy.pred_horizon=8", "controller.exec_horizon=4", "train.batch_size=4"]
-    return train(folder / "data", folder / "run", steps=2, set=small, progress=False)
+    return train(folder / "data", folder / "run", steps=2, set=small, action_kind="absolute", progress=False)
 
 
 def bgr(seen: dict[str, Array]) -> dict[str, Array]:
@@ -260,3 +261,11 @@ def test_a_metronome_that_catches_up_after_its_first_plan_is_no_fast_loop() -> N
     assert "steps a second, the policy's data have 10" in loop(1.5, 0.04, catches_up=True)
     assert "the loop makes 25 steps a second" in loop(0.1, 0.04, catches_up=False)
     assert "the loop makes 5 steps a second" in loop(0.1, 0.2, catches_up=False)
+
+
+def test_a_run_from_before_goes_on_whether_or_not_it_says_what_was_seen(trained: Run) -> None:
+    """A resumed run is compared with its checkpoint, whose sensors may be without statistics."""
+    spec = trained.spec
+    older = replace(spec, sensors=tuple(replace(sensor, seen=None) for sensor in spec.sensors))
+    assert start._plain(spec) == start._plain(older)
+    assert start._plain(spec) != start._plain(replace(spec, sensors=spec.sensors[1:]))
