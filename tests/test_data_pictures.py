@@ -150,7 +150,7 @@ def test_own_data_get_a_size_and_the_policy_takes_the_cameras(
     camera = next(s for s in run.policy().spec.sensors if s.name == "cam")
     assert (camera.shape, camera.resize) == ((200, 240, 3), (133, 160))
     controller = run.controller()
-    reading = {"cam": np.full((200, 240, 3), 127, np.uint8), "depth": np.ones((200, 240), np.float32)}
+    reading = {"cam": big_source().episodes[0].streams["cam"][0], "depth": np.ones((200, 240), np.float32)}
     assert controller.act({**reading, "s": np.zeros(2, np.float32)}).shape == (2,)
     with pytest.raises(PrismError, match="shape"):
         controller.act({**reading, "cam": np.zeros((80, 96, 3), np.uint8), "s": np.zeros(2, np.float32)})

@@ -16,7 +16,7 @@ from prism.encoder import EncoderConfig, load_pretrained
 from prism.encoders.frozen import FrozenConfig, FrozenEncoder, KeypointHead, _lite0_weights, seen_size
 from prism.encoders.vision import ResNet18
 from prism.errors import PrismError
-from prism.inference.backends import EagerBackend
+from prism.inference.backends import EagerBackend, load_backend
 from prism.inference.export_onnx import export_sensor
 from prism.inference.tokens import Tokens
 from prism.methods.prism import PrismPolicy
@@ -238,3 +238,13 @@ def test_a_policy_from_before_there_were_norms_opens_as_it_was(tmp_path: Path) -
     observation = observed((CAMERAS[0], PROPRIO))
     loaded = load_policy(tmp_path / "run")
     assert torch.equal(loaded.sample(observation, 2, Random(0)), policy.eval().sample(observation, 2, Random(0)))
+
+
+def test_int8_leaves_the_backbone_as_it_is() -> None:
+    """Quantised, the depthwise layers are another network (1.7 half ranges of an action on robosuite's Lift)."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    policy, observation = policy_of(config()), observed((*CAMERAS, PROPRIO), rows=1)
+    frames = [{name: stream[0, 0].numpy() for name, stream in observation.streams.items()}]
+    _, agreement = load_backend("onnx-int8", policy, frames)
+    assert agreement.max_difference_scaled < 0.01
