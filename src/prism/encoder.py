@@ -45,7 +45,7 @@ class EncoderConfig:
     rgb_features: int = 512  # paper, App. A.2
     rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names: see load_pretrained
     frozen: FrozenConfig = field(default_factory=FrozenConfig)  # for rgb = efficientnet-lite0, resnet18-frozen
-    sensor_norm: bool = False  # every sensor enters the fusion at the same scale; False: the paper, and older runs
+    sensor_norm: bool = False  # with a camera every sensor enters the fusion at one scale; off: the paper, older runs
     fusion_hidden: int = 1024  # Eq. 2; 0: one linear layer, when mixing does the work
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step
     mix_width: int = 512
@@ -190,7 +190,8 @@ class Encoder(nn.Module):
                 f"encoder.mix_width {config.mix_width} is less than obs_horizon {obs_horizon}, which leaves no number "
                 "for a time step: use a larger mix_width, or mix_blocks = 0"
             )
-        self.norms = nn.ModuleList(map(_norm, encoders)) if config.sensor_norm else None
+        camera = any(spec.kind == "rgb" for spec in sensors)
+        self.norms = nn.ModuleList(map(_norm, encoders)) if config.sensor_norm and camera else None
         self.gate = join(config.text, encoders)
         total = sum(encoder.features for encoder in encoders) if self.gate is None else self.gate.features
         self.fusion = mlp(total, config.fusion_hidden, step_width)

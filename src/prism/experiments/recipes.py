@@ -245,13 +245,13 @@ def pixels_long(task: str) -> Experiment:
 
 def from_cameras(experiment: Experiment) -> Experiment:
     """What every experiment with a camera gets, a task's or one's own: a frozen backbone whose features are computed
-    once, one scale for every sensor, the robot's state left out of half of the windows so that the cameras are looked
-    at, one time step, short plans of which two actions are executed.
+    once, the robot's state left out of half of the windows so that the cameras are looked at, one time step, short
+    plans of which two actions are executed.
 
     Measured: docs/howto/cameras.md.
     """
     tiny = presets.tiny()
-    encoder = replace(tiny.encoder, vector_hidden=64, rgb="efficientnet-lite0", sensor_norm=True, state_dropout=0.5)
+    encoder = replace(tiny.encoder, vector_hidden=64, rgb="efficientnet-lite0", state_dropout=0.5)
     return replace(
         experiment,
         policy=replace(tiny, obs_horizon=1, pred_horizon=8, encoder=encoder),

@@ -41,8 +41,8 @@ class OnnxBackend(Backend):
     without a single pass.
 
     int8: image sensors by the ranges of `frames`, the generator dynamically; vectors and fusion stay float32, they
-    cost nothing. Frozen backbones stay float32 too: EfficientNet-Lite0 in int8 is 1.7 half ranges of an action away, and
-    with its depthwise layers left out .5 away and no faster (2.9 CPU ms a picture of 136x136 either way).
+    cost nothing. Frozen backbones stay float32 too: in int8 EfficientNet-Lite0 is 1.7 half ranges of an action away,
+    and with its depthwise layers left out .5 away and no faster (2.9 CPU ms a picture of 136x136 either way).
     """
 
     def __init__(self, policy: ContextPolicy, int8: bool, frames: Sequence[Frame] = ()) -> None:

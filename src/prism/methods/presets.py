@@ -27,6 +27,7 @@ def tiny() -> PrismConfig:
             vector_features=64,
             rgb="small",
             rgb_features=128,
+            sensor_norm=True,
             fusion_hidden=0,
             mix_blocks=3,
             mix_width=512,
@@ -48,7 +49,9 @@ def base() -> PrismConfig:
     return PrismConfig(
         obs_horizon=2,
         pred_horizon=16,
-        encoder=EncoderConfig(rgb="small", rgb_features=256, fusion_hidden=512, mix_blocks=3, mix_width=512),
+        encoder=EncoderConfig(
+            rgb="small", rgb_features=256, sensor_norm=True, fusion_hidden=512, mix_blocks=3, mix_width=512
+        ),
         generator=GeneratorConfig(
             width=256,
             blocks=4,
