@@ -187,9 +187,20 @@ def test_an_arm_that_is_blocked_is_not_pressed_harder() -> None:
     for _ in range(50):
         robot.send(np.array([0.05, 0, 0, 0], np.float32))
     assert np.allclose(arm.told, [0.1 + 0.5 * 0.3, 0.2]), "0.3 s ahead of where it is"
-    arm.at = [0.6, 0.2]
-    robot.send(np.array([0.05, 0, 0, 0], np.float32))
-    assert arm.told[0] >= 0.6 - 0.5 * 0.3 - 1e-9
+    for at in (0.6, 1e30):
+        arm.at = [at, 0.2]
+        robot.send(np.array([0.05, 0, 0, 0], np.float32))
+        assert arm.told[0] <= 0.3 + 0.05 + 1e-9, "a reading that jumps took the target with it, to the end of the range"
+
+
+def test_an_arm_whose_numbers_are_wrong_does_not_begin() -> None:
+    """It began at 1e30, and its bounds were as wide."""
+    robot, arm, _, _ = joined("absolute")
+    arm.at = [1.2, 0.2]
+    robot.prepare(0)
+    arm.at = [1e30, 0.2]
+    with pytest.raises(PrismError, match=r"x = 1e\+30 is far outside its limits, 0 to 1"):
+        robot.prepare(0)
 
 
 def test_all_parts_are_halted_before_one_is_waited_for() -> None:

@@ -560,3 +560,34 @@ def test_a_file_narrows_the_limits(tmp_path: Path) -> None:
     assert found.position == GUARDED.position
     assert found.slowed(0.5).speed == (0.05, 0.05, 0.05)
     assert any("5 N" in line for line in found.describe(("x", "y", "z"), ("m", "m", "m")))
+
+
+def test_a_bug_in_a_driver_stops_the_robot_first() -> None:
+    """Any exception, not only ours: the loop ended without a stop, and its episode was lost."""
+    for broken in ("send", "read"):
+        robot, guard = guarded()
+        steps(robot, guard, 2)
+        setattr(robot, broken, lambda *_: 1 / 0)
+        guard.observe()
+        guard.command([0.01, 0.0, 0.0])
+        assert robot.stopped
+        assert guard.reason == "a bug in the driver, ZeroDivisionError: division by zero"
+
+
+def test_a_pose_from_before_the_episode_is_not_believed() -> None:
+    """The robot may still have moved then: its first command was limited from where it had been."""
+    robot = Points(GUARDED)
+    guard = Guard(robot, GUARDED)
+    robot.offset = {"pose": -0.25}
+    guard.begin()
+    assert guard.state == "hold"
+    robot.offset = {}
+    steps(robot, guard, 1)
+    assert guard.state == "go"
+
+
+def test_a_force_that_overflows_is_too_much() -> None:
+    robot, guard = guarded()
+    robot.values = {"force": np.float32([3e38, 3e38, 0])}
+    steps(robot, guard, 1)
+    assert "limit is 20" in guard.reason

@@ -92,7 +92,7 @@ class Guard:
         self._lock = threading.RLock()
         self._watching: threading.Thread | None = None
         self._alive = threading.Event()
-        self._fed = math.inf
+        self._fed, self._begun = math.inf, -math.inf
         self._clear()
 
     def _clear(self) -> None:
@@ -115,6 +115,7 @@ class Guard:
         """An episode starts: the robot prepares, and stands where it says."""
         self._fed = math.inf
         self.robot.prepare(seed)
+        self._begun = self.robot.now()
         self._clear()
         self.state, self.reason = "go", ""
         self.envelope.start(None)
@@ -130,7 +131,12 @@ class Guard:
 
     def observe(self) -> Seen:
         """Read the robot, and judge what it says."""
-        now, readings = self.robot.now(), self.robot.readings()
+        now = self.robot.now()
+        try:
+            readings = self.robot.readings()
+        except Exception as error:  # of a driver, any kind: the robot stops first
+            self.stop(_said(error))
+            readings = {}
         faults: dict[str, str] = {}
         observation: dict[str, Array] = {}
         ages: dict[str, float] = {}
@@ -162,6 +168,9 @@ class Guard:
         if space.pose is None or space.pose not in observation:
             return
         pose, stamp = np.asarray(observation[space.pose][: space.pose_dims], np.float64), readings[space.pose].stamp
+        if stamp < self._begun - 1.0 / self.robot.rate:  # it may still have moved then
+            faults[space.pose] = "late"
+            return
         if self._pose is None or (pose != self._pose).any():
             self._travel, self._same = 0.0, 0
         elif stamp > self._pose_stamp:
@@ -214,7 +223,7 @@ class Guard:
         if not health.ok:
             return health.reason
         if limits.force is not None and limits.force_sensor in observation:
-            force = float(np.linalg.norm(observation[limits.force_sensor][:3]))
+            force = float(np.linalg.norm(np.asarray(observation[limits.force_sensor][:3], np.float64)))
             if force > limits.force:
                 return f"a force of {force:.0f} N, the limit is {limits.force:g}"
         if (i := self.envelope.exceeded()) is not None:
@@ -271,9 +280,9 @@ class Guard:
             try:
                 if not self.dry:
                     self.robot.send(sent)
-            except PrismError as error:
-                self.stop(str(error))
-                return Sent(None, (str(error),))
+            except Exception as error:  # of a driver, any kind: the robot stops first
+                self.stop(problem := _said(error))
+                return Sent(None, (problem,))
             self._last_sent, self._due, self._fed = now, max(now, self._due) + period, time.monotonic()
             self._history.append((now, self.envelope.velocity.copy()))
         self._count_travel()
@@ -311,3 +320,7 @@ class Guard:
             if self.state != "stopped" and time.monotonic() - self._fed > most:
                 self.stop(f"no command for {most:.2g} s (watchdog): the loop hangs")
             time.sleep(min(0.01, self.limits.watchdog / 4))
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, PrismError) else f"a bug in the driver, {type(error).__name__}: {error}"

@@ -28,7 +28,6 @@ import difflib
 import importlib
 import json
 import threading
-import time
 import tomllib
 from contextlib import ExitStack
 from pathlib import Path
@@ -145,10 +144,22 @@ class DrivenRobot(Robot):
                 raise PrismError(f"{self.name}: connect() first")
             if not (found := self.health()).ok:  # it would begin at where it was long ago
                 raise PrismError(f"{self.name}: {found.reason}")
+            target = np.concatenate([self._where(place) for place in self._movers])
+            self._check_start(target)
             for part in () if self.read_only else self._movers.values():
                 part.prepare()
-            self._target = np.concatenate([self._where(place) for place in self._movers])
+            self._target = target
             self._ready = True
+
+    def _check_start(self, here: Vector) -> None:
+        """A little outside its limits an arm may come back; far outside, its numbers are wrong."""
+        with np.errstate(invalid="ignore"):
+            far = np.maximum(here - self._high, self._low - here) > (self._high - self._low) / 2
+        if far.any():
+            i = int(np.argmax(far))
+            low, high = self._low[i], self._high[i]
+            told = f"{self.actions.name(i)} = {here[i]:.4g} is far outside its limits, {low:g} to {high:g}"
+            raise PrismError(f"{told}: move the robot there by hand, or mend its numbers")
 
     def _where(self, place: str) -> Vector:
         """Of the axes of a part: where they are; a base stands, and what is not measured is unknown."""
@@ -192,7 +203,7 @@ class DrivenRobot(Robot):
             for place, part in self._movers.items():
                 part.bounds.check(target[self._slices[place]])
             self._target = target
-            due = time.monotonic() + 1.0 / self.rate
+            due = self.now() + 1.0 / self.rate
             for place, part in self._movers.items():
                 part.send(self._target[self._slices[place]], due)
 
@@ -206,8 +217,9 @@ class DrivenRobot(Robot):
         if moves.any():
             here = np.concatenate([self._where(place) for place in self._movers])
             ahead = LEAD * self.limits.followed(len(command))  # what is blocked is not pressed harder and harder
-            with np.errstate(invalid="ignore"):
-                target = np.where(moves & np.isfinite(here), np.clip(target, here - ahead, here + ahead), target)
+            with np.errstate(invalid="ignore"):  # a pose that jumps does not take the target with it
+                low, high = np.minimum(self._target, here - ahead), np.maximum(self._target, here + ahead)
+                target = np.where(moves & np.isfinite(here), np.clip(target, low, high), target)
         return np.where(base, np.clip(command, -self._speed, self._speed), np.clip(target, self._low, self._high))
 
     def setpoint(self) -> NDArray[np.float64] | None:
