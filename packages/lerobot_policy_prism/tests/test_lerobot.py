@@ -24,6 +24,7 @@ from lerobot.policies.rtc.configuration_rtc import RTCConfig
 from lerobot.rollout.inference.rtc import RTCInferenceEngine, supports_rtc_inference
 from lerobot.utils.feature_utils import hw_to_dataset_features
 from lerobot.utils.import_utils import register_third_party_plugins
+from prism.controller import Controller
 from prism.data.formats.lerobot_writer import LeRobotWriter
 from prism.data.formats.video import ordinary_scheduling
 from prism.errors import PrismError
@@ -207,6 +208,32 @@ def test_prism_reads_the_checkpoint(two_cameras: Path, home: Path) -> None:
     before, after = make_pre_post_processors(PreTrainedConfig.from_pretrained(back), str(back))
     again = after(load(back).select_action(before(observations[0])))
     assert np.abs(again.numpy() - expected[0]).max() <= 1e-5
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_select_action_commands_what_prism_commands(
+    two_cameras: Path, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, with a planner that answers at once and with a late one."""
+    policy = load(two_cameras)
+    config = replace(policy.config.control(), delay=late, jerk_weight=3.0, join=3, margin=0.05)
+    monkeypatch.setattr(policy.config, "control", lambda: config)
+    observations = frames(policy, 12)
+    expected = play(policy, observations)
+    controller = Controller(policy.acting, config, look=False)
+    got = [controller.act(policy._frames(frame)[0]) for frame in observations]
+    np.testing.assert_array_equal(np.stack(got), expected)
+
+
+def test_chunks_are_smoothed_as_actions_are(two_cameras: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load(two_cameras)
+    config = replace(policy.config.control(), jerk_weight=16.0)
+    monkeypatch.setattr(policy.config, "control", lambda: config)
+    frame = frames(policy, 1)[0]
+    chunk = policy.predict_action_chunk(dict(frame))[0].numpy()
+    policy.reset()
+    np.testing.assert_array_equal(chunk[0], policy.select_action(dict(frame))[0].numpy())
+    assert not any(np.array_equal(chunk, plan) for plan in policy._controllers[0].planner.chooser.plan.candidates)
 
 
 def test_real_time_chunking(two_cameras: Path) -> None:

@@ -257,49 +257,34 @@ def run_episode(
     anew, as the robot would, without a memory of the last one.
     """
     start = time.perf_counter()
+    known = {sensor.name: sensor.kind for sensor in controller.policy.spec.sensors}
+    film = _Film(env, record or RecordConfig(), film_every)
     controller.reset(seed)
     observation = env.reset(seed)
-    states = [env.state().astype(np.float32)]
-    actions: list[NDArray[np.float32]] = []
-    frames: list[bytes] = []
-    frame_steps: list[int] = []
-    fans: list[Fan] = []
-    known = {sensor.name: sensor.kind for sensor in controller.policy.spec.sensors}
-    best, success_step = 0.0, None
-    goal, earlier = getattr(env, "goal_index", 0), list[PlanInfo]()
-
-    def film() -> None:
-        picture = env.render()
-        if picture is not None:
-            frames.append(encode_frame(picture, record or RecordConfig()))
-            frame_steps.append(len(actions))
-
-    if film_every is not None:
-        film()
+    states, actions, replans = [env.state().astype(np.float32)], list[NDArray[np.float32]](), list[PlanInfo]()
+    best, success_step, goal = 0.0, None, getattr(env, "goal_index", 0)
+    film.picture(0)
     while True:
-        replanned = len(controller.replans)
+        planned = len(controller.replans)
         wanted = controller.act(_readable(observation, known))
         action = np.clip(wanted, env.action_low, env.action_high).astype(np.float32)
         controller.sent(action)
-        if film_every is not None and len(controller.replans) > replanned and controller.last_plan is not None:
-            plan = controller.last_plan
-            fans.append(Fan(len(actions), plan.info.index, plan.candidates, plan.modes))
+        if len(controller.replans) > planned:
+            replans += controller.replans[planned:]
+            film.plan(len(actions), controller)
         result = env.step(action)
-        actions.append(action)
         observation = result.observation
-        if not result.done and getattr(env, "goal_index", goal) != goal:
-            goal = getattr(env, "goal_index", goal)
-            earlier += controller.replans
-            controller.reset(seed + goal)
+        actions.append(action)
         states.append(env.state().astype(np.float32))
         best = max(best, float(result.score))
         if result.success and success_step is None:
             success_step = len(actions)
-        if film_every is not None and (len(actions) % film_every == 0 or result.done):
-            film()
+        film.picture(len(actions), result.done)
         if result.done:
             break
-    replans = [*earlier, *controller.replans]
+        if getattr(env, "goal_index", goal) != goal:
+            goal = getattr(env, "goal_index", goal)
+            controller.reset(seed + goal)
     executed = np.stack(actions)
     return EpisodeResult(
         seed=seed,
@@ -318,10 +303,32 @@ def run_episode(
         seconds=time.perf_counter() - start,
         actions=executed,
         states=np.stack(states),
-        fans=fans,
-        frames=frames,
-        frame_steps=frame_steps,
+        fans=film.fans,
+        frames=film.frames,
+        frame_steps=film.steps,
     )
+
+
+class _Film:
+    """Pictures and candidates of an episode; `every` None: neither."""
+
+    def __init__(self, env: Env, record: RecordConfig, every: int | None) -> None:
+        self._env, self._record, self._every = env, record, every
+        self.frames: list[bytes] = []
+        self.steps: list[int] = []
+        self.fans: list[Fan] = []
+
+    def picture(self, step: int, last: bool = False) -> None:
+        if self._every is None or (step % self._every and not last):
+            return
+        if (picture := self._env.render()) is not None:
+            self.frames.append(encode_frame(picture, self._record))
+            self.steps.append(step)
+
+    def plan(self, step: int, controller: Controller) -> None:
+        plan = controller.last_plan
+        if self._every is not None and plan is not None:
+            self.fans.append(Fan(step, plan.info.index, plan.candidates, plan.modes))
 
 
 def _readable(observation: dict[str, Array], known: Mapping[str, str]) -> dict[str, Array | str]:

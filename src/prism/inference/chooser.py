@@ -182,7 +182,7 @@ class Chooser:
             raise PrismError(
                 f"step {self._step}: the policy returned an action that is not finite; retrain or reload it"
             )
-        if self.plan is not None:
+        if self.plan is not None and self.config.selection.restless:
             self._standstill.executed(np.array(self._since).reshape(-1, plans.shape[-1]))
         self._since = []
         streams, present = newest
