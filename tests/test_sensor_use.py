@@ -264,25 +264,8 @@ def test_a_mixture_of_datasets_with_other_sensors(tmp_path: Path, capsys: pytest
         paths.append(str(tmp_path / name))
     run = tmp_path / "run"
     settings = ["policy.pred_horizon=4", "controller.exec_horizon=2", "train.val_fraction=0.2"]
-    assert (
-        cli.main(
-            [
-                "train",
-                *paths,
-                "--action-kind",
-                "delta",
-                "--preset",
-                "tiny",
-                "--out",
-                str(run),
-                "--steps",
-                "2",
-                "--set",
-                *settings,
-            ]
-        )
-        == 0
-    )
+    command = ["train", *paths, "--action-kind", "delta", "--preset", "tiny", "--steps", "2", "--out", str(run)]
+    assert cli.main([*command, "--set", *settings]) == 0
     report = Run(run).sensors_used()
     assert report is not None
     assert report.episodes == 4
@@ -298,17 +281,7 @@ def test_train_says_it_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixtu
         for episode in source.episodes:
             writer.add(episode.streams, episode.actions)
     run = tmp_path / "run"
-    command = [
-        "train",
-        str(tmp_path / "data"),
-        "--action-kind",
-        "delta",
-        "--preset",
-        "tiny",
-        "--out",
-        str(run),
-        "--set",
-    ]
+    command = ["train", str(tmp_path / "data"), "--preset", "tiny", "--out", str(run), "--set"]
     settings = ["policy.pred_horizon=4", "controller.exec_horizon=2", "train.val_fraction=0.2"]
     assert cli.main([*command, *settings, "--steps", "3"]) == 0
     said = capsys.readouterr().out
