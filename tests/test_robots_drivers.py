@@ -427,6 +427,8 @@ class Reaches:
 
     def start(self, seed: int) -> None: ...
 
+    def sent(self, action: object) -> None: ...
+
     def trouble(self) -> str:
         return ""
 
