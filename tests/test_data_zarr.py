@@ -182,6 +182,15 @@ def test_key_points_that_the_table_calls_a_vector_are_no_pixels(tmp_path: Path) 
     np.testing.assert_array_equal(moves.read(2).actions, hands[8:].reshape(15, 126))
 
 
+def test_a_chunk_that_is_a_pointer_of_git_lfs_is_called_so(tmp_path: Path) -> None:
+    """It was a chunk of 67 bytes "not the 791624307 that it states"."""
+    path = write(tmp_path / "set.zarr", arrays())
+    (path / "data/action/5.0").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0f\nsize 1234\n")
+    source = open_dataset(path)
+    with pytest.raises(PrismError, match=r"chunk data/action/5\.0 is a Git-LFS pointer.*git lfs pull"):
+        source.read(len(source.lengths) - 1)
+
+
 def test_a_lost_chunk_of_actions_of_another_name(tmp_path: Path) -> None:
     path = write(tmp_path / "set.zarr", {**arrays(), "rel_action": arrays()["action"]})
     (path / "data/rel_action/1.0").unlink()

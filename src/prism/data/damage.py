@@ -15,8 +15,8 @@ import numpy as np
 from prism.data.episodes import DamagedDataError, EpisodeSource, read_in_parts
 from prism.data.views import portion, with_sensors
 from prism.errors import PrismError
+from prism.io.files import LFS_POINTER
 
-_POINTER = b"version https://git-lfs.github.com/spec/"
 _POINTER_SIZE = 1024  # bytes; they have about 130
 _FILES = 20_000  # that are looked at
 _RUNS = 8  # ranges of episodes that an error lists
@@ -27,12 +27,12 @@ def file_problem(file: Path) -> str:
     """Why a file cannot hold data, without reading it; empty if it can."""
     try:
         with file.open("rb") as opened:
-            head = opened.read(len(_POINTER))
+            head = opened.read(len(LFS_POINTER))
     except FileNotFoundError:
         return f"{file}: not found"
     except OSError as error:
         return f"{file}: not readable ({error.strerror})"
-    if head == _POINTER:
+    if head == LFS_POINTER:
         return f"{file}: is a Git-LFS pointer, not the file itself: run `git lfs pull` in the dataset's folder"
     return "" if head else f"{file}: is empty"
 

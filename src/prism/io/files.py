@@ -26,6 +26,7 @@ HIDDEN = ".tmp-"  # how the names of unfinished files and folders begin
 _HELD = f"{HIDDEN}lock-"  # the lock of a name
 _OLD = ".old"  # between the number and the name of a folder that is about to be replaced
 _HIDDEN_FOLDER = re.compile(re.escape(HIDDEN) + r"([0-9a-f]{16})(\.old)?-(.+)")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how what git keeps in place of a large file begins
 CHECKSUMS, LOCK = "checksums.json", ".lock"
 JSON_BYTES = 8 << 20  # of one file: parsed, it can be thirty times as large
 _BLOCK = 1 << 24

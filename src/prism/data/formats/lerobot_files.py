@@ -12,7 +12,7 @@ import numpy as np
 
 from prism.data.episodes import Array, IntArray
 from prism.data.formats.recent import Recent, nbytes
-from prism.data.formats.table import AGAIN
+from prism.data.formats.table import AGAIN, OtherSizeError
 from prism.errors import PrismError, need, reason
 
 INFO = "meta/info.json"
@@ -97,6 +97,8 @@ class Rows:
             return np.concatenate(parts)
         except FileNotFoundError:
             raise PrismError(f"{where}: the file is not found; {AGAIN}") from None
+        except OtherSizeError as error:
+            raise PrismError(f"{where}: has {error}: mend 'shape' of this feature there") from None
         except Exception as error:  # arrow raises many kinds
             raise PrismError(f"{where}: {reason(error)}; {AGAIN}") from None
 
@@ -175,5 +177,6 @@ def _decode_image(content: Any, shape: tuple[int, ...]) -> Array:
         raise ValueError("an image's bytes are not in the file (only a path is); prism reads embedded images")
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
         if (image.height, image.width) != shape[:2]:
-            raise ValueError(f"an image is {image.height} x {image.width}, {INFO} says {shape}")
+            sizes = f"{image.height} x {image.width}, {INFO} says {shape[0]} x {shape[1]}"
+            raise OtherSizeError(f"pictures of {sizes}")
         return np.asarray(image.convert("RGB"))

@@ -53,6 +53,10 @@ _AUDIO = ("audio", "microphone", "sound")
 _MAX_FLAT = 1024  # (H, W) arrays up to this size are flattened (keypoints); larger ones are images
 
 
+class OtherSizeError(ValueError):
+    """A picture is whole, and of another size than is stated."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One key of a dataset: one time step of it, as its file holds it. Text has dtype str and shape (max bytes,)."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from prism.data.episodes import SKIP, Array, DamagedDataError
 from prism.data.formats.recent import Recent, nbytes
-from prism.data.formats.table import AGAIN
+from prism.data.formats.table import AGAIN, OtherSizeError
 from prism.errors import PrismError, need, reason
 
 Codec = Literal["h264", "av1"]
@@ -172,7 +172,7 @@ class VideoFrames:
                     decoder = self._open.get(file) or self._open.keep(file, _Decoder(file))
                     for i, frame in zip(missing, decoder.read(times, 0.5 / fps, shape), strict=True):
                         out[i] = self._frames.keep(keys[i], frame)
-                except _OtherSizeError as error:
+                except OtherSizeError as error:
                     self._open.forget(file)
                     raise PrismError(f"{where}: {file} has {error}: mend 'shape' of this feature there") from None
                 except Exception as error:  # FFmpeg's errors, and ours
@@ -182,10 +182,6 @@ class VideoFrames:
                     words = getattr(error, "strerror", None) or reason(error)  # FFmpeg's, without the file again
                     raise DamagedDataError(f"{where}: {file} cannot be read ({words}); {AGAIN}", SKIP) from None
         return out
-
-
-class _OtherSizeError(ValueError):
-    """Whole, and of another size than is stated."""
 
 
 class _Decoder:
@@ -222,7 +218,7 @@ class _Decoder:
             frame, pending = self._frame_at(time, tolerance, pending)
             if (frame.height, frame.width, 3) != shape:
                 sizes = f"{frame.height} x {frame.width}, meta/info.json says {shape[0]} x {shape[1]}"
-                raise _OtherSizeError(f"pictures of {sizes}")
+                raise OtherSizeError(f"pictures of {sizes}")
             yield self._to_rgb(frame)
 
     def _to_rgb(self, frame: Any) -> Array:

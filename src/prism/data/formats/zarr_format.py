@@ -23,6 +23,7 @@ from prism.data.episodes import Array, IntArray, checked_ends
 from prism.data.formats.recent import Recent, nbytes
 from prism.data.formats.table import AGAIN, Absent, Column, Columns, Entry, Raw, Stream, TableSource, make_table
 from prism.errors import PrismError, unreadable
+from prism.io.files import LFS_POINTER
 
 if TYPE_CHECKING:
     from zarr.abc.store import Store
@@ -221,6 +222,8 @@ def _checking(store: Store, path: Path) -> tuple[Store, dict[str, tuple[set[str]
 
 def _check_chunk(key: str, content: bytes, codecs: set[str], size: int) -> None:
     """A chunk that decodes to `size` bytes: its compressor must not be made to write much more than that."""
+    if content.startswith(LFS_POINTER):
+        raise ValueError(f"chunk {key} is a Git-LFS pointer, not the file itself: run `git lfs pull` there")
     stored, limit = len(content), 8 * size + _SLACK  # filters may make a number eight times as long
     if size > max(_LARGE, _MOST_RATIO * stored):
         raise ValueError(f"chunk {key} has {stored} bytes and is said to hold {size}; write smaller chunks")
