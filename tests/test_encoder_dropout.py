@@ -150,7 +150,7 @@ def test_what_the_training_data_lack_can_be_lost(
     command = ["train", *paths, "--preset", "tiny", "--out", str(run)]
     assert cli.main([*command, "--steps", "2"]) == 0
     said = capsys.readouterr().out
-    assert "sensors: not measured, as no episode was held out (--set train.val_fraction=0.2)" in said
+    assert "sensors: not measured, which needs held-out episodes (--set train.val_fraction=0.2)" in said
     assert f"requires {', '.join(needed)}: never absent in training" in said
     assert needed_sensors(Run(run).policy()) == needed
     assert cli.main([*command, "--steps", "3", "--resume"]) == 0

@@ -25,6 +25,7 @@ from prism.evaluation import sensor_use
 from prism.evaluation.sensor_use import SensorReport, measure_sensors, read_sensor_report, write_sensor_report
 from prism.experiments.run_folder import Run
 from prism.inference.about import needed_sensors
+from prism.methods.prism import PrismPolicy
 from prism.normalize import Normalizer, compute_statistics
 from prism.policy import Draw, LossOutput, Policy, PolicySpec
 from prism.rows import Random
@@ -291,6 +292,32 @@ def test_train_says_it_and_stores_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "\n".join(report.lines()) in said
     assert "requires eye, ear: never absent in training" in said
     assert cli.main([*command, *settings, "--steps", "4", "--resume"]) == 0, "what was measured is no other policy"
+
+
+def test_plans_that_are_not_finite_fail_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = _source(episodes=10)
+    with pytest.raises(PrismError, match="plans on held-out windows are not finite"):
+        _measure(Known(lambda eye, ear: eye / 0, source), source)
+    with DatasetWriter(
+        tmp_path / "data", SENSORS, 3, 10.0, "reach", action=ActionSpec(kind=ActionKind.DELTA)
+    ) as writer:
+        for episode in source.episodes:
+            writer.add(episode.streams, episode.actions)
+
+    def sample(self: Policy, observation: Observation, candidates: int, rng: Random) -> Tensor:
+        return torch.full((len(observation.present["eye"]), candidates, HORIZON, 3), torch.nan)
+
+    monkeypatch.setattr(PrismPolicy, "sample", sample)
+    run = tmp_path / "run"
+    settings = ["policy.pred_horizon=4", "controller.exec_horizon=2", "train.val_fraction=0.2"]
+    command = ["train", str(tmp_path / "data"), "--preset", "tiny", "--steps", "2", "--out", str(run), "--set"]
+    assert cli.main([*command, *settings]) == 0
+    said = capsys.readouterr()
+    assert "the sensors were not measured: the policy's plans on held-out windows are not finite" in said.err
+    assert "requires eye, ear: never absent in training" in said.out
+    assert Run(run).sensors_used() is None
 
 
 @pytest.mark.slow

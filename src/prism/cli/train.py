@@ -169,6 +169,6 @@ class Train(DatasetOptions, CalvinOption):
         policy = run.policy()
         needs = needed_sensors(policy)
         others = [spec.name for spec in policy.spec.sensors if spec.name not in needs]
-        lines = ["sensors: not measured, as no episode was held out (--set train.val_fraction=0.2)"]
+        lines = ["sensors: not measured, which needs held-out episodes (--set train.val_fraction=0.2)"]
         lines += [f"requires {', '.join(needs)}: {NEVER_ABSENT}"] * bool(needs)
         return lines + [f"sometimes absent in training, effect not measured: {', '.join(others)}"] * bool(others)

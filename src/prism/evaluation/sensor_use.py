@@ -30,6 +30,7 @@ from torch import Tensor
 from prism.data.history import feels_events
 from prism.data.windows import Windows
 from prism.encoders.vision import Shift
+from prism.errors import PrismError
 from prism.inference.about import trained_without
 from prism.io import files
 from prism.io.jsonconfig import from_json, to_json
@@ -283,6 +284,8 @@ class _Table:
     def _plans(self, seen: Observation, seed: int) -> F64:
         """(B, K, Tp, Da') in scaled units, of the dimensions that move; equal seeds draw equal latents."""
         plans = self._policy.sample(seen.to(self._device), CANDIDATES, Random(seed))
+        if not bool(plans.isfinite().all()):
+            raise PrismError("the policy's plans on held-out windows are not finite: look at the data, and train again")
         return self._scaled(plans.cpu())
 
     def _scaled(self, actions: Tensor) -> F64:

@@ -165,8 +165,16 @@ def train_recipe(
         if looks and ranks.is_leader() and not result.stopped_by:
             look(1.0, result)
         if ranks.is_leader() and not result.stopped_by:
-            measure_run(Run(folder), console, ranks.choose_device(device), small=True)
+            _measure(Run(folder), console, device)
     return folder, experiment, result
+
+
+def _measure(run: Run, console: Console, device: str) -> None:
+    """Which sensors it uses. What cannot be measured is no failure of the training, which is over and saved."""
+    try:
+        measure_run(run, console, ranks.choose_device(device), small=True)
+    except PrismError as error:
+        console.print(f"the sensors were not measured: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _named(name: str | Path | Sequence[str | Path]) -> Experiment:
