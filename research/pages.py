@@ -310,7 +310,7 @@ def page() -> str:
 def section(one: Section) -> str:
     data = files.read_json(HERE / "results" / f"{one.file}.json")
     lines = [f"## {one.title}", "", *([f"*{one.label}.*", ""] if one.label else []), one.what, ""]
-    for heads, rows in one.table(data):
+    for heads, rows in (table for table in one.table(data) if table[1]):
         lines += [f"| {' | '.join(heads)} |", f"| {' | '.join('---' for _ in heads)} |"]
         lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
     if (HERE / "results" / f"{one.file}.svg").is_file():
