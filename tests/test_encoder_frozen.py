@@ -13,8 +13,16 @@ import safetensors.torch
 import torch
 
 from prism.encoder import EncoderConfig, load_pretrained
-from prism.encoders.frozen import FrozenConfig, FrozenEncoder, KeypointHead, _lite0_weights, seen_size
-from prism.encoders.vision import ResNet18
+from prism.encoders.frozen import (
+    FrozenConfig,
+    FrozenEncoder,
+    KeypointHead,
+    TransformersTaps,
+    _lite0_weights,
+    architecture_of,
+    seen_size,
+)
+from prism.encoders.vision import IMAGENET, ResNet18
 from prism.errors import PrismError
 from prism.inference.backends import EagerBackend, load_backend
 from prism.inference.export_onnx import export_sensor
@@ -248,3 +256,27 @@ def test_int8_leaves_the_backbone_as_it_is() -> None:
     frames = [{name: stream[0, 0].numpy() for name, stream in observation.streams.items()}]
     _, agreement = load_backend("onnx-int8", policy, frames)
     assert agreement.max_difference_scaled < 0.01
+
+
+def test_a_backbone_of_transformers_from_a_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_sizes": [6, 8, 10, 12], "depths": [1, 1, 1, 1]}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.ResNetModel(transformers.ResNetConfig(embedding_size=4, layer_type="basic", **sizes))
+    model.eval().save_pretrained(tmp_path)
+    with pytest.raises(PrismError, match="rgb_weights=FOLDER"):
+        architecture_of(str(tmp_path / "other"))
+    frozen = dataclasses.replace(SMALL, architecture=architecture_of(str(tmp_path)))
+    policy = policy_of(config("transformers", str(tmp_path), frozen=frozen))
+    image = torch.rand((1, 3, 32, 48), generator=torch.Generator().manual_seed(0))
+    backbone = policy.encoder.backbone
+    assert backbone is not None
+    assert backbone.channels == (8, 10)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in IMAGENET)
+    states = model((image - mean) / deviation, output_hidden_states=True).hidden_states
+    for ours, theirs in zip(backbone.taps(image), states[2:4], strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not backbone.train().training
+    with pytest.raises(PrismError, match="is no backbone of transformers"):
+        TransformersTaps((8, 16), '{"model_type": "bert"}')

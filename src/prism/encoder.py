@@ -34,7 +34,7 @@ from prism.rows import Random
 from prism.sensors import KINDS, SensorSpec
 from prism.types import Observation
 
-RgbBackbone = Literal["resnet18", "small", "efficientnet-lite0", "resnet18-frozen"]
+RgbBackbone = Literal["resnet18", "small", "efficientnet-lite0", "resnet18-frozen", "transformers"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,11 @@ class EncoderConfig:
     vector_features: int = 64
     rgb: RgbBackbone = "resnet18"
     rgb_features: int = 512  # paper, App. A.2
-    rgb_weights: str | None = None  # a safetensors file with torchvision's ResNet-18 names: see load_pretrained
-    frozen: FrozenConfig = field(default_factory=FrozenConfig)  # for rgb = efficientnet-lite0, resnet18-frozen
+    # a safetensors file with torchvision's ResNet-18 names (load_pretrained); rgb = transformers: a folder of one
+    rgb_weights: str | None = None
+    frozen: FrozenConfig = field(
+        default_factory=FrozenConfig
+    )  # rgb = efficientnet-lite0, resnet18-frozen, transformers
     sensor_norm: bool = False  # with a camera every sensor enters the fusion at one scale; off: the paper, older runs
     fusion_hidden: int = 1024  # Eq. 2; 0: one linear layer, when mixing does the work
     mix_blocks: int = 0  # 0: the paper's encoder, one token a time step

@@ -13,12 +13,13 @@ package nor the file that they came from is installed.
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ from prism.encoders.vision import IMAGENET, BasicBlock, FrozenBatchNorm, Shift, 
 from prism.errors import PrismError, check_numbers
 from prism.sensors import SensorSpec
 
-FrozenName = Literal["efficientnet-lite0", "resnet18-frozen"]
+FrozenName = Literal["efficientnet-lite0", "resnet18-frozen", "transformers"]
 FROZEN: tuple[str, ...] = get_args(FrozenName)
 VERSION = 1  # of what is computed here: kept features of another one are made anew
 RANDOM = "random"  # rgb_weights: a network that was never trained, to see what pretraining brings
@@ -46,6 +47,7 @@ class FrozenConfig:
     shift_pixels: int = 6  # how far at most, of the picture that the backbone sees
     looks: int = 24000  # pictures that are looked at before a training, at most: many frames get fewer views
     tune: bool = False  # train the backbone as well: every step computes it, so this is slow
+    architecture: str = ""  # rgb = transformers: config.json of the folder rgb_weights, read when the run is made
 
     def __post_init__(self) -> None:
         check_numbers(
@@ -80,10 +82,14 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def load_pretrained(self, weights: str | None) -> None: ...
 
+    def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Of the maps that it makes of a picture of that size."""
+        return [(-(-height // stride), -(-width // stride)) for stride in self.strides]
+
     def unfilled(self, tune: bool) -> None:
         """Weights that nobody has read yet must not pass for some that were."""
         for value in self.state_dict().values():
-            value.fill_(torch.nan)
+            value.fill_(torch.nan if value.is_floating_point() else 0)
         self.requires_grad_(tune)
 
     def randomise(self) -> None:
@@ -245,8 +251,96 @@ class ResNet18Taps(Backbone):
         self.load_state_dict(read_weights(Path(weights), self.state_dict()))
 
 
+# --------------------------------------------------------------------------- any backbone of transformers
+
+
+class TransformersTaps(Backbone):
+    """Any backbone that transformers knows as one (ResNet, ConvNeXt, Swin ...), from a local folder (rgb_weights).
+
+    Which stage has which stride is found by trying; of several with one stride the last is tapped.
+    """
+
+    def __init__(self, strides: tuple[int, ...], architecture: str) -> None:
+        super().__init__(strides)
+        try:
+            from transformers import AutoBackbone, AutoConfig
+        except ImportError as error:
+            raise PrismError(
+                f"encoder.rgb is 'transformers', which is not installed ({error.name} is missing): "
+                "pip install 'prism-policy[clip]'"
+            ) from None
+        try:
+            known = {k: v for k, v in json.loads(architecture).items() if k not in ("out_features", "out_indices")}
+            stages = AutoConfig.for_model(**known).stage_names
+            self.model = AutoBackbone.from_config(AutoConfig.for_model(**known, out_features=list(stages)))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            detail = " ".join(str(error).split())[:160]
+            raise PrismError(
+                f"encoder.frozen.architecture is no backbone of transformers ({detail}); give the folder of one "
+                "(ResNet, ConvNeXt, Swin ...): --set policy.encoder.rgb_weights=FOLDER"
+            ) from None
+        self.model.eval()
+        with torch.no_grad():
+            tried = self.model(torch.zeros(1, 3, 64, 64)).feature_maps
+        found = {64 // maps.shape[2]: (number, maps.shape[1]) for number, maps in enumerate(tried)}
+        if missing := [stride for stride in strides if stride not in found]:
+            have = ", ".join(str(stride) for stride in sorted(found))
+            raise PrismError(
+                f"encoder.frozen.strides has {missing[0]}; this backbone has {have}: set policy.encoder.frozen.strides"
+            )
+        self.stages = tuple(found[stride][0] for stride in strides)
+        self.channels = tuple(found[stride][1] for stride in strides)
+
+    def taps(self, image: Float[Tensor, "N 3 H W"]) -> list[Tensor]:
+        mean, deviation = (image.new_tensor(values)[:, None, None] for values in IMAGENET)
+        maps = self.model((image - mean) / deviation).feature_maps
+        return [maps[stage] for stage in self.stages]
+
+    def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        with torch.no_grad():  # some pad and some do not
+            return [(maps.shape[2], maps.shape[3]) for maps in self.taps(torch.zeros(1, 3, height, width))]
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)  # its batch normalisation and dropout stay as they were pretrained
+
+    def load_pretrained(self, weights: str | None) -> None:
+        if weights is None:
+            raise PrismError("encoder.rgb is 'transformers', which needs rgb_weights=FOLDER of a pretrained backbone")
+        try:
+            loaded, info = type(self.model).from_pretrained(
+                weights, config=self.model.config, local_files_only=True, use_safetensors=True, output_loading_info=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            detail = " ".join(str(error).split())[:160]
+            raise PrismError(f"{weights}: no weights of this backbone ({detail}); give its folder") from None
+        if absent := sorted(key for key in info["missing_keys"] if "norm" not in key):
+            raise PrismError(
+                f"{weights}: holds other weights, '{absent[0]}' is missing; give the backbone's own folder"
+            )
+        self.model.load_state_dict(loaded.state_dict())
+
+
+def architecture_of(weights: str | None) -> str:
+    """config.json of a folder of transformers, on one line."""
+    path = Path(weights or "") / "config.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise PrismError(
+            f"encoder.rgb is 'transformers': {path} cannot be read; name the folder of a pretrained backbone: "
+            "--set policy.encoder.rgb_weights=FOLDER"
+        ) from None
+    return json.dumps(data, sort_keys=True)
+
+
 def make_backbone(name: str, config: FrozenConfig) -> Backbone:
-    made = EfficientNetLite0(config.strides) if name == "efficientnet-lite0" else ResNet18Taps(config.strides)
+    made: Backbone
+    if name == "efficientnet-lite0":
+        made = EfficientNetLite0(config.strides)
+    elif name == "resnet18-frozen":
+        made = ResNet18Taps(config.strides)
+    else:
+        made = TransformersTaps(config.strides, config.architecture)
     made.unfilled(config.tune)
     return made
 
@@ -295,7 +389,7 @@ class FrozenEncoder(SensorEncoder):
         super().__init__(spec, features)
         self.config, self.seen = config, replace(spec, resize=size)
         self._backbone = [backbone]  # in a list: the Encoder owns it, once for all cameras
-        self.sizes = [tuple(-(-side // stride) for side in size) for stride in config.strides]
+        self.sizes = backbone.sizes(*size)
         heads = (
             KeypointHead(channels, (rows, columns), config.keypoints, config.pooled)
             for channels, (rows, columns) in zip(backbone.channels, self.sizes, strict=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from prism.data import open_dataset
 from prism.data.formats.table import parse_map
 from prism.data.history import feels_events
+from prism.encoders.frozen import architecture_of
 from prism.experiments.demonstrations import locate
 from prism.experiments.recipes import Experiment, from_cameras, with_budget, with_method, with_preset, with_teacher
 from prism.experiments.robust import ROBUST
@@ -121,4 +122,14 @@ def customized(experiment: Experiment, **options: Unpack[TrainOptions]) -> Exper
         changes |= {"fraction": given.get("fraction"), "count": given.get("demonstrations")}
     source = replace(source, **changes)
     settings = (*(ROBUST if "robust" in given else ()), *given.get("set", ()))
-    return with_settings(replace(experiment, demonstrations=source), settings)
+    return _with_architecture(with_settings(replace(experiment, demonstrations=source), settings))
+
+
+def _with_architecture(experiment: Experiment) -> Experiment:
+    """A backbone of transformers is described by a file of its folder: it becomes part of the run, which does not need
+    the folder later."""
+    encoder = experiment.policy.encoder
+    if encoder.rgb != "transformers" or encoder.frozen.architecture:
+        return experiment
+    frozen = replace(encoder.frozen, architecture=architecture_of(encoder.rgb_weights))
+    return replace(experiment, policy=replace(experiment.policy, encoder=replace(encoder, frozen=frozen)))

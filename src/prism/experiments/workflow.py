@@ -138,7 +138,8 @@ def train_recipe(
     stored = broadcast_experiment(stored)
     with ranks.share_errors():
         if stored is None:
-            experiment = fitted_to_data(experiment, partial(_say, console), **options)
+            speaker = console if ranks.is_leader() else Console(quiet=True)
+            experiment = fitted_to_data(experiment, partial(_say, speaker), **options)
         experiment = customized(stored or experiment, **options)
         looks = () if eval_every is None else evaluation_fractions(experiment, eval_every)
 
