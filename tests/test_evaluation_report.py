@@ -17,6 +17,7 @@ from prism_sims.scenes import MetaWorldScene, PushTScene
 from prism.controller import ControllerConfig
 from prism.errors import PrismError
 from prism.evaluation.results import EpisodeResult, EvaluationResult, Fan, run_info
+from prism.evaluation.sensor_use import Rise, SensorReport, SensorUse
 from prism.report import charts
 from prism.report.player import films, mode_class, telling_fans
 from prism.report.run_page import render, write_report
@@ -121,6 +122,15 @@ def test_seeds_and_provenance_cannot_break_out_of_the_markup() -> None:
     Page(text)
     assert bad not in text
     assert text.count("&lt;img src=x onerror=alert(1)&gt;") >= 6
+
+
+def test_the_sensors_stand_on_the_page_of_a_task_too() -> None:
+    rise = Rise(0.5, 0.4, 0.6)
+    eye = SensorUse("<b>eye", "rgb", "used", 0.9, 0.9, 0.8, rise, 0.9, 1.1, rise, False, False)
+    text = render([make_result("pusht")], {}, "T", sensors=SensorReport((eye,), 40, 2, 6, 0.1, 0.25, 0.03, None, 0.2))
+    Page(text)
+    assert "&lt;b&gt;eye is used: it changes the plan by 90 %" in text
+    assert "Which sensors it uses" not in render([make_result("pusht")], {}, "T")
 
 
 def test_write_report(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prism.controller import Controller
 from prism.data.episodes import Episode, EpisodeSource
 from prism.data.inspect import as_picture
-from prism.evaluation.sensor_use import SensorReport, percent
+from prism.evaluation.sensor_use import CANDIDATES, SensorReport, percent
 from prism.io.files import replace_file
 from prism.report.charts import Series, line_chart, number
 from prism.report.pages import picture, render_page
@@ -209,12 +209,12 @@ def _yardsticks(
 ) -> tuple[list[dict[str, Any]], str]:
     if sensors is None:
         share = float(np.mean([_plan_error(one) for one in judged])) / unit
-        rows, basis = [("this policy", share, "")], "Mean over the episodes below."
+        rows, basis = [("this policy", share, "")], "The chosen plans of the episodes below."
     else:
         rows = [("this policy", sensors.error, "")]
         if sensors.without_cameras is not None:
             rows.append(("its cameras absent", sensors.without_cameras, "weak"))
-        basis = f"{sensors.windows} windows of {sensors.episodes} held-out episodes, one random candidate each."
+        basis = f"{sensors.windows} windows of {sensors.episodes} held-out episodes, {CANDIDATES} candidates each."
     rows.append(("mean action", 1.0, "weak"))
     return [{"name": name, "share": share, "words": percent(share), "css": css} for name, share, css in rows], basis
 
