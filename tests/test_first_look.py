@@ -162,6 +162,26 @@ def test_honest_readings_pass_without_a_word(trained: Run, caplog: pytest.LogCap
     assert "sensor 'rgb_table': the picture's mean is" in caplog.text
 
 
+DOUBTS: dict[str, tuple[Any, str]] = {
+    "another sample rate": (lambda seen: {"sound": NOISE}, "its spectrum is none that training had"),
+    "silence": (lambda seen: {"sound": 0 * seen["sound"]}, "the sound's level is 0"),
+    "a farther place": (lambda seen: {"depth_table": 4 * seen["depth_table"]}, "is it the same place"),
+    "one angle alone": (lambda seen: {"tilt": np.array([0.2, 0, 0], np.float32)}, "is it in degrees"),
+}
+NOISE = np.random.default_rng(5).uniform(-0.3, 0.3, 160).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", DOUBTS)
+def test_what_may_be_right_is_a_warning(case: str, trained: Run) -> None:
+    change, words = DOUBTS[case]
+    info = [health.trained_on(spec, trained.policy().normalizer) for spec in trained.spec.sensors]
+    honest = seen_by_the_robot(np.random.default_rng(7))
+    found = first_look.look(info, {**honest, **change(honest)})
+    assert not found.wrong
+    assert [doubt for doubt in found.doubts if words in doubt]
+    assert len(found.doubts) == 1
+
+
 def test_a_reading_far_beyond_the_training_data_is_absent_and_the_client_is_told(trained: Run) -> None:
     """An error value of a driver was believed where the data set no limits."""
     rng = np.random.default_rng(3)
