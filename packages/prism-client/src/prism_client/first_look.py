@@ -254,8 +254,12 @@ def _exchanged(fitting: Mapping[str, tuple[SensorInfo, Array]]) -> str:
         """How far a picture is from those of a camera in training, in their deviations."""
         seen = pictures[name][0]
         grid, spread = (np.array(seen[key], np.float64).reshape(shown.shape) for key in ("grid", "spread"))
-        floor = 8.0 if shown.shape[1] == 3 else 0.05 * float(np.nanmax(grid, initial=1e-3))
-        return float(np.nanmean(np.abs(shown - grid) / (spread + floor)))
+        floor = 8.0
+        if shown.shape[1] == 1:  # depth; 0: never measured in training
+            grid, floor = np.where(grid > 0, grid, np.nan), 0.05 * float(grid.max(initial=1e-3))
+        far = (np.abs(shown - grid) / (spread + floor)).reshape(-1)
+        far = far[np.isfinite(far)]
+        return float(far.mean()) if far.size else 0.0
 
     for one, two in combinations(pictures, 2):
         a, b = pictures[one][1], pictures[two][1]
