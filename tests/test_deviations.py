@@ -102,5 +102,5 @@ def test_presets_and_recipes_have_the_papers_objective(name: str, value: object)
 def test_the_literal_paper_executes_plans_as_they_are() -> None:
     """human Push-T smooths its plans, which once stayed on in paper-literal."""
     one = with_preset(recipe("pusht-human"), "paper-literal")
-    assert replace(one.controller, selection=ControllerConfig().selection) == ControllerConfig(8, 8)
+    assert replace(one.controller, selection=ControllerConfig().selection) == ControllerConfig(8, 8, join=0)
     assert (one.train.betas, one.history) == ((0.9, 0.999), 1)
