@@ -965,6 +965,7 @@ def run(config: Config, console: Console) -> dict[str, Any]:
                 faults.append(
                     f"{kind}: {name}: {end}{' ran' * ran}{' outside' * outside}, {said}: {found['why'][:160]}"
                 )
+                console.print(faults[-1], highlight=False, markup=False)
     return {
         "tried": len(chosen),
         "hostile": min(len(prepared), config.count),
@@ -1008,5 +1009,3 @@ def show(result: dict[str, Any], console: Console) -> None:
     for key in ("mb", "seconds", "wall"):
         name = "max_wall_seconds" if key == "wall" else f"max_{key}"
         console.print(f"{name}: {result[name]:.2f} ({result['worst'][key]})", highlight=False, markup=False)
-    for fault in result["faults"]:
-        console.print(fault, highlight=False, markup=False)

@@ -3,16 +3,26 @@
 Try:
     python -m research server --clients 64 --seconds 60 --viewer --json server_load.json
     python -m research server --clients 8 --seconds 10 --fuzz 10000
+    python -m research server --clients 4 --seconds 5 --flood 60 --json server_flood.json
 
 The keys of `prism bench server` (docs/howto/serving.md), and
     viewer_*   a quarter of the robots, blocks of a few seconds without and with a live page
     fuzz_*     random and mutated frames on eight connections, four robots served meanwhile
+    flood_KIND_*  a robot at 30 Hz beside a stranger in a process of his own; KIND is
+               nothing (the machine alone), connections (10,000 that speak nonsense, or not at all), pings and
+               live_pings (of one who reads no pong), keys (of 3.7 MB) or frames (as many as there is room for);
+               `late` are steps for which no plan had come, `steps` all of them, `p50_ms`, `p99_ms` a plan's time,
+               `growth_mb` the server's memory
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +43,8 @@ _VIEWER_BLOCKS, _BLOCK_SECONDS = 8, 4.0
 class Config(Server):
     fuzz: int = 0
     """Random and mutated frames to send afterwards, while four robots are served."""
+    flood: float = 0.0
+    """Seconds of each flood, beside a robot at 30 Hz."""
     viewer: bool = False
     """Also measure what an open live page costs the robots."""
 
@@ -40,17 +52,20 @@ class Config(Server):
         super().__post_init__()
         if self.fuzz < 0:
             raise PrismError(f"--fuzz {self.fuzz} must be at least 0")
+        if not 0 <= self.flood < 3600:
+            raise PrismError(f"--flood {self.flood} must be seconds, below 3600")
 
 
 def run(config: Config, console: Console) -> dict[str, Any]:
     async def more(port: int) -> dict[str, Any]:
         found = await viewer_blocks(config, port) if config.viewer else {}
-        return found | (await fuzz_keys(config, port) if config.fuzz else {})
+        found |= await fuzz_keys(config, port) if config.fuzz else {}
+        return found | (await flood_keys(config, port) if config.flood else {})
 
     result = server_load.run(config, console, more)
     if config.fuzz:
         result["fuzz_server_alive"] = result["server_alive"]
-    result["settings"]["fuzz"] = config.fuzz
+    result["settings"] |= {"fuzz": config.fuzz, "flood": config.flood}
     return result
 
 
@@ -324,3 +339,135 @@ def _anything(rng: np.random.Generator, depth: int) -> Any:
             b"shape": [int(x) for x in rng.integers(-2, 2**40, size=int(rng.integers(0, 4)))],
         }
     return {str(i) * int(rng.integers(1, 5)): _anything(rng, depth + 1) for i in range(int(rng.integers(0, 6)))}
+
+
+# Floods: one stranger, blocking sockets, a process of its own.
+
+FLOODS = ("nothing", "connections", "pings", "live_pings", "keys", "frames")
+_RATE = 30.0  # steps a second of the robot beside
+_MOST = 10_000  # connections
+
+
+async def flood_keys(config: Config, port: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in FLOODS:
+        before = scrape(port)["process_resident_memory_bytes"]
+        words = [sys.executable, "-m", "research.server", str(port), kind, str(config.flood)]
+        stranger = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert stranger.stdout is not None
+        try:
+            await asyncio.to_thread(stranger.stdout.readline)  # it begins
+            times, late, steps, most = await _beside(port, config.flood, config.seed)
+        finally:
+            stranger.terminate()
+            said, _ = stranger.communicate()
+        figures = {
+            "late": late,
+            "steps": steps,
+            "p50_ms": float(np.median(times)),
+            "p99_ms": float(np.quantile(times, 0.99)),
+        }
+        sent = json.loads(said.splitlines()[0]) if said.strip() else {}
+        figures |= {
+            "growth_mb": (most - before) / 1e6,
+            "connections": sent.get("connections", 0),
+            "mb_sent": sent.get("mb", 0.0),
+        }
+        found |= {f"flood_{kind}_{key}": value for key, value in figures.items()}
+    return found
+
+
+async def _beside(port: int, seconds: float, seed: int) -> tuple[list[float], int, int, float]:
+    """A robot that asks for a plan at each half of the last one and goes on meanwhile: plan times in ms, steps without
+    an action, steps, and the server's largest memory."""
+    from prism_client import wire
+    from websockets.asyncio.client import connect
+
+    rng = np.random.default_rng(seed)
+    times: list[float] = []
+    late, most, until, waiting = 0, 0.0, 0, None
+    async with connect(f"ws://127.0.0.1:{port}", compression=None, max_size=None, open_timeout=60) as socket:
+        metadata = wire.unpack(server_load._binary(await socket.recv()))
+        frame = wire.pack(server_load.observation(metadata["sensors"], rng))
+        horizon = int(metadata["pred_horizon"])
+
+        async def ask(step: int) -> int:
+            sent = time.perf_counter()
+            await socket.send(frame)
+            server_load._binary(await socket.recv())
+            times.append(1e3 * (time.perf_counter() - sent))
+            return step + horizon
+
+        until = await ask(0)
+        start, count = time.perf_counter(), max(1, round(seconds * _RATE))
+        for step in range(count):
+            await asyncio.sleep(max(0.0, start + step / _RATE - time.perf_counter()))
+            if waiting is not None and waiting.done():
+                until, waiting = waiting.result(), None
+            late += step >= until
+            if waiting is None and step >= until - horizon // 2:
+                waiting = asyncio.create_task(ask(step))
+            if step % 30 == 0:
+                memory = await asyncio.to_thread(_memory_of, port)
+                most = max(most, memory)
+        if waiting is not None:
+            await waiting
+    return times, late, count, most
+
+
+def _memory_of(port: int) -> float:
+    with contextlib.suppress(OSError):
+        return scrape(port)["process_resident_memory_bytes"]
+    return 0.0
+
+
+def stranger(port: int, kind: str, seconds: float) -> None:
+    """Until the time is over or it is ended; then prints how often it connected and how much it sent."""
+    import random
+    import signal
+    import socket
+
+    said = {"connections": 0, "mb": 0.0}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(print(json.dumps(said)) or 0))
+    print("ready", flush=True)
+    rng = random.Random(0)
+    end = time.monotonic() + seconds
+    path = "/live" if kind in ("live_pings", "keys") else "/"
+    shake = (
+        f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    ).encode()
+    ping = b"\x89\xfd\0\0\0\0" + b"x" * 125
+    text = b'{"key": "' + b"x" * 3_700_000 + b'"}'
+    message = b"\x81\xff" + len(text).to_bytes(8, "big") + b"\0\0\0\0" + text
+    content = {"pings": ping * 400, "live_pings": ping * 400, "keys": message, "frames": b"\x82\x81\0\0\0\0x" * 4000}
+    held: list[socket.socket] = []
+    while time.monotonic() < end and kind != "nothing" and said["connections"] < _MOST:
+        line = socket.socket()
+        line.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            line.connect(("127.0.0.1", port))
+            said["connections"] += 1
+            if kind == "connections":
+                choice = rng.randrange(4)
+                line.sendall(
+                    (shake, rng.randbytes(300), shake[: rng.randrange(len(shake))], shake + rng.randbytes(99))[choice]
+                )
+                held.append(line)  # and goes on holding some of them
+                if len(held) > 100:
+                    held.pop(0).close()
+                continue
+            line.sendall(shake)
+            line.recv(100)
+            while time.monotonic() < end:  # reads nothing more
+                line.sendall(content[kind])
+                said["mb"] += len(content[kind]) / 1e6
+        line.close()
+        time.sleep(0.001)
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    stranger(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -38,6 +38,8 @@ def open_dataset(
     given, path = path, hub.fetch(path, "dataset") if hub.is_hub(path) else Path(path)
     if not path.exists():
         raise PrismError(f"{path}: not found; give the path of a dataset")
+    if not (path.is_file() or path.is_dir()):
+        raise PrismError(f"{path}: is neither a file nor a folder; give the path of a dataset")
     if not hub.is_hub(given):
         check_inside(path)
     found = format_of(path)

@@ -47,6 +47,7 @@ from prism.sensors import KINDS, ActionSpec, SensorKind, SensorSpec, encode_text
 # own name; an entry alone changes what is guessed of its key.
 
 ACTION, IGNORED = "action", ""
+STEP_BYTES = 64 * 2**20  # of one sensor: a picture of 4K has 25 MB
 AGAIN = "copy or download it again"
 _TACTILE = ("tactile", "digit", "gelsight")
 _AUDIO = ("audio", "microphone", "sound")
@@ -273,6 +274,11 @@ def make_table(
     stated_by: str = "--map",
 ) -> Table:
     """`action` is the key that this format usually has; notes get one sentence for every guess."""
+    for column in columns:
+        if (size := math.prod(column.shape) * column.dtype.itemsize) > STEP_BYTES:
+            raise PrismError(
+                f"{path}: one step of '{column.key}' has {size / 1e6:.0f} MB, which no sensor has; {AGAIN}"
+            )
     given = {entry.name: entry for entry in entries}
     target = given.get(ACTION) or Entry((_action_key(path, columns, action, notes),), ACTION)
     act = _stream(path, columns, Entry(target.sources, ACTION, "vector", target.scale), fps, notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import zipfile
 import zlib
@@ -68,6 +69,10 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
                 notes.append(f"'{child}' is a group, not an array, and is left out")
             else:
                 raise PrismError(f"{path}: 'data/{child}' has no readable metadata; {AGAIN}")
+        for array in (ends, *arrays.values()):
+            # zarr looks for each of them
+            if int(array.nchunks) > 10_000 and int(array.nchunks) > 100 * (files := _count_files(path, array.path)):
+                raise PrismError(f"{path}: '{array.path}' says {array.nchunks} chunks, and has {files} files; {AGAIN}")
         # a chunk under a damaged name is lost, and zarr would read zeros in its place
         there = {array.path: int(array.nchunks_initialized) for array in (ends, *arrays.values())}
         lost = [a.path for a in (ends, *arrays.values()) if there[a.path] < int(a.nchunks)]
@@ -83,6 +88,13 @@ def open_arrays(path: Path, notes: list[str]) -> tuple[dict[str, Any], IntArray]
         if ends.size > max((array.shape[0] for array in arrays.values() if array.shape), default=0):
             raise PrismError(f"{path}: '{ENDS}' has {ends.size} entries, more than there are steps; {AGAIN}")
         return arrays, checked_ends(np.asarray(ends[...]), f"{path}: '{ENDS}'")
+
+
+def _count_files(path: Path, array: str) -> int:
+    if path.is_dir():
+        return sum(len(files) for _, _, files in os.walk(path / array))
+    with zipfile.ZipFile(path) as archive:
+        return sum(name.startswith(f"{array}/") for name in archive.namelist())
 
 
 def _folder_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
@@ -154,33 +166,28 @@ def _named(data: object) -> Iterator[object]:
             yield from _named(value)
 
 
-def _check_size(path: Path, key: str, decoded: int) -> None:
+def _check_size(key: str, stored: int, decoded: int) -> None:
     """Of a file, before it is read: what is not there may be as large as it likes to say."""
-    most = _METADATA_BYTES if key.endswith(_METADATA) else max(_LARGE, 2 * decoded)
-    file = path / key
-    if path.is_dir() and file.is_file() and file.stat().st_size > most:
-        raise ValueError(f"{key} has {file.stat().st_size} bytes, more than it can need")
+    if stored > (_METADATA_BYTES if key.endswith(_METADATA) else max(_LARGE, 2 * decoded)):
+        raise ValueError(f"{key} has {stored} bytes, more than it can need")
 
 
-def _dense(path: Path) -> set[str]:
-    """Members of a zip that are deflated, and large enough to decode to a lot more than they say: all of it is decoded
-    before it is cut off."""
+def _members(path: Path) -> dict[str, zipfile.ZipInfo]:
     if path.is_dir():
-        return set()
+        return {}
     with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            if member.filename.endswith(_METADATA) and member.file_size > _METADATA_BYTES:
-                raise ValueError(f"{member.filename} has {member.file_size} bytes, too many for metadata")
-        members = [i for i in archive.infolist() if i.compress_type != zipfile.ZIP_STORED]
-        return {member.filename for member in members if member.compress_size * 1032 > _LARGE}
+        return {member.filename: member for member in archive.infolist()}
 
 
-def _check_member(path: Path, key: str) -> None:
-    with zipfile.ZipFile(path) as archive, archive.open(key) as member:
+def _check_member(path: Path, said: zipfile.ZipInfo) -> None:
+    """What is deflated may decode to a lot more than it says, and all of it is decoded before it is cut off."""
+    if said.compress_type == zipfile.ZIP_STORED or said.compress_size * 1032 <= _LARGE:
+        return
+    with zipfile.ZipFile(path) as archive, archive.open(said.filename) as member:
         while member.read(2**20):  # bounded, as read() is not
             pass
         if not member._decompressor.eof:  # type: ignore[attr-defined]
-            raise ValueError(f"{key} holds more than the {archive.getinfo(key).file_size} bytes that it states")
+            raise ValueError(f"{said.filename} holds more than the {said.file_size} bytes that it states")
 
 
 def _checking(store: Store, path: Path) -> tuple[Store, dict[str, tuple[set[str], int]]]:
@@ -195,16 +202,19 @@ def _checking(store: Store, path: Path) -> tuple[Store, dict[str, tuple[set[str]
     from zarr.storage import WrapperStore
 
     sizes: dict[str, tuple[set[str], int]] = {}
-    dense = _dense(path)
+    members = _members(path)
 
     class Checking(WrapperStore[Store]):
         async def get(
             self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
         ) -> Buffer | None:
-            if key in dense:
-                _check_member(path, key)
-                dense.discard(key)
-            _check_size(path, key, next((size for prefix, (_, size) in sizes.items() if key.startswith(prefix)), 0))
+            decoded = next((size for prefix, (_, size) in sizes.items() if key.startswith(prefix)), 0)
+            if key in members:
+                _check_size(key, members[key].file_size, decoded)
+                _check_member(path, members[key])
+                members[key].compress_type = zipfile.ZIP_STORED  # once is enough
+            elif path.is_dir() and (path / key).is_file():
+                _check_size(key, (path / key).stat().st_size, decoded)
             value = await self._store.get(key, prototype, byte_range)
             if value is None:
                 return None
