@@ -621,7 +621,7 @@ def lerobot_attacks(version: str) -> dict[str, Attack]:
         """A column of 400 MB in a few kB."""
         file = place.path / data
         table = pq.read_table(file)
-        count = 5 * 10**7
+        count = 10**7
         columns = {name: pa.array(np.zeros(count, np.float32)) for name in table.column_names}
         pq.write_table(pa.table(columns), file, compression="zstd", row_group_size=count)
 
@@ -675,7 +675,7 @@ def _large_parquet(file: Path) -> None:
     import pyarrow.parquet as pq
 
     old = pq.read_table(file)
-    count = 5 * 10**7
+    count = 10**7
     columns = {name: pa.array(np.zeros(count, np.int64)) for name in old.column_names[:3]}
     pq.write_table(pa.table(columns), file, compression="zstd", row_group_size=count)
 
