@@ -18,6 +18,9 @@ fault at a random moment, and then plays the next episode without it.
     dead frozen nan late     the pose: no readings; the same value with new stamps; NaN; no new readings
     swapped force clock      another sensor's readings; a spike of 60 N; the stamps jump by an hour
     crash jumps operator     of what commands; wild commands (limited, not stopped); the stop key
+    following backlog null   the pose is 0.15 m from where it was told to be; readings 0.3 s behind; one is no number
+    hangup units program     SIGHUP; commands in mm for m (limited, not stopped); a second program asks for the robot
+                             and is refused (nothing stops)
     server network           plans come from a server of its own process, which is killed; or from behind a wire that
                              goes silent. The twin's clock is real there, a server's reply is a motion up and down
 
@@ -31,8 +34,10 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +51,8 @@ from rich.progress import track
 from prism.errors import PrismError, check_numbers
 from prism.evaluation.results import run_info
 from prism.inference.lanes import steady
+from prism.io.terminal import TerminalLost, end_by_signals
+from prism.robots.claim import Claim
 from prism.robots.contract import Health, Reading, Robot, make_robot
 from prism.robots.guard import LATE, Guard, Seen
 from prism.robots.loop import Keys, PolicyCommander, TeleopCommander, drive
@@ -53,7 +60,12 @@ from prism.robots.recording import Trace
 from prism.robots.teleop import Script
 from research.report import Written
 
-HERE = ("dead", "frozen", "nan", "late", "swapped", "force", "clock", "crash", "jumps", "operator")
+HERE = (
+    *("dead", "frozen", "nan", "late", "swapped", "force", "clock", "crash", "jumps", "operator"),
+    *("following", "backlog", "null", "hangup", "units", "program"),
+)
+GOES_ON = ("jumps", "units", "program")  # of these nothing has to stop
+BACKLOG, AWAY = 0.3, 0.15  # seconds, metres
 REMOTE = ("server", "network")
 FAULTS = (*HERE, *REMOTE)
 _STILL = 2e-4  # of a command: nothing moves (6 um)
@@ -83,12 +95,20 @@ class Faulty(Robot):
         self.violations = 0
         self.sent: list[tuple[float, float]] = []  # when, how large a motion
         self.stopped_at = np.inf
+        self.claim, self.address = Claim(), f"faults:{os.getpid()}:{id(self)}"
+        self._past: deque[dict[str, Reading]] = deque(maxlen=64)
+        self._shown: np.ndarray | None = None
 
     def connect(self) -> None:
+        self.claim.take([self.address], self.name)
         self.inner.connect()
 
     def close(self) -> None:
+        self.claim.release()
         self.inner.close()
+
+    def setpoint(self) -> NDArray[np.float64] | None:
+        return self.inner.setpoint()
 
     def health(self) -> Health:
         return self.inner.health()
@@ -97,6 +117,7 @@ class Faulty(Robot):
         self.inner.prepare(seed)
         self.sent, self.stopped_at, self._speed, self._asked = [], np.inf, np.zeros(3), self.inner.now()
         self._last = self.inner.read()
+        self._past.clear()
 
     def now(self) -> float:
         self._asked = self.inner.now()
@@ -113,6 +134,8 @@ class Faulty(Robot):
 
     def read(self) -> dict[str, Reading]:
         readings, now = self.inner.read(), self.now()
+        self._past.append(readings)
+        self._shown = readings["proprio"].value[:3].astype(np.float64)
         if now < self.at:
             self._last = readings
             return readings
@@ -123,8 +146,20 @@ class Faulty(Robot):
             readings["proprio"] = Reading(self._last["proprio"].value, pose.stamp)
         elif self.fault == "nan":
             readings["proprio"] = Reading(np.full_like(pose.value, np.nan), pose.stamp)
+        elif self.fault == "null":
+            readings["proprio"] = Reading(np.array([*pose.value[:-1].tolist(), None], np.float32), pose.stamp)
         elif self.fault == "late":
             readings = self._last
+        elif self.fault == "backlog":
+            behind = [one for one in self._past if one["proprio"].stamp <= now - BACKLOG]
+            readings = (
+                behind[-1] if behind and behind[-1]["proprio"].stamp >= self._last["proprio"].stamp else self._last
+            )
+        elif self.fault == "following":
+            away = np.zeros_like(pose.value)
+            away[0] = AWAY if pose.value[0] < np.mean(self.limits.position[0]) else -AWAY
+            readings["proprio"] = Reading(pose.value + away, pose.stamp)
+            self._shown = readings["proprio"].value[:3].astype(np.float64)
         elif self.fault == "swapped":
             readings["proprio"], readings["tactile"] = readings["tactile"], pose
         elif self.fault == "force":
@@ -147,12 +182,18 @@ class Faulty(Robot):
             bool(np.isfinite(command).all())
             and bool((np.abs(speed) <= np.array(self.limits.speed[:3]) + 1e-4).all())
             and growth * self.rate <= 1.0 + 2e-3
+            and self._follows(move)
             and bool(((end >= low - 1e-3) | (move >= 0)).all() and ((end <= high + 1e-3) | (move <= 0)).all())
         )
         self.violations += not good
         self._speed = speed
         self.sent.append((now, float(np.abs(command[:3]).max())))
         self.inner.send(action)
+
+    def _follows(self, move: NDArray[np.float64]) -> bool:
+        """Whether the setpoint stays within the following error of the pose that was shown."""
+        goal, most = self.inner.setpoint(), self.limits.followed(self.actions.dim)[:3]
+        return goal is None or self._shown is None or bool((np.abs(goal + move - self._shown) <= most + 1e-3).all())
 
     def stop(self) -> None:
         self.stopped_at = min(self.stopped_at, self.inner.now())
@@ -182,6 +223,8 @@ class Commands(TeleopCommander):
         if self.robot.now() >= self.robot.at and self.robot.fault == "jumps":
             wild = self.rng.choice([np.nan, np.inf, -np.inf, 1e30, -50.0, 50.0, 1.0, -1.0], 4)
             return np.asarray(wild, np.float64)
+        if self.robot.now() >= self.robot.at and self.robot.fault == "units":
+            return np.asarray(action, np.float64) * [1000.0, 1000.0, 1000.0, 1.0]
         return action
 
 
@@ -192,9 +235,22 @@ class Operator(Keys):
         self.is_terminal, self.robot = False, robot
 
     def pressed(self, wait: float = 0.0) -> str:
+        if self.robot.now() >= self.robot.at and self.robot.fault == "hangup":
+            os.kill(os.getpid(), signal.SIGHUP)
+        if self.robot.now() >= self.robot.at and self.robot.fault == "program":
+            self.robot.violations += not self.is_refused()
         # with a server, half a second shows whether it stands
         after = {"operator": 0.0, "server": 0.5, "network": 0.5}.get(self.robot.fault, np.inf)
         return " " if self.robot.now() - self.robot.at >= after else ""
+
+    def is_refused(self) -> bool:
+        other = Claim()
+        try:
+            other.take([self.robot.address], "a second program")
+        except PrismError:
+            return True
+        other.release()
+        return False
 
 
 # ------------------------------------------------------------------ a server, and the wire to it
@@ -334,8 +390,26 @@ def play(guard: Guard, robot: Faulty, rng: np.random.Generator, seed: int, fault
     """One episode of the script."""
     robot.fault, trace = fault, Trace(robot)
     robot.at = robot.now() + float(rng.uniform(0.2, 1.4)) if fault else np.inf
-    drive(guard, Commands(robot, rng), seed, robot.episode_seconds, Operator(robot), trace)
+    try:
+        with hangups():
+            drive(guard, Commands(robot, rng), seed, robot.episode_seconds, Operator(robot), trace)
+    except TerminalLost as lost:  # as robots/program.py does
+        guard.stop(str(lost))
     return trace
+
+
+@contextlib.contextmanager
+def hangups() -> Iterator[None]:
+    """SIGHUP as in prism run, and afterwards as before."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    end_by_signals()
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -350,7 +424,7 @@ class Count:
         at = robot.at
         happened = robot.now() >= at and (robot.stopped_at >= at and bool(robot.sent))
         self.injected += happened
-        if happened and fault != "jumps":  # wild commands are limited, and the robot goes on
+        if happened and fault not in GOES_ON:
             seconds = robot.still_after(at)
             self.missed += seconds is None
             if seconds is not None:

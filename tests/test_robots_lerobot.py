@@ -24,7 +24,7 @@ from prism.cli.run import Run as RunCommand
 from prism.data.formats.store_writer import DatasetWriter
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
-from prism.robots.contract import Robot, make_robot
+from prism.robots.contract import Reading, Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
 from prism.robots.loop import Keys, check_fit
@@ -385,3 +385,26 @@ def test_a_policy_of_its_data_fits_it(
     said = capfd.readouterr().out
     assert "so101_follower: 30 commands a second (absolute); limits, always on:" in said
     assert "gripper.pos: 0 to 100 %, 200 %/s" in said
+
+
+def test_a_stop_gets_through_where_the_pose_is_not_a_number() -> None:
+    """It was refused at the last look, again and again: the arm went on to where it had been sent."""
+    limits = {"position": [[-90, 90], [-9, 9]], "speed": [60, 0.3]}
+    robot = lerobot_robot.LeRobotRobot(Kiwi(), 30.0, {"arm.pos": "deg", "x.vel": "m"}, limits, ignore=("map",))
+    robot._last = np.array([5.0, 0.2], np.float32)
+    nothing = np.full(len(robot._numbers), np.nan, np.float32)
+    robot._latest = {lerobot_robot.STATE: Reading(nothing, robot.now())}
+    still = robot._still()
+    assert still is not None
+    assert still.tolist() == [5.0, 0.0]
+
+
+def test_arms_within_a_robot_have_addresses_and_write_when_they_connect() -> None:
+    table = {"type": "bi_so", "left": {"port": "one"}, "right": {"port": "two"}, "cameras": {"top": {"ip": "three"}}}
+    assert sorted(lerobot_robot._addresses(table)) == ["lerobot:one", "lerobot:two"]
+    arm = Arm()
+    vars(arm)["left"] = Arm()
+    limits = {"position": [[-90, 90]] * 3, "speed": [60] * 3}
+    robot = lerobot_robot.LeRobotRobot(arm, 30.0, {"*": "deg"}, limits)
+    with pytest.raises(PrismError, match="its driver has no way to read without writing"):
+        Guard(robot, robot.limits, dry=True)

@@ -20,6 +20,7 @@ from prism.errors import PrismError
 from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
+from prism.robots.teleop import Leader
 from tests.fakes.driven import CELL, GO2, REAL_CLOCK, ROS, loopback, vendors, written
 from tests.fakes.robotiq import Gripper
 from tests.fakes.rosbridge import RosBridge
@@ -292,3 +293,19 @@ def test_a_backlog_of_ros_messages_does_not_look_fresh(tmp_path: Path) -> None:
     finally:
         robot.close()
         bridge.close()
+
+
+def test_a_leader_is_only_read(tmp_path: Path) -> None:
+    """It is led by hand; its driver held it, in a dry run too."""
+    bridge = RosBridge()
+    text = ROS.format(url=bridge.url)
+    (tmp_path / "led").mkdir()
+    robot, leader = make_robot(str(written(tmp_path, text))), make_robot(str(written(tmp_path / "led", text)))
+    teleop = Leader(robot, leader)
+    try:
+        time.sleep(0.2)
+    finally:
+        teleop.close()
+        time.sleep(0.2)
+        bridge.close()
+    assert bridge.written == []

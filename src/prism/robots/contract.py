@@ -30,7 +30,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +148,7 @@ class Robot(ABC):
     fps: float = field(default=0.0, kw_only=True)  # steps a second; default: `rate`
     read_only: bool = field(default=False, kw_only=True)  # set before `connect`: its devices are read, never written to
     told: dict[str, Array] = field(default_factory=dict, kw_only=True)  # what a person says, by text sensor
-    can_read_only: ClassVar[bool] = False
+    can_read_only: bool = field(default=False, init=False)  # its driver keeps to `read_only`
 
     def __post_init__(self) -> None:
         self.fps = self.fps or self.rate

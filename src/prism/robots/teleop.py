@@ -311,6 +311,7 @@ class Leader(Toggled):
                 f"({', '.join(space.units)})"
             )
         self._robot, self._leader = robot, leader
+        leader.read_only = leader.can_read_only or leader.is_twin  # it is led by hand: nothing is sent to it
         leader.connect()
 
     def start(self, seed: int) -> None:

@@ -69,8 +69,6 @@ _KEYS = {
 
 
 class DrivenRobot(Robot):
-    can_read_only = True
-
     def __init__(
         self, name: str, rate: float, kind: ActionKind, parts: dict[str, Part], sensors: tuple[Part, ...],
         limits: Limits, episode_seconds: float = 60.0, fps: float = 0.0,
@@ -99,6 +97,7 @@ class DrivenRobot(Robot):
             shape, old = (len(self._state_names),), state_age(hz or rate)
             specs.insert(0, SensorSpec("proprio", "vector", shape, fps=hz, max_age=old, names=self._state_names))
         super().__init__(name, rate, tuple(specs), space, limits, episode_seconds=episode_seconds, fps=fps)
+        self.can_read_only = True
         self._check()
         self._lock = threading.RLock()
         self._connected = self._ready = False

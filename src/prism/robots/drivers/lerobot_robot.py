@@ -60,14 +60,16 @@ logger = logging.getLogger("prism.robots")
 class LeRobotRobot(Robot):
     """`device` keeps the contract of lerobot.robots.Robot; `addresses` are its ports and hosts (claim.py)."""
 
-    can_read_only = True
-
     def __init__(
         self, device: Any, rate: float, units: Mapping[str, str], limits: Mapping[str, Any], name: str = "",
         ignore: tuple[str, ...] = (), episode_seconds: float = 60.0, addresses: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._addresses, self._claim = addresses, Claim()
         self._device, self._actions = device, tuple(map(str, device.action_features))
+        inner = [
+            one for one in vars(device).values() if hasattr(one, "send_action")
+        ]  # arms that write when they connect
+        self.can_read_only = not inner
         shown = {key: value for key, value in device.observation_features.items() if key not in ignore}
         self._numbers = tuple(key for key, value in shown.items() if not isinstance(value, tuple))
         sensors = [_sensor(key, value) for key, value in shown.items() if isinstance(value, tuple)]
@@ -248,7 +250,8 @@ class LeRobotRobot(Robot):
         if state is not None and self.now() - state.stamp <= state_age(self.rate):
             measured = dict(zip(self._numbers, state.value, strict=True))
             for i, key in enumerate(self._actions):
-                if key in measured and not (self._last is not None and "gripper" in key):
+                known_now = np.isfinite(measured.get(key, np.nan))  # else the stop would never get through
+                if known_now and not (self._last is not None and "gripper" in key):
                     here[i], known[i] = measured[key], True
         here[self._velocity] = 0.0
         return here if known.all() else None
@@ -324,9 +327,13 @@ def robot_from_table(data: Mapping[str, Any]) -> Robot:
 
 def _addresses(table: Mapping[str, Any]) -> tuple[str, ...]:
     """Ports and hosts of what moves; without one: its type and id."""
-    found = [
-        str(value) for key, value in table.items() if re.search(r"(^|_)(port|ip|host|address|url)$", key) and value
-    ]
+    found, tables = list[str](), [table]
+    while tables:  # the arms of a robot with two have tables of their own
+        one = tables.pop()
+        tables += [value for key, value in one.items() if isinstance(value, dict) and key != "cameras"]
+        found += [
+            str(value) for key, value in one.items() if re.search(r"(^|_)(port|ip|host|address|url)$", key) and value
+        ]
     named = [f"lerobot:{os.path.realpath(one) if one.startswith('/') else host_address(one)}" for one in found]
     return tuple(named) or (f"lerobot:{table['type']}:{table.get('id', '')}",)
 
