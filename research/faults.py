@@ -158,7 +158,7 @@ class Faulty(Robot):
         elif self.fault == "following":
             away = np.zeros_like(pose.value)
             away[0] = AWAY if pose.value[0] < np.mean(self.limits.position[0]) else -AWAY
-            readings["proprio"] = Reading(pose.value + away, pose.stamp)
+            readings["proprio"] = Reading(np.add(pose.value, away), pose.stamp)
             self._shown = readings["proprio"].value[:3].astype(np.float64)
         elif self.fault == "swapped":
             readings["proprio"], readings["tactile"] = readings["tactile"], pose
