@@ -223,7 +223,7 @@ def pixels(task: str) -> Experiment:
         task=task,
         # Disturbed a little, to show how to recover; much noise makes the rest of a plan unpredictable.
         demonstrations=Demonstrations("expert", episodes=20, noise=0.05),
-        train=TrainConfig(minutes=3.0, val_fraction=0.05, log_every=20),
+        train=TrainConfig(minutes=3.0, log_every=20),
         controller=controller_of(task),
     )
     return from_cameras(one)
@@ -255,7 +255,7 @@ def from_cameras(experiment: Experiment) -> Experiment:
     return replace(
         experiment,
         policy=replace(tiny, obs_horizon=1, pred_horizon=8, encoder=encoder),
-        train=replace(experiment.train, batch_size=32),
+        train=replace(experiment.train, minutes=3.0, batch_size=32),
         controller=replace(experiment.controller, exec_horizon=2),
     )
 
