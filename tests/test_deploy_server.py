@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
 import time
@@ -207,6 +208,15 @@ def test_a_bad_observation_is_one_line_and_the_connection_goes_on(caplog: pytest
         np.testing.assert_array_equal(other.infer({**see(), "reset": True, "seed": 1})["actions"], before)
         assert server.metrics.errors["observation"] == len(BAD)
         assert any("client 2 (127.0.0.1" in line and "propio" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("sent", [[1.0], [[1.0, 2.0]], "all", [[math.nan] * ACTION_DIM], np.zeros((2, 2, ACTION_DIM))])
+def test_commands_that_cannot_have_been_sent_are_refused(sent: object) -> None:
+    reader = Reader(small_policy().spec.sensors, ACTION_DIM)
+    with pytest.raises(RequestError, match="sent holds commands"):
+        reader.read({"sent": sent})
+    assert reader.read({"sent": []}).sent.shape == (0, ACTION_DIM)  # type: ignore[union-attr]
+    assert reader.read({}).sent is None
 
 
 def test_a_list_that_holds_a_long_text_gets_no_room_for_as_many_of_them() -> None:

@@ -15,12 +15,50 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 from websockets.utils import accept_key
 
-from prism_client import Client, ConnectionLostError, Executor, HoldError, RemotePlanner, ServerError, wire
+from prism_client import Client, ConnectionLostError, Executor, HoldError, RemotePlanner, ServerError, Step, wire
 
 METADATA = {
     **{"pred_horizon": 8, "exec_horizon": 4, "obs_horizon": 2, "action_dim": 1, "action": {"kind": "absolute"}},
     **{"fps": 50.0, "sensors": [{"name": "camera", "shape": [4, 4, 3]}]},
 }
+
+
+class Slow:
+    """A client whose first reply waits for the gate; it remembers which commands it was told."""
+
+    def __init__(self) -> None:
+        self.metadata = {**METADATA, "obs_horizon": 1, "memory": 1}
+        self.connections, self.trouble, self.is_closed, self.uri = 1, "", False, "slow"
+        self.told: list[list[float]] = []
+        self.gate = threading.Event()
+
+    def infer(self, observation: Any, *, sent: Any, **_: Any) -> dict[str, Any]:
+        self.told.append([float(command[0]) for command in sent])
+        self.gate.wait(10.0)
+        return {"actions": np.zeros((8, 1), np.float32)}
+
+    def close(self) -> None: ...
+
+
+def test_commands_of_steps_that_a_slow_network_left_out_are_told_with_the_next() -> None:
+    client: Any = Slow()
+    planner = RemotePlanner(client)
+
+    def step(number: int) -> None:
+        sent = (np.array([float(number)]),) if number else ()
+        planner.submit(Step(number, number, {}, None, number == 0, 0.0, sent))
+
+    step(0)
+    until = time.monotonic() + 10
+    while not client.told and time.monotonic() < until:
+        time.sleep(1e-3)
+    for number in (1, 2, 3):
+        step(number)
+    client.gate.set()
+    while len(client.told) < 2 and time.monotonic() < until:
+        time.sleep(1e-3)
+    planner.close()
+    assert client.told == [[], [1.0, 2.0, 3.0]]
 
 
 class FakeServer:

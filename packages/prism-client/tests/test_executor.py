@@ -53,10 +53,12 @@ class Script:
         self.spread: dict[int, float] = {}
         self.absent: dict[int, list[str]] = {}  # by step
         self.requests: list[int] = []
+        self.told: list[list[float]] = []  # at each step: what was sent since the step before
         self.make: Callable[[int, np.ndarray], Any] = lambda number, actions: actions
         self._ready: list[tuple[float, Reply]] = []
 
     def submit(self, step: Step) -> None:
+        self.told.append([float(command[0]) for command in step.sent])
         absent = tuple(self.absent.get(step.number, ()))
         error = RefusedError("all sensors are at fault") if step.observation == BLIND else None
         if error is None or not step.wants_plan:
@@ -111,6 +113,30 @@ def commands(control: Executor, steps: int, see: Callable[[int], Mapping[str, An
 
 def run(control: Executor, steps: int) -> list[float]:
     return [float(command.action[0]) for command in commands(control, steps)]
+
+
+def test_a_planner_is_told_what_the_robot_really_got() -> None:
+    """Joined, held, limited, taken over, nothing at all: and not what the plan said."""
+    planner = Script([0.0, 1.0 / FPS, None], {1: 3.0})
+    control = executor(planner, blend=3)
+    found = run(control, 16)
+    assert found[5] != 5.0, "the late plan is joined"
+    assert found[-2:] == [found[-1]] * 2, "then it is held"
+    assert planner.told == [[], *([value] for value in found[:-1])]
+    control.sent(np.full(DIM, 7.5))
+    commands(control, 1)
+    control.sent(None)
+    commands(control, 1)
+    assert planner.told[-2:] == [[7.5], []]
+
+
+def test_a_hold_after_a_takeover_stands_where_the_robot_was_left() -> None:
+    control = executor(Script([0.0, None]))
+    run(control, 9)
+    control.sent(np.full(DIM, 42.0), taken_over=True)
+    assert run(control, 1) == [42.0]
+    control.sent(np.full(DIM, 41.0))  # limited: it still goes where it was going
+    assert run(control, 1) == [42.0]
 
 
 def test_plans_that_take_no_time_follow_each_other() -> None:

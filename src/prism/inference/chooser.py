@@ -39,6 +39,7 @@ from prism.selection import (
 )
 
 _PAST = 3  # commands that a third difference reaches back to
+_SINCE = 10_000  # commands between two plans, at most
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class Chooser:
         self.row = 0  # how many of its actions are executed
         self._step = 0  # actions executed in this episode
         self._past: deque[FloatArray] = deque(maxlen=_PAST)  # commands
-        self._since: list[FloatArray] = []  # commands since the last choice
+        self._since: deque[FloatArray] = deque(maxlen=_SINCE)  # commands since the last choice
         self._doubt = 0.0
         self._standstill = Standstill(self.config.selection, self.scale, self.spec.action.kind)
         self._chosen: list[tuple[int, FloatArray]] = []  # ensemble only: first step and actions, oldest first
@@ -184,7 +185,7 @@ class Chooser:
             )
         if self.plan is not None and self.config.selection.restless:
             self._standstill.executed(np.array(self._since).reshape(-1, plans.shape[-1]))
-        self._since = []
+        self._since.clear()
         streams, present = newest
         pose_name = self.config.selection.pose_sensor
         pose = streams[pose_name] if present.get(pose_name, False) else None
