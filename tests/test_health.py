@@ -163,9 +163,10 @@ def test_a_driver_with_one_buffer_does_not_rewrite_the_window(spec: SensorSpec) 
 
 def test_readings_that_a_guard_has_watched_are_not_judged_twice() -> None:
     """It leaves out what is frozen or late; what the policy was trained on is still checked."""
-    watched = SensorMonitor((FORCE,), 10.0, watched=True)
+    watched = SensorMonitor((FORCE, RGB), 10.0, watched=("force",))
     present = [watched.read(FORCE, np.ones(3), age=9.0)[1] for _ in range(9)]
     assert all(present)
     assert not watched.read(FORCE, np.full(3, 99.0))[1]
     assert watched.faults == {"force": "range"}
     assert not watched.read(FORCE, None)[1]
+    assert not watched.read(RGB, np.full((4, 4, 3), 99, np.uint8), age=9.0)[1], "of this one nobody else is asked"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from prism.data.formats.episode_folders import RecordingSource
 from prism.errors import PrismError
 from prism.experiments.run_folder import Run
 from prism.robots.contract import ROBOTS, Reading, Robot, make_robot
-from prism.robots.guard import Guard
+from prism.robots.guard import Guard, watched_by_guard
 from prism.robots.loop import Keys, PolicyCommander, drive
 from prism.robots.program import check_robot
 from prism.robots.recording import Trace
@@ -177,3 +178,13 @@ def test_a_policy_of_another_robot_is_refused() -> None:
     check_robot(robot, of("franka_panda"), "franka_panda")
     with pytest.raises(PrismError, match="--trained-on so101: its data name 'franka_panda'; drop it"):
         check_robot(robot, of("franka_panda"), "so101")
+
+
+def test_a_sensor_is_judged_by_one_monitor_the_stricter_one() -> None:
+    robot = make_robot("ur5e-twin", ["realtime=false"])
+    force, eye = SensorSpec("force", "vector", (3,), max_repeats=5), SensorSpec("eye", "rgb", (8, 8, 3))
+    robot.sensors = (force, eye)
+    asked = (replace(force, max_repeats=3), replace(eye, max_repeats=2), SensorSpec("other", "vector", (2,)))
+    assert watched_by_guard(robot, asked) == {"force"}, "the robot does not look whether its camera hangs"
+    assert watched_by_guard(robot, (force, eye)) == {"force", "eye"}
+    assert watched_by_guard(robot, (replace(eye, max_age=0.1),)) == set()

@@ -241,6 +241,7 @@ class Run:
         from prism.inference.backends import backend_device, check_backend, load_backend
         from prism.inference.lanes import LocalPlanner
         from prism.inference.tokens import warm_up
+        from prism.robots.guard import watched_by_guard
 
         check_backend(self.backend)
         assert self.run_folder is not None
@@ -254,7 +255,7 @@ class Run:
         frames = trained.example_frames() if self.backend == "onnx-int8" else ()
         backend, _ = load_backend(self.backend, policy, frames)
         warm_up(backend, settings.candidates)
-        local = LocalPlanner(backend, settings, watched=True)
+        local = LocalPlanner(backend, settings, watched=watched_by_guard(robot, policy.spec.sensors))
         try:
             yield local
         finally:

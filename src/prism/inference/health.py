@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -48,11 +48,11 @@ logger = logging.getLogger("prism.inference.health")
 class SensorMonitor:
     """Watches the sensors of one robot, one time step after the other. `reset` starts an episode.
 
-    `watched`: another monitor, nearer to the devices, has left out frozen and late readings; they are missing here.
+    `watched`: of these another monitor, nearer to the devices, leaves out frozen and late readings: missing here.
     """
 
-    def __init__(self, sensors: Sequence[SensorSpec], fps: float, watched: bool = False) -> None:
-        self._watched = watched
+    def __init__(self, sensors: Sequence[SensorSpec], fps: float, watched: Collection[str] = ()) -> None:
+        self._watched = frozenset(watched)
         self._specs = {spec.name: spec for spec in sensors}
         self._fps = fps
         self.reset()
@@ -88,9 +88,9 @@ class SensorMonitor:
             return "missing", ""
         if not _finite(spec, reading):
             return "nan", ""
-        if not self._watched and self._stands_still(spec, reading):
+        if spec.name not in self._watched and self._stands_still(spec, reading):
             return "frozen", f"the same for {self._repeats[spec.name]} readings, at most {spec.max_repeats} are usual"
-        if not self._watched and age is not None and not age <= (limit := self._max_age(spec)):
+        if spec.name not in self._watched and age is not None and not age <= (limit := self._max_age(spec)):
             return "late", f"{age:.3g} s old, at most {limit:.3g} s are usual"
         if (outside := _outside(spec, reading)) is not None:
             return "range", outside

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -339,7 +339,7 @@ class Lanes:
 class LocalPlanner:
     """A policy in this process as a planner of `prism_client.Executor`: lanes draw, its chooser chooses.
 
-    `watched`: a guard watches the devices, so nothing here judges them again (prism.inference.window).
+    `watched`: sensors that a guard watches, so that they are not judged again here (prism.inference.window).
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class LocalPlanner:
         config: ControllerConfig,
         lanes: int = 2,
         max_backlog: int = 16,
-        watched: bool = False,
+        watched: Collection[str] = (),
     ) -> None:
         if config.warm_start:  # lanes sample each plan from noise
             raise PrismError("controller.warm_start is not for asynchronous control: use warm_start=False")

@@ -10,7 +10,7 @@ A sensor that is missing from an observation, NaN, frozen, out of range or late 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ Reading = tuple[dict[str, Array], dict[str, bool]]  # one time step of every sen
 class Window:
     """The latest time steps of one robot. `reset` starts an episode.
 
-    `watched`: a guard watches the devices and leaves out frozen and late readings (robots/guard.py).
+    `watched`: sensors of which a guard leaves out frozen and late readings (robots/guard.py).
     """
 
-    def __init__(self, spec: PolicySpec, watched: bool = False) -> None:
+    def __init__(self, spec: PolicySpec, watched: Collection[str] = ()) -> None:
         self.sensors, self._horizon = spec.sensors, spec.obs_horizon
         self.health = SensorMonitor(spec.sensors, spec.fps, watched)
         self.reset()

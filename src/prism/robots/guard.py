@@ -23,7 +23,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -35,6 +35,7 @@ from prism.inference.health import SensorMonitor
 from prism.robots.contract import Array, Reading, Robot
 from prism.robots.envelope import Envelope
 from prism.robots.limits import Limits
+from prism.sensors import SensorSpec
 
 Vector = NDArray[np.float64]
 SOON, LATE = 0.5, 1.5  # periods after the command before: between them the motion goes on
@@ -59,6 +60,19 @@ class Sent:
     action: NDArray[np.float32] | None  # None: nothing was sent
     why: tuple[str, ...] = ()  # it is another than was asked for
     at: float = math.nan  # the robot's clock, by which it was limited
+
+
+def watched_by_guard(robot: Robot, sensors: Iterable[SensorSpec]) -> frozenset[str]:
+    """Sensors of a policy that a guard of this robot watches as closely as the policy asks: of the others the policy
+    itself leaves out frozen and late readings."""
+    own = {spec.name: spec for spec in robot.sensors}
+    found = [(spec, own[spec.name]) for spec in sensors if spec.name in own]
+    closely = [
+        theirs.name
+        for theirs, mine in found
+        if (mine.max_repeats or not theirs.max_repeats) and (mine.max_age or not theirs.max_age)
+    ]
+    return frozenset(closely)
 
 
 @dataclass
