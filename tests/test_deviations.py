@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prism_sims.tasks import CALVIN, GO2, METAWORLD, PUSHT, ROBOSUITE, TABLETOP
 
 from prism.controller import ControllerConfig
-from prism.experiments.recipes import Experiment, names, own_data, recipe, with_preset
+from prism.experiments.recipes import Experiment, own_data, recipe, with_preset
 from prism.io.jsonconfig import to_json
 from prism.methods import presets
-from prism.sims.task_table import TASKS
 from prism.training.config import TrainConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "deviations.md"
@@ -60,7 +60,8 @@ def literal(experiment: Experiment) -> Experiment:
 
 def shipped() -> list[Experiment]:
     """Every recipe once, and the presets."""
-    tasks = {(TASKS[name].recipe, TASKS[name].beyond > 0): name for name in names() if name in TASKS}
+    families = (PUSHT, METAWORLD, ROBOSUITE, TABLETOP, GO2, CALVIN)
+    tasks = {(task.recipe, task.beyond > 0): name for family in families for name, task in family.items()}
     human = recipe("pusht-human")
     sized = [with_preset(human, name) for name in presets.PRESETS if name != "paper-literal"]
     return [own_data(Path("own.zarr")), human, *sized, *map(recipe, tasks.values())]
