@@ -44,7 +44,8 @@ def found_at(path: Path, *more: int) -> Any:
 
     def opened(*asked: Any) -> Any:
         found, source, copies = open_demonstrations(*asked)
-        source.lengths = np.append(source.lengths, np.array(more, dtype=source.lengths.dtype))
+        lengths = np.append(source.lengths, np.array(more, dtype=source.lengths.dtype))
+        object.__setattr__(source, "lengths", lengths)  # a view is frozen; this one is longer than its dataset
         return replace(found, path=str(path)), source, copies
 
     return opened
