@@ -82,7 +82,7 @@ def test_a_controller_has_the_settings_of_its_run(trained: prism.Run, tmp_path: 
     stored = replace(recipe("pusht-human").controller, ensemble=0.01)
     experiment = replace(trained.experiment, controller=stored)
     experiment.save(tmp_path)
-    (tmp_path / "checkpoints").symlink_to(trained.folder / "checkpoints")
+    shutil.copytree(trained.folder / "checkpoints", tmp_path / "checkpoints")
     run = prism.load_run(tmp_path)
     assert run.controller().config == stored
     other = run.controller(candidates=3, selection="overlap", set=["selection.restless=0"]).config
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_a_run_too(trained: prism.Run, tmp_path: Path) -> None:
     assert inside.settings == trained.settings
     alone = tmp_path / "robot"
     alone.mkdir()
-    for name in ("config.json", "model.safetensors", "checksums.json"):
+    for name in ("config.json", "model.safetensors", "checksums.json", "sensor_use.json"):
         (alone / name).write_bytes((trained.weights() / name).read_bytes())
     copied = prism.load_run(alone)
     assert copied.policy().spec == trained.spec

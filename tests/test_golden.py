@@ -31,6 +31,7 @@ COMMANDS_OF: dict[str, list[str]] = json.loads((FOLDER / "commands.json").read_t
 OLD_DEFAULTS = [
     "controller.join=null",
     "controller.margin=null",
+    "policy.encoder.sensor_norm=false",
     "policy.generator.attention.length=0",
     "policy.objective.scope=own",
     "policy.objective.soft_weight=0",

@@ -189,6 +189,8 @@ def _below(following: Sequence[float], speed: Sequence[float]) -> tuple[float, .
 
 def read_limits(file: Path, own: Limits, dim: int) -> Limits:
     """The robot's own limits, narrowed by a file."""
+    if not file.is_file():
+        raise PrismError(f"{file}: cannot be read: there is no such file; give the path of a limits file")
     try:
         text = read_bytes(file, JSON_BYTES).decode()
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
