@@ -20,11 +20,22 @@ install_import_hook(CHECKED, "tests.shape_checks.checked")  # before prism is im
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that runs us in the background ignores Ctrl-C for us
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; the programs that tests start must see it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # derandomize: a red build is red for everybody. No deadline: a shared core makes any single example slow.
 settings.register_profile("prism", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("prism")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_claims(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two workers, or two checkouts, drive stand-ins with the same addresses: none locks another's out."""
+    from prism.robots import claim
+
+    claim.FOLDER = tmp_path_factory.mktemp("claims")
 
 
 @pytest.fixture(scope="session")

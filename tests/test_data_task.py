@@ -76,8 +76,8 @@ def test_data_of_another_task_are_said_and_those_of_a_variant_are_not(tmp_path: 
 def test_keys_of_another_program_map_by_themselves_where_only_one_sensor_fits() -> None:
     camera, state = SensorSpec("rgb_static", "rgb", (4, 4, 3)), SensorSpec("proprio", "vector", (2,))
     message = {"observation/state": np.zeros(2, np.float32), "observation/image": np.zeros((4, 4, 3), np.uint8)}
-    assert set(Reader((camera, state)).read(message).observation) == {"proprio", "rgb_static"}
+    assert set(Reader((camera, state), 2).read(message).observation) == {"proprio", "rgb_static"}
     two = (camera, state, SensorSpec("object_state", "vector", (2,)))
     with pytest.raises(RequestError, match=r"no sensor 'observation/state'; the policy has .*--map") as error:
-        Reader(two).read(message)
+        Reader(two, 2).read(message)
     assert "did you mean" not in str(error.value)

@@ -167,7 +167,7 @@ def write_weights(path: Path) -> None:
 def start_and_resume(rank: int, folder: Path, settings: tuple[str, ...]) -> list[str]:
     """A run whose folder only rank 0 sees; its options are given once."""
     data, run = str(folder / "data"), folder / f"run-of-rank-{rank}"
-    Train(recipe=(data,), out=run, steps=1, seed=3, set=settings).run()
+    Train(recipe=(data,), out=run, steps=1, seed=3, set=settings, action_kind="absolute").run()
     Train(recipe=(data,), out=run, resume=True).run()
     Train(recipe=(data,), out=run, auto_resume=True).run()
     return sorted(path.name for path in folder.iterdir())

@@ -311,7 +311,7 @@ def test_a_share_that_is_outside_is_never_confirmed(count: int, failures_: int, 
 def _row(name: str, score: float, low: float | None = None, high: float = 0.0, seeds: int = 3) -> Row:
     difference = None if low is None else Difference((low + high) / 2, low, high, 0.01, seeds, 50)
     return Row(
-        *("pusht", name, "prism", tuple(range(seeds)), seeds, score, (score, score), 0.5, (0.4, 0.6), difference),
+        *("pusht", name, "prism", tuple(range(seeds)), seeds, score, (score, score), 0.5, (0.4, 0.6), difference, None),
         *(0.02, 1.0, 3.0, 5.0, 100.0, 10.0, 1000, 16, 8, ()),
     )
 

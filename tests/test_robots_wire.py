@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from prism.errors import PrismError
+from prism.robots import claim
 from prism.robots.contract import Robot, make_robot
 from prism.robots.drivers import lerobot_robot
 from prism.robots.guard import Guard
@@ -248,10 +249,13 @@ def test_the_claim_of_a_killed_program_is_gone(tmp_path: Path) -> None:
     bridge = RosBridge()
     file = written(tmp_path, ROS.format(url=bridge.url))
     code = (
-        "import sys, time; from prism.robots.contract import make_robot; robot = make_robot(sys.argv[1]); "
+        "import sys, time; from pathlib import Path; from prism.robots import claim; claim.FOLDER = Path(sys.argv[2]); "
+        "from prism.robots.contract import make_robot; robot = make_robot(sys.argv[1]); "
         "robot.connect(); print('drives', flush=True); time.sleep(600)"
     )
-    other = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(file), str(claim.FOLDER)], stdout=subprocess.PIPE, text=True
+    )
     robot = make_robot(str(file))
     try:
         assert other.stdout is not None
