@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 import numpy as np
+from prism_client import ActionKind
 
 from prism.errors import PrismError
 from prism.robots.contract import ActionSpace, Health, Reading, Robot
@@ -365,9 +366,8 @@ def twin_spaces() -> dict[str, tuple[ActionSpace, Limits, float, float]]:
 
 def plain_space(kind: str) -> tuple[ActionSpace, Limits, float, float]:
     names = ("x", "y", "z", "gripper")
-    space = ActionSpace(
-        ActionSpec(names, (), "plain", kind), ("m", "m", "m", ""), (0.5,) * 3 + (1.0,), (), "proprio", 3
-    )
+    spec = ActionSpec(names, (), "plain", ActionKind(kind), ("m", "m", "m", ""), (0.5,) * 3 + (1.0,))
+    space = ActionSpace(spec, (), "proprio", 3)
     limits = Limits(
         position=((-0.5, 0.5), (-0.2, 0.3), (0.0, 1.0), (-1, 1)),
         speed=(0.4, 0.8, 2.0, math.inf),

@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 pytest.importorskip("mujoco")
 pytest.importorskip("prism_client")
 
-from prism_client import Executor, Plan, PlanError, Reply, Step
+from prism_client import ActionKind, Executor, Plan, PlanError, Reply, Step
+from prism_client.messages import ActionInfo, PolicyInfo
 
 from prism.errors import PrismError
 from prism.robots.guard import Guard
@@ -40,11 +41,14 @@ class Planner:
     def __init__(self, robot: Any, rng: np.random.Generator) -> None:
         self.robot, self.rng, self.mood, self.left = robot, rng, "calm", 0
         kind = str(robot.actions.spec.kind)
-        self.info: dict[str, Any] = {
-            "sensors": [], "needs": [], "action_dim": robot.actions.dim, "action": {"kind": kind}, "action_kind": kind,
-            "keep": list(robot.actions.spec.grippers), "fps": robot.fps, "obs_horizon": 1, "pred_horizon": 8,
-            "exec_horizon": 4,
-        }  # fmt: skip
+        self.info = PolicyInfo(
+            action_dim=robot.actions.dim,
+            action=ActionInfo(kind=ActionKind(kind)),
+            keep=robot.actions.spec.grippers,
+            fps=robot.fps,
+            pred_horizon=8,
+            exec_horizon=4,
+        )
         self.replies: list[Reply] = []
 
     def submit(self, step: Step) -> None:
