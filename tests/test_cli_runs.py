@@ -76,7 +76,7 @@ def test_a_run_whose_kind_of_actions_was_seen_in_the_data_goes_on(
             assert Run(run).spec.action.kind == kind
         assert last_step(run) == 2
     assert cli.main(["train", "poses", "--set", "controller.selection.action_kind=delta"]) == cli.EXIT_USER
-    assert "'action_kind' is no setting any more; use --action-kind" in capfd.readouterr().err
+    assert "'action_kind' is not a setting any more; use --action-kind" in capfd.readouterr().err
 
 
 def test_a_network_goes_on_with_actions_of_its_own_kind_alone(
@@ -204,7 +204,7 @@ def check_lost_episodes_behind_a_backend(
     assert path.read_bytes() == before
     assert cli.main(["eval", str(run), "--backend", "compile", "--report"]) == cli.EXIT_USER
     shown = capfd.readouterr()
-    assert "--report shows what is recorded in the run" in shown.err
+    assert "--report shows the recording in the run" in shown.err
     assert shown.out == ""
 
 

@@ -231,7 +231,7 @@ LEROBOT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "a page for a video": (lambda p: (p / VIDEO3).write_text("<html>404"), (VIDEO3, "cannot be read")),
     "video of another size": (
         lambda p: edit_json(p / "meta/info.json", wrong_shape),
-        (CAMERA, "has pictures of 32 x 48, meta/info.json says 30 x 48: mend 'shape' of this feature there"),
+        (CAMERA, "has pictures of 32 x 48, meta/info.json says 30 x 48: fix 'shape' of this feature there"),
     ),
     "no info": (lambda p: (p / "meta/info.json").write_text("{"), ("meta/info.json", "JSON")),
     "version": (
@@ -246,7 +246,7 @@ LEROBOT: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "outside": (
         lambda p: edit_json(p / "meta/info.json", lambda d: d.update(data_path="../../etc/{file_index}")),
-        ("'data_path'", "no path inside the dataset"),
+        ("'data_path'", "not a path inside the dataset"),
     ),
     "attribute of a field": (
         lambda p: edit_json(p / "meta/info.json", lambda d: d.update(data_path="data/{file_index.real}")),
@@ -271,7 +271,7 @@ def test_lerobot_v21(tmp_path: Path) -> None:
     (path / "meta/episodes.jsonl").write_text("\n".join(lines[:1] + lines[2:]))
     refused(path, "episodes.jsonl", "line 2")
     (path / "meta/episodes.jsonl").write_text("\n".join([lines[0], "{", lines[2]]))
-    refused(path, "episodes.jsonl", "line 2 is no JSON")
+    refused(path, "episodes.jsonl", "line 2 is not JSON")
 
 
 def test_two_sensors_of_one_name(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_features_are_those_of_their_frames(tmp_path: Path, monkeypatch: pytest.
     said: list[str] = []
     kept = keep_features(source(tmp_path), [0, 1, 2], [Eye().look()], 3, 1000, said.append, tmp_path / "kept")
     assert "12 frames (rgb_wrist at 4x6), 3 views of each, are computed once" in said[0]
-    assert "s a thousand frames" in said[0]
+    assert "s per thousand frames" in said[0]
     episodes, steps = np.array([2, 0, 1]), np.array([[0, 3], [4, 4], [0, 2]])
     found, present = kept["rgb_wrist"].rows(episodes, steps, np.array([0, 3, 7]))
     assert found.dtype == np.float16

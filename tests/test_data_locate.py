@@ -75,7 +75,7 @@ def test_downloads_from_a_file_address(tmp_path: Path) -> None:
     ("file", "message"),
     [
         ("short.zip", "broke off after 10 of 1000 bytes"),
-        ("page.zip", "what came is not the dataset"),
+        ("page.zip", "the download is not the dataset"),
         ("missing.zip", "download failed (HTTP Error 404"),
     ],
 )

@@ -226,7 +226,7 @@ def test_two_tasks_are_one_policy_that_is_told_which(tmp_path: Path, monkeypatch
     results = run.evaluate_all(EvalOptions(episodes=1, workers=0), progress=False)
     assert [result.task for result in results] == tasks
     assert set(run.metrics["tasks"]) == set(tasks)
-    with pytest.raises(PrismError, match="trained for 2 tasks: say which"):
+    with pytest.raises(PrismError, match="trained for 2 tasks: choose one"):
         run.evaluate()
     told = EvalOptions(task=tasks[0], episodes=1, workers=0, text="drawer open")
     other = run.evaluate(told, progress=False)

@@ -128,7 +128,9 @@ def test_black_cameras_are_a_warning_of_inspect(tmp_path: Path) -> None:
 
 
 def test_names_are_suggested_only_where_one_is_near() -> None:
-    with pytest.raises(PrismError, match="'nodir' is no recipe, task or dataset: give the path of a dataset") as error:
+    with pytest.raises(
+        PrismError, match="'nodir' is not a recipe, task or dataset: give the path of a dataset"
+    ) as error:
         recipe("nodir")
     assert "did you mean" not in str(error.value)
     with pytest.raises(PrismError, match="did you mean metaworld-drawer-open"):

@@ -306,5 +306,5 @@ def test_bad_configurations_and_a_port_in_use_are_one_line() -> None:
     with pytest.raises(PrismError, match="exceeds"):
         PolicyServer(small_policy(), ControllerConfig(exec_horizon=99), ServerConfig())
     assert message_limit((SensorSpec("c", "rgb", (480, 640, 3)),)) > 4 * 480 * 640 * 3
-    with pytest.raises(PrismError, match="word of the protocol"):
+    with pytest.raises(PrismError, match="a name that the protocol uses"):
         PolicyServer(small_policy(sensors=(SensorSpec("reset", "vector", (1,)),)), CONTROLLER, ServerConfig())

@@ -159,7 +159,7 @@ def test_nothing_is_overwritten_unless_asked_and_only_exports_are(
     (tmp_path / "mine" / "photo.jpg").write_bytes(b"x")
     with pytest.raises(PrismError, match="exists already"):
         export_onnx(small, tmp_path / "mine")
-    with pytest.raises(PrismError, match="no export of prism"):
+    with pytest.raises(PrismError, match="not an export of prism"):
         export_onnx(small, tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "photo.jpg").exists()
     shutil.copytree(exported, tmp_path / "out")

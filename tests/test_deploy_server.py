@@ -179,8 +179,8 @@ BAD = {
     "wrong shape": ({"proprio": np.zeros(4, np.float32)}, "shape"),
     "wrong type": ({"proprio": "hello"}, "send an array"),
     "a map": ({"proprio": {"a": 1}}, "send an array"),
-    "ragged": ({"proprio": [[1.0], [1.0, 2.0]]}, "no array of numbers"),
-    "text in a list": ({"proprio": ["a", "b", "c"]}, "no array of numbers"),
+    "ragged": ({"proprio": [[1.0], [1.0, 2.0]]}, "not an array of numbers"),
+    "text in a list": ({"proprio": ["a", "b", "c"]}, "not an array of numbers"),
     "all NaN": ({"proprio": np.full(3, np.nan)}, "none of the policy's sensors"),
     "nothing": ({}, "none of the policy's sensors"),
     "twice": ({**see(), "instruction": None, "proprio2": see()["proprio"]}, "no sensor 'instruction'"),
@@ -224,7 +224,7 @@ def test_a_list_that_holds_a_long_text_gets_no_room_for_as_many_of_them() -> Non
     message = {"proprio": ["a" * 20_000, *[""] * 4095]}  # 24 KB; as an array of text: 330 MB
     tracemalloc.start()
     try:
-        with pytest.raises(RequestError, match="no array of numbers"):
+        with pytest.raises(RequestError, match="not an array of numbers"):
             reader.read(message)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:

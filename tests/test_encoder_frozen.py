@@ -278,5 +278,5 @@ def test_a_backbone_of_transformers_from_a_folder(tmp_path: Path) -> None:
     for ours, theirs in zip(backbone.taps(image), states[2:4], strict=True):
         torch.testing.assert_close(ours, theirs)
     assert not backbone.train().training
-    with pytest.raises(PrismError, match="is no backbone of transformers"):
+    with pytest.raises(PrismError, match="is not a backbone of transformers"):
         TransformersTaps((8, 16), '{"model_type": "bert"}')

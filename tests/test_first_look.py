@@ -163,7 +163,7 @@ def test_honest_readings_pass_without_a_word(trained: Run, caplog: pytest.LogCap
 
 
 DOUBTS: dict[str, tuple[Any, str]] = {
-    "another sample rate": (lambda seen: {"sound": NOISE}, "its spectrum is none that training had"),
+    "another sample rate": (lambda seen: {"sound": NOISE}, "its spectrum is unlike any in training"),
     "silence": (lambda seen: {"sound": 0 * seen["sound"]}, "the sound's level is 0"),
     "a farther place": (lambda seen: {"depth_table": 4 * seen["depth_table"]}, "is it the same place"),
     "one angle alone": (lambda seen: {"tilt": np.array([0.2, 0, 0], np.float32)}, "is it in degrees"),

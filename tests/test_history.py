@@ -177,7 +177,7 @@ def test_a_client_that_leaves_steps_out_is_told_what_it_loses(caplog: pytest.Log
         for executed in (None, TA):
             planner.client.infer(quiet(policy.spec.sensors), executed=executed)
         planner.close()
-    assert "7 steps since the last plan were not sent: what 'force' felt there is lost" in caplog.text
+    assert "7 steps since the last plan were not sent: the readings of 'force' are lost" in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["eager", "onnx", "onnx-int8"])

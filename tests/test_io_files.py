@@ -54,7 +54,7 @@ def test_a_folder_that_another_program_made_meanwhile_is_kept(tmp_path: Path) ->
     writer = dataset(tmp_path / "set", 1.0)
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "precious").touch()
-    with pytest.raises(PrismError, match="what was written is in") as error:
+    with pytest.raises(PrismError, match="the new data are in") as error:
         writer.close()
     assert (tmp_path / "set" / "precious").exists()
     other = Path(str(error.value).rpartition(" ")[2])

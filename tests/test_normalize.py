@@ -193,7 +193,7 @@ def test_predicted_quaternions_have_unit_norm() -> None:
 def test_what_is_no_quaternion_is_refused() -> None:
     source = turning(False)
     source.episodes[1].actions[7, 1:] *= 2
-    with pytest.raises(PrismError, match=r"episode 1, step 7: dimensions 1:5 .* norm 2, no unit quaternion"):
+    with pytest.raises(PrismError, match=r"episode 1, step 7: dimensions 1:5 .* norm 2, not a unit quaternion"):
         compute_statistics(source)
 
 

@@ -63,8 +63,8 @@ def until(true: Callable[[], bool], seconds: float = 15.0) -> bool:
         ('host = "', 'control = "tool"\nhost = "', "arm.control = 'tool' is unknown: use one of pose, joints"),
         ("rate = 20", 'rate = "fast"', "rate = 'fast': a float is needed"),
         ("rate = 20", "", "name and rate are needed"),
-        ("rate = 20", "rate = inf", "inf commands a second are no multiple"),
-        ("rate = 20", "rate = 20\nfps = nan", "20 commands a second are no multiple of nan steps"),
+        ("rate = 20", "rate = inf", "inf commands a second are not a multiple"),
+        ("rate = 20", "rate = 20\nfps = nan", "20 commands a second are not a multiple of nan steps"),
         ("rate = 20", "rate = 20\nepisode_seconds = -1.0", "episode_seconds = -1: use a number above 0"),
         ('kind = "delta"', 'kind = "relative"', "kind = 'relative'"),
         ("speed = [0.05,", "speed = [0.05, 0.05,", "speed: 7 limits for commands of 6 numbers"),
@@ -95,7 +95,7 @@ def test_limits_must_be_in_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PrismError, match=r"nowhere.toml: not found"):
         make_robot(str(tmp_path / "nowhere.toml"))
-    with pytest.raises(PrismError, match="--option host=1: a robot of a file has none"):
+    with pytest.raises(PrismError, match="--option host=1: a robot described by a file takes no options"):
         make_robot("my.toml", ["host=1"])
 
 
@@ -116,7 +116,7 @@ def test_a_missing_package_and_a_wrong_address_are_one_line(tmp_path: Path, monk
         with pytest.raises(PrismError, match=r"driver ur needs .*pip install 'prism-policy\[robots-ur\]'"):
             robot.connect()
     pytest.importorskip("rtde_control")
-    with pytest.raises(PrismError, match=r"arm: nobody answers at 127.*:30004 .*is host right\?"):
+    with pytest.raises(PrismError, match=r"arm: no answer at 127.*:30004 .*is host right\?"):
         robot.connect()
     assert not robot.health().ok
 

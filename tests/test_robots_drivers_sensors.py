@@ -207,7 +207,7 @@ def test_a_gripper_that_is_not_ready_is_one_line(gripper: Gripper) -> None:
     with pytest.raises(PrismError, match="gripper: the gripper is not activated; activate it on the pendant"):
         robotiq(loopback()).connect()
     gripper.close()
-    with pytest.raises(PrismError, match=r"gripper: nobody answers at 127.*:63352"):
+    with pytest.raises(PrismError, match=r"gripper: no answer at 127.*:63352"):
         robotiq(loopback()).connect()
 
 
@@ -382,9 +382,9 @@ def test_ros_topics_are_read_in_our_units(bridge: RosBridge, tmp_path: Path) -> 
     goals = np.array([data for _, data in bridge.commands])
     assert np.abs(np.diff(goals, axis=0)).max() <= 0.1 / 50 + 1e-9, "never faster than the file's limit"
     bridge.silent = True
-    assert until(lambda: "no news on /joint_states" in robot.health().reason)
+    assert until(lambda: "no message on /joint_states" in robot.health().reason)
     robot.stop()
-    with pytest.raises(PrismError, match="arm: no news on /joint_states"):
+    with pytest.raises(PrismError, match="arm: no message on /joint_states"):
         robot.prepare(0)  # else it would be sent to where it was then
     robot.close()
 

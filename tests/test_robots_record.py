@@ -141,7 +141,7 @@ def test_a_robot_that_cannot_be_reached_does_not_keep_its_leader(
 
     def unreachable() -> None:
         assert made["leads"].health().ok
-        raise PrismError("nobody answers")
+        raise PrismError("no answer")
 
     made["leads"].actions = replace(made["leads"].actions, pose_dims=4)  # it tells its gripper too
     made["led"].connect = unreachable  # type: ignore[method-assign]
@@ -255,7 +255,7 @@ def test_a_page_and_a_lerobot_dataset_at_the_end(
     assert main(["record", str(tmp_path / "other"), *seeing, "1", "--lerobot", str(out)]) == 2
     assert "holds other episodes" in capsys.readouterr().err
     assert main(["record", str(tmp_path / "other"), *seeing, "1", "--lerobot", str(data)]) == 2
-    assert "is no LeRobot dataset" in capsys.readouterr().err
+    assert "is not a LeRobot dataset" in capsys.readouterr().err
     assert not (tmp_path / "other").exists(), "refused before anything moves"
 
 
@@ -331,12 +331,12 @@ def test_a_run_is_filmed_as_a_recording_is(
         assert away.mean() < 3, "another frame: more than 6"
     pictures = [what for entity, what, static, _ in fake.logged if entity == "sensors/rgb_eye" and not static]
     assert len(pictures) == ours.lengths.sum(), "the viewer gets pictures, not numbers of frames"
-    mended, plain = (RecordingSource(path.with_name(f"{path.name}-corrections")) for path in (film, raw))
-    assert mended.lengths.tolist() == plain.lengths.tolist()
-    for number in range(len(mended.lengths)):
-        away = mended.read(number).streams["rgb_eye"].astype(int) - plain.read(number).streams["rgb_eye"].astype(int)
+    fixed, plain = (RecordingSource(path.with_name(f"{path.name}-corrections")) for path in (film, raw))
+    assert fixed.lengths.tolist() == plain.lengths.tolist()
+    for number in range(len(fixed.lengths)):
+        away = fixed.read(number).streams["rgb_eye"].astype(int) - plain.read(number).streams["rgb_eye"].astype(int)
         assert np.abs(away).mean() < 3
-    assert (mended.folder(0) / "rgb_eye.mp4").samefile(film / "episode-000000" / "rgb_eye.mp4"), "in no more space"
+    assert (fixed.folder(0) / "rgb_eye.mp4").samefile(film / "episode-000000" / "rgb_eye.mp4"), "in no more space"
     assert not [child.name for child in film.iterdir() if child.name.startswith(".tmp")]
     assert main(["report", str(film)]) == 0
     assert (film / "report.html").read_text().count("rgb_eye, ") >= 12, "six pictures an episode"

@@ -106,5 +106,5 @@ def test_a_pose_that_is_unknown_is_refused() -> None:
     robot.past = [(robot.time, np.full(3, np.nan))]
     stopped = play(robot, ReplayCommander(robot, there))
     assert "where the robot is, or was when it was recorded, is unknown" in stopped
-    with pytest.raises(PrismError, match="is no recorded episode"):
+    with pytest.raises(PrismError, match="is not a recorded episode"):
         read_recorded(Path("nowhere"), robot)

@@ -313,9 +313,9 @@ def test_bad_words_are_one_line(trained: Path, tmp_path: Path, capsys: pytest.Ca
         ("run", str(trained), *TWIN, "--limits", "none.toml"): "none.toml: cannot be read",
         ("run", str(trained), *TWIN, "--seconds", "nan"): "--seconds nan is out of range",
         ("run", str(trained), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range: use 0 or more",
-        ("run", "--server", "http://localhost:1", *TWIN): "is no address of a server",
+        ("run", "--server", "http://localhost:1", *TWIN): "is not a server address",
         ("record", str(tmp_path / "x"), *TWIN, "--first-seed", "-1"): "--first-seed -1 is out of range",
-        ("run", str(trained), *TWIN, "--out", str(trained)): "is no recording of a robot",
+        ("run", str(trained), *TWIN, "--out", str(trained)): "is not a recording of a robot",
         ("record", str(tmp_path / "x"), "--robot", "ur6"): "unknown robot 'ur6'",
         ("record", str(tmp_path / "x"), *TWIN, "--teleop", "keyboard"): "needs a terminal",
     }
@@ -367,7 +367,7 @@ def test_the_twin_shows_the_scene_that_the_policy_learned(
     ]}  # fmt: skip
     (run / "experiment.json").write_text(json.dumps(written))
     assert main(["run", str(run), *TWIN]) == 2
-    assert "learned 2 tasks: say which, --option task=tabletop-insert-left" in capsys.readouterr().err
+    assert "learned 2 tasks: choose one, --option task=tabletop-insert-left" in capsys.readouterr().err
 
 
 def test_the_kind_of_actions_is_seen_in_the_data_or_asked_for(
@@ -495,7 +495,7 @@ def test_a_run_is_shown_and_replayed(trained: Path, tmp_path: Path, capsys: pyte
     assert np.allclose(first.read(0).streams["proprio"], second.read(0).streams["proprio"], atol=2e-3)
     capsys.readouterr()
     assert main(["run", *TWIN, "--replay", str(tmp_path)]) == 2
-    assert "is no recorded episode" in capsys.readouterr().err
+    assert "is not a recorded episode" in capsys.readouterr().err
 
 
 def test_a_live_page_shows_the_run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,4 +47,4 @@ def test_a_server_with_a_key_is_told_it(
         assert main(words) == 0
     assert RecordingSource(tmp_path / "o").lengths.tolist() == [10, 10]
     assert main(["run", str(trained), *test_robots_run.TWIN, "--api-key-file", str(file)]) == 2
-    assert "is for a --server" in capsys.readouterr().err
+    assert "needs --server" in capsys.readouterr().err

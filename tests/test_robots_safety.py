@@ -378,7 +378,7 @@ def test_an_arm_that_is_pushed_away_is_stopped() -> None:
     robot.blocked, robot.x = True, np.array([0.0, 0.25, 0.5])
     steps(robot, guard, 2, (0.0, 0.0, 0.5))
     assert guard.state == "stopped"
-    assert guard.reason == "y is 0.25 m from where it was told to be (following error): is it blocked?"
+    assert guard.reason == "y is 0.25 m from its commanded position (following error): is it blocked?"
 
 
 def test_a_turn_that_is_blocked_is_not_pressed_harder() -> None:
@@ -514,7 +514,7 @@ def test_a_stop_while_the_robot_is_judged_stays_a_stop(values: dict[str, object]
 FILES = {
     "position = [[0.2, 0.1], [0, 0.1], [0, 1]]": "contradicts itself",
     "speed = [0.1, 0.1]": "2 limits for commands of 3 numbers",
-    "speed = [0.1, -0.1, 0.1]": "lets nothing move",
+    "speed = [0.1, -0.1, 0.1]": "lets the robot not move",
     "speed = [9.0, 0.1, 0.1]": "above the robot's own 0.4",
     "position = [[-0.5, 0.6], [0, 0.1], [0, 1]]": "wider than the robot's own",
     "workspace = [[0.2, 0.5], [0, 0.1], [0, 1]]\nposition = [[-0.5, 0.1], [0, 0.1], [0, 1]]": "lies outside workspace",

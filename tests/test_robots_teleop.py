@@ -182,10 +182,10 @@ def test_a_leader_is_followed(robot: Robot) -> None:
     at = np.array([0.4, 0.0, 0.2, 0.01], np.float32)
     leader.read = lambda: {"proprio": Reading(at, 0.0)}  # type: ignore[method-assign]
     kept, leader.actions = leader.actions, ActionSpace(robot.actions.spec)
-    with pytest.raises(PrismError, match="does not tell"):
+    with pytest.raises(PrismError, match="does not report"):
         Leader(robot, leader)
     leader.actions = kept
-    with pytest.raises(PrismError, match="does not tell the 4 numbers"):
+    with pytest.raises(PrismError, match="does not report the 4 numbers"):
         Leader(robot, leader)  # its gripper is not measured as it is commanded
     leader.actions = dataclasses.replace(kept, pose_dims=4)
     teleop = Leader(robot, leader)
@@ -207,7 +207,7 @@ def test_a_leader_is_followed(robot: Robot) -> None:
 def test_a_leader_with_a_base_is_refused() -> None:
     """What follows its pose are velocities: their differences would be sent as such."""
     dogs = [make_robot("go2-twin", ["realtime=false"]) for _ in range(2)]
-    with pytest.raises(PrismError, match="does not tell the 14 numbers"):
+    with pytest.raises(PrismError, match="does not report the 14 numbers"):
         Leader(*dogs)
 
 

@@ -35,5 +35,5 @@ def test_a_plain_torch_draw_is_refused(rng: Random) -> None:
 
 
 def test_a_draw_for_some_of_the_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="no multiple of the 4 rows"):
+    with pytest.raises(ValueError, match="not a multiple of the 4 rows"):
         PartRandom(0, 0, 4, 8).rand((2, 3), dim=1)

@@ -183,7 +183,9 @@ def test_what_is_there_is_used_extended_or_refused(tmp_path: Path, capfd: pytest
         record_if_missing(replace(wanted, beyond=25), TASK, console)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    with pytest.raises(PrismError, match=rf"is no recording of .*: move it away, or use it: prism train {TASK} --data"):
+    with pytest.raises(
+        PrismError, match=rf"is not a recording of .*: move it away, or use it: prism train {TASK} --data"
+    ):
         record_if_missing(replace(wanted, path=str(foreign)), TASK, console)
 
 

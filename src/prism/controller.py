@@ -115,7 +115,7 @@ def first_look(policy: Policy, observation: Mapping[str, object]) -> None:
     """PrismError where a first observation cannot be what the policy was trained on; doubts are logged."""
     found = look([trained_on(sensor, policy.normalizer) for sensor in policy.spec.sensors], observation)
     absent = [sensor.name for sensor in policy.spec.sensors if observation.get(sensor.name) is None]
-    lacking = [f"sensor '{name}' is not in the first observation: the policy goes on without it" for name in absent]
+    lacking = [f"sensor '{name}' is not in the first observation: the policy continues without it" for name in absent]
     for doubt in (*lacking, *found.doubts):
         logger.warning("%s", doubt)
     if found.wrong:

@@ -184,7 +184,7 @@ class Encoder(nn.Module):
         for setting, named in (("sensor_dropout", config.sensor_dropout), ("text.things", config.text.things)):
             if unknown := set(named) - {spec.name for spec in sensors}:
                 known = ", ".join(spec.name for spec in sensors)
-                raise PrismError(f"encoder.{setting} names '{min(unknown)}', which is no sensor here: {known}")
+                raise PrismError(f"encoder.{setting} names '{min(unknown)}', which is not a sensor here: {known}")
         self.dropout = [_chance(spec, sensors, config) for spec in sensors]
         self.encoders = nn.ModuleList(encoders)  # in the order of `sensors`: names may hold dots
         step_width = config.mix_width // obs_horizon if config.mix_blocks else width

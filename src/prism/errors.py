@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class PrismError(Exception):
-    """Something the user can mend. The command line prints it as one line and exits with status 2."""
+    """Something the user can fix. The command line prints it as one line and exits with status 2."""
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -4,7 +4,7 @@ Actions are mapped to [-1, 1] by their range, vectors to zero mean and unit vari
 
     a~ = (a - (max + min)/2) / ((max - min)/2)        o~ = (o - mean) / max(std, floor)
 
-Noise is no movement: dividing by it would blow it up. Units are SI or nearly (metres, radians, newtons, [-1, 1]).
+Noise is not movement: dividing by it would amplify it. Units are SI or nearly (metres, radians, newtons, [-1, 1]).
 
 | what                | rule                                                                                   |
 | ------------------- | -------------------------------------------------------------------------------------- |
@@ -62,7 +62,7 @@ class VectorStatistics:
 
     @property
     def idle(self) -> NDArray[np.bool_]:
-        """As actions: dimensions that nobody commands, constant or noise beside what the others do."""
+        """As actions: dimensions without commands: constant, or noise compared with the others."""
         span = self.max - self.min
         return self.constant | (span <= np.clip(_CONSTANT * np.median(span), 1e-5, 1e-4))
 
@@ -163,7 +163,7 @@ def compute_statistics(source: EpisodeSource, episodes: Sequence[int] | None = N
 def mean_quaternions(source: EpisodeSource, episodes: Sequence[int], quaternions: Sequence[int]) -> Float64Array:
     """(n, 4): of each quaternion the mean rotation, the first eigenvector of sum q q^T, which has no sign to choose.
 
-    PrismError where the numbers are no unit quaternions.
+    PrismError if the numbers are not unit quaternions.
     """
     moments = np.zeros((len(quaternions), 4, 4))
     for episode in episodes if quaternions else ():
@@ -175,7 +175,8 @@ def mean_quaternions(source: EpisodeSource, episodes: Sequence[int], quaternions
                 step = int(np.argmax(np.abs(norm - 1) > 0.1))
                 raise PrismError(
                     f"{source.path}: episode {episode}, step {step}: dimensions {first}:{first + 4} of the action have "
-                    f"norm {norm[step]:.3g}, no unit quaternion; if they are none: --sensor action.quaternions="
+                    f"norm {norm[step]:.3g}, not a unit quaternion; if these values are not a "
+                    "rotation: --sensor action.quaternions="
                 )
             moment += q.T @ q
     means = np.linalg.eigh(moments)[1][:, :, -1] if len(moments) else np.empty((0, 4))

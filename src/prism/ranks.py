@@ -1,7 +1,7 @@
 """Broadcast, gather and reduce over ranks: thin wrappers over torch.distributed that do nothing in one process.
 
 Every rank must come to every call, in the same order. `share_errors` makes an error of one rank the error of all, so
-that nobody waits for a rank that has given up; a rank that died or hangs ends the wait of the others after `TIMEOUT`.
+that no rank waits for one that has given up; a rank that died or hangs ends the wait of the others after `TIMEOUT`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def collective() -> Iterator[None]:
             raise
         raise PrismError(
             f"rank {rank()} lost another rank ({reason(error)}): the checkpoints are intact; "
-            "see what ended that rank, then go on with --resume"
+            "see what ended that rank, then continue with --resume"
         ) from error
 
 

@@ -71,7 +71,7 @@ class PartRandom(Random):
     def draw(self, draw: Distribution, shape: Sequence[int], dim: int) -> Tensor:
         entries, rest = divmod(shape[dim], self.rows)
         if rest:
-            raise ValueError(f"dimension {dim} of {tuple(shape)} is no multiple of the {self.rows} rows at hand")
+            raise ValueError(f"dimension {dim} of {tuple(shape)} is not a multiple of the {self.rows} rows at hand")
         whole = [*shape]
         whole[dim] = entries * self.total
         return super().draw(draw, whole, dim).narrow(dim, entries * self.start, shape[dim])

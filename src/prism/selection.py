@@ -48,7 +48,7 @@ class SelectionConfig:
     )
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
-    grippers: tuple[int, ...] = ()  # of these: entries that are no motion
+    grippers: tuple[int, ...] = ()  # of these: entries that are not motion
     # After this many replans that stayed in one place (within mode_radius / 2) the candidate that goes farthest is
     # taken, until it has left: where most candidates wait, the most typical one waits for ever. 0: never.
     restless: int = 0

@@ -243,18 +243,18 @@ class ActionSpec:
     def from_json(data: object, where: str) -> ActionSpec:
         known = [entry.name for entry in fields(ActionSpec)]
         if not isinstance(data, dict) or set(data) - set(known):
-            raise PrismError(f"{where}: 'action' may only hold {', '.join(known)}; mend the file")
+            raise PrismError(f"{where}: 'action' may only hold {', '.join(known)}; fix the file")
         names, first, robot = data.get("names", []), data.get("quaternions", []), data.get("robot", "")
         lists = isinstance(names, list) and isinstance(first, list) and isinstance(robot, str)
         if not lists or not all(isinstance(n, str) for n in names) or not all(type(q) is int for q in first):
-            raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; mend the file")
+            raise PrismError(f"{where}: 'action' needs lists of texts and integers, and a text; fix the file")
         units, scale = data.get("units", []), data.get("scale", [])
         numbers = isinstance(scale, list) and all(type(s) in (int, float) for s in scale)
         if not isinstance(units, list) or not all(isinstance(u, str) for u in units) or not numbers:
-            raise PrismError(f"{where}: 'action' needs lists of texts (units) and numbers (scale); mend the file")
+            raise PrismError(f"{where}: 'action' needs lists of texts (units) and numbers (scale); fix the file")
         kind = data.get("kind") or None
         if kind is not None and ActionKind.parse(kind) is None:
-            raise PrismError(f"{where}: 'action.kind' is {kind!r}, not one of {ActionKind.words()}; mend the file")
+            raise PrismError(f"{where}: 'action.kind' is {kind!r}, not one of {ActionKind.words()}; fix the file")
         return ActionSpec(
             tuple(names), tuple(first), robot, ActionKind.parse(kind), tuple(units), tuple(map(float, scale))
         )

@@ -387,7 +387,7 @@ def test_a_hook_that_nobody_understands_stops_the_robot_and_is_reported(answer: 
 
 
 def test_a_hook_that_says_stop_to_the_first_plan_is_an_error() -> None:
-    with pytest.raises(PlanError, match="stop to the first plan"):
+    with pytest.raises(PlanError, match="stopped the first plan"):
         executor(Script([0.0]), hook=lambda info: "stop").act({})
 
 

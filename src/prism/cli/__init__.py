@@ -77,7 +77,7 @@ Start with `prism demo`: it records demonstrations, trains, evaluates and writes
 Every command explains itself, with examples: prism train --help"""
 
 EXIT_BUG = 1
-EXIT_USER = 2  # something the user can mend, or arguments that do not parse
+EXIT_USER = 2  # something the user can fix, or arguments that do not parse
 EXIT_HANGUP = 129  # as shells report SIGHUP
 EXIT_INTERRUPTED = 130  # as shells report Ctrl-C
 
@@ -178,7 +178,7 @@ def _listing(names: Sequence[str]) -> str:
 
 
 def _fail(program: str, message: str, status: int) -> int:
-    with contextlib.suppress(OSError):  # nobody is there to read it
+    with contextlib.suppress(OSError):  # the reader is gone
         print(f"{program}: " + printable(" ".join(message.split())), file=sys.stderr)
     return status
 

@@ -28,7 +28,7 @@ class Compare(JsonOutput):
         prism compare pusht-human --minutes 30 --out compare/pusht --status     what is there so far
         prism compare pusht-human --minutes 30 --trained compare/pusht --first-seed 300000 --out compare/again
 
-    Killed at any moment, the same command goes on where it was. Writes comparison.html and comparison.json into
+    After an interruption the same command continues. Writes comparison.html and comparison.json into
     FOLDER; docs/howto/comparison.md explains the figures.
     """
 

@@ -21,7 +21,7 @@ class Demo:
         prism demo                    writes runs/demo/report.html and runs/demo/metrics.json
         prism demo --out runs/again   keeps the first one
 
-    What is already there is used: a finished stage is not repeated, an interrupted training goes on.
+    What is already there is used: a finished stage is not repeated, an interrupted training continues.
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")

@@ -71,7 +71,7 @@ class Eval(JsonOutput, CalvinOption):
         others = {f"--backend {self.backend}": self.backend != "eager", "--text": self.text is not None}
         if self.report and (other := next((o for o, on in {**others, "--without": self.without}.items() if on), "")):
             raise PrismError(
-                f"--report shows what is recorded in the run, and {other} leaves that alone: "
+                f"--report shows the recording in the run, which {other} does not change: "
                 "drop one of the two, or write the numbers with --json"
             )
         self.find_calvin()

@@ -44,7 +44,7 @@ class Export:
 
     def __post_init__(self) -> None:
         if sum(target is not None for target in (self.onnx, self.lerobot, self.hub)) != 1:
-            raise PrismError("say where to with one of --onnx DIR, --lerobot DIR and --hub USER/NAME")
+            raise PrismError("name the target with one of --onnx DIR, --lerobot DIR and --hub USER/NAME")
 
     def run(self) -> None:
         import tempfile

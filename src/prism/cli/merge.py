@@ -21,7 +21,7 @@ class Merge(_OfDataset):
         prism data merge data/insert data/stack --out data/both
         prism data merge monday tuesday --out week --text "open the drawer" "close the drawer"
 
-    A sensor that a dataset lacks is absent in its episodes. The episodes of a dataset without text are told the words
+    A sensor that a dataset lacks is absent in its episodes. The episodes of a dataset without text get the words
     of its task, where these are not all the same. `prism train A B` does the same without a copy, and with weights.
     """
 
@@ -30,7 +30,7 @@ class Merge(_OfDataset):
     out: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="(required)")] = None
     """The new folder."""
     text: Annotated[tuple[str, ...], option("SENTENCE")] = ()
-    """What the episodes of each dataset are told. Default: their own text, or the words of their task."""
+    """Instruction for the episodes of each dataset. Default: their own text, or the words of their task."""
     to: Literal["prism", "lerobot"] = "prism"
     """The new format."""
     codec: Literal["h264", "av1"] = "h264"

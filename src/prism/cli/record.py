@@ -162,7 +162,7 @@ class Record:
         for package in ("pyarrow", "av"):
             need(package, "data", "--lerobot")
         if self.lerobot.exists() and not is_lerobot(self.lerobot):
-            raise PrismError(f"--lerobot {self.lerobot}: exists and is no LeRobot dataset; choose another folder")
+            raise PrismError(f"--lerobot {self.lerobot}: exists and is not a LeRobot dataset; choose another folder")
         if self.lerobot.exists():
             before = open_dataset(self.lerobot).lengths.tolist()
             ours = RecordingSource(self.folder).lengths.tolist() if is_recording(self.folder) else []

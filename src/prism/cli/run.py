@@ -39,7 +39,7 @@ class Run:
 
     Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
     on. Space, q or Ctrl-C stop the robot; s and f say that an episode succeeded or failed. Each episode is recorded;
-    what somebody who took over did is recorded beside them, to learn from it:
+    corrections of a person who took over are recorded beside them, to learn from:
         prism train data/my-task runs/my-task/robot-corrections --init runs/my-task
     """
 
@@ -73,7 +73,7 @@ class Run:
     dry_run: bool = False
     """Read the sensors, plan and limit, and send nothing."""
     text: Annotated[str | None, option("SENTENCE")] = None
-    """What to do, for a policy that is told. Default: what the robot's own text sensor says, if it has one."""
+    """Instruction for a language-conditioned policy. Default: the robot's own text sensor, if it has one."""
     resize: bool = False
     """Bring the robot's pictures to the size that the policy was trained with."""
     trust_sensors: bool = False
@@ -112,7 +112,7 @@ class Run:
         if self.server is not None and (self.set or self.device != "auto"):
             raise PrismError("--set and --device are of a policy that is computed here: give them to prism serve")
         if self.server is None and self.api_key_file is not None:
-            raise PrismError("--api-key-file is for a --server, and there is none")
+            raise PrismError("--api-key-file needs --server")
         ranges = {"[1, inf)": "episodes", "[0, inf)": "first_seed", "(0, inf)": "seconds", "(0, 1]": "slow"}
         check_numbers(self, "--", ranges)
 
@@ -164,7 +164,7 @@ class Run:
             return make_robot(self.robot, self.option)
         shown = [task for task in self._shown() if task in scenes]
         if len(shown) > 1:
-            raise PrismError(f"{self.run_folder} learned {len(shown)} tasks: say which, --option task={shown[0]}")
+            raise PrismError(f"{self.run_folder} learned {len(shown)} tasks: choose one, --option task={shown[0]}")
         robot = make_robot(self.robot, (*self.option, *(f"task={task}" for task in shown)))
         said = f"as {self.run_folder or self.replay} says" if shown else f"its default: {self._why_unknown()}"
         warning = "" if shown else "warning: "

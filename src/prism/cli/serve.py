@@ -186,7 +186,7 @@ def _announce(server: PolicyServer) -> None:
     reach = "this computer only" if config.is_local else f"every computer that reaches {config.host}"
     console.print(f"open to: {reach}, with {access}", markup=False)
     if not config.is_local and not config.api_key:
-        console.print("[yellow]--no-key: everybody on the network can send requests and watch[/yellow]")
+        console.print("[yellow]--no-key: anyone on the network can send requests and watch[/yellow]")
     table = Table(title=None, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("sensor", "kind", "shape", "type", "may be absent"):
         table.add_column(column)
@@ -204,8 +204,8 @@ def _announce(server: PolicyServer) -> None:
     kind = spec.action.kind
     if kind is None:
         console.print(
-            "[yellow]unknown kind of action: are they poses or changes of a pose? prism-client does not start without "
-            "knowing what standing still is; pass --action-kind[/yellow]"
+            "[yellow]unknown kind of action: poses, or changes of a pose? prism-client needs it to hold the robot "
+            "still; pass --action-kind[/yellow]"
         )
     motion = ", ".join(map(str, selection.motion(spec.action_dim)))
     moving = "" if kind is ActionKind.ABSOLUTE else f", motion: {motion}"

@@ -37,7 +37,7 @@ class Train(DatasetOptions, CalvinOption):
         prism train pusht-human --method diffusion  another method on the same encoder and data
         prism train pusht-human --eval-every 3      looks at success on the way, every 3 minutes of training
         prism train data/insert runs/insert/robot-corrections --init runs/insert --out runs/better
-        prism train pusht-human --resume            goes on where runs/pusht-human stopped
+        prism train pusht-human --resume            continues runs/pusht-human
         torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs
 
     A run is a folder: checkpoints, logs for TensorBoard, and the whole configuration. Afterwards:
@@ -50,7 +50,7 @@ class Train(DatasetOptions, CalvinOption):
     weights: Annotated[tuple[float, ...] | None, option("W")] = None
     """Of several datasets: how often a step of each is drawn, relative to the others. Default: all alike."""
     text: Annotated[tuple[str, ...], option("SENTENCE")] = ()
-    """Of several datasets: what the episodes of each are told. Default: their own text, or the words of their task."""
+    """Of several datasets: the instruction of each. Default: their own text, or the words of their task."""
     sensors: Annotated[tuple[str, ...], option("SENSOR")] = ()
     """Train on these sensors alone. Default: all that there are, but those of --without."""
     data: Annotated[Path | None, option("PATH")] = None
@@ -100,7 +100,7 @@ class Train(DatasetOptions, CalvinOption):
     """Roll out each time M minutes (of a budget in minutes) or N steps are used; curve.json, the log and the report
     have the curve. Not on the training's clock."""
     eval_episodes: int = 20
-    """Episodes of each such look, on seeds that are no test seeds."""
+    """Episodes of each such evaluation, on seeds that are not test seeds."""
     resume: bool = False
     """Go on from the newest checkpoint of the run."""
     auto_resume: bool = False

@@ -111,14 +111,14 @@ def check_times(times: Times, where: str) -> Times:
         raise PrismError(f"{where}: no time stamps; leave the stream out")
     if not np.isfinite(stamps).all():
         raise PrismError(
-            f"{where}: time stamp {int(np.argmin(np.isfinite(stamps)))} is not a number; mend the recording"
+            f"{where}: time stamp {int(np.argmin(np.isfinite(stamps)))} is not a number; fix the recording"
         )
     back = np.flatnonzero(np.diff(stamps) < 0)
     if len(back):
         i = int(back[0])
         raise PrismError(
             f"{where}: time stamps go backwards by {stamps[i] - stamps[i + 1]:.6f} s after sample {i}; "
-            "mend the recording (was the clock set while it ran?)"
+            "fix the recording (was the clock set while it ran?)"
         )
     return stamps
 
@@ -197,7 +197,7 @@ def _slerp(a: Times, b: Times, weight: Times) -> Times:
     lengths = [np.linalg.norm(q, axis=1, keepdims=True) for q in (a, b)]
     if (short := np.minimum(*lengths) < 1e-6).any():
         raise PrismError(
-            f"the quaternion at step {int(np.argmax(short))} has length 0 and is no rotation; mend the recording, or "
+            f"the quaternion at step {int(np.argmax(short))} has length 0 and is not a rotation; fix the recording, or "
             "leave the stream out"
         )
     a, b = a / lengths[0], b / lengths[1]

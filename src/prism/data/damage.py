@@ -158,7 +158,7 @@ def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
         ways.append(f"that sensor with --without {blamed}")
     elif names != (sound := [name for name in names if not damaged(with_sensors(first, [name]), deep)]) and sound:
         ways.append(f"these sensors with --without {' '.join(name for name in names if name not in sound)}")
-    return f"leave out {', or '.join(ways)}" if ways else "mend the dataset, or record it again"
+    return f"leave out {', or '.join(ways)}" if ways else "fix the dataset, or record it again"
 
 
 @contextmanager

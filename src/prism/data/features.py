@@ -208,7 +208,7 @@ def _announced(plans: Sequence[_Plan], todo: int, views: int, folder: Path, say:
     cameras = ", ".join(plan.look.words for plan in plans if plan.missing)
     say(
         f"features of {todo} frames ({cameras}), {views} view{'s' * (views > 1)} of each, are computed once: "
-        f"{1000 * each:.0f} s a thousand frames, about {todo * each:.0f} s; {needed / 1e6:.0f} MB in {folder}"
+        f"{1000 * each:.0f} s per thousand frames, about {todo * each:.0f} s; {needed / 1e6:.0f} MB in {folder}"
     )
     return True
 

@@ -97,7 +97,7 @@ def download(
 ) -> Path:
     """Fetches a public dataset into `folder` (data_folder() by default) and returns its path.
 
-    The archive is kept as it comes and read in place: nothing is unpacked, so no name inside it can
+    The archive is kept unchanged and read in place: nothing is unpacked, so no name inside it can
     reach outside. It is opened, which checks it, before it gets its name.
     """
     from prism.data import open_dataset
@@ -113,7 +113,7 @@ def download(
             open_dataset(Path(file.name))
         except PrismError as error:
             problem = str(error).removeprefix(f"{file.name}: ")
-            raise PrismError(f"{source}: what came is not the dataset: {problem}") from None
+            raise PrismError(f"{source}: the download is not the dataset: {problem}") from None
     return target
 
 

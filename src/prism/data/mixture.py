@@ -147,9 +147,9 @@ class Mixture:
             longest = max(len(text.encode()) for text in said)
             size = max(TEXT_BYTES, -(-longest // 16) * 16)
             if longest > _LONGEST:
-                raise PrismError(f"a sentence has {longest} bytes, {_LONGEST} are allowed: say it with --text")
+                raise PrismError(f"a sentence has {longest} bytes, {_LONGEST} are allowed: shorten it with --text")
             if TEXT in found:
-                raise PrismError(f"'{TEXT}' is a sensor that is no text: give it another name (--map KEY=NAME)")
+                raise PrismError(f"'{TEXT}' is a sensor that is not text: give it another name (--map KEY=NAME)")
             found[TEXT] = SensorSpec(TEXT, "text", (size,)), ""
         self._check_sentences(found)
         return tuple(spec for spec, _ in found.values())
@@ -174,9 +174,11 @@ class Mixture:
             if (long := len(member.text.encode())) > size:
                 raise PrismError(
                     f"{member.where}: its sentence has {long} bytes, the sensor '{self._text}' {size}: "
-                    "say it shorter with --text, one for each dataset"
+                    "shorten it with --text, one for each dataset"
                 )
-            told = f"every episode is told '{member.text}'" if member.text else "no episode is told anything"
+            told = (
+                f"instruction of every episode: '{member.text}'" if member.text else "the episodes have no instruction"
+            )
             self.remarks.append(f"{member.where}: {told}")
 
 
@@ -218,7 +220,7 @@ def _one_action_space(members: Sequence[Member]) -> ActionSpec:
         if known.quaternions != theirs.quaternions:
             raise PrismError(
                 f"action.quaternions is {known.quaternions} in {first.where}, {theirs.quaternions} in {member.where}: "
-                "say it for all with --sensor action.quaternions=FIRST:END"
+                "set it for all with --sensor action.quaternions=FIRST:END"
             )
         known = ActionSpec(
             known.names or theirs.names,

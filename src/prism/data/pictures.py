@@ -50,7 +50,7 @@ def as_recorded(source: EpisodeSource) -> tuple[SensorSpec, ...]:
 
 
 def with_default_sizes(source: EpisodeSource, rgb_side: int = DEFAULT_SIDE) -> tuple[EpisodeSource, list[str]]:
-    """Big pictures that nobody gave a size get one; a sentence for each."""
+    """Big pictures without a `resize` get one; a sentence for each."""
     specs, said = [], []
     for spec in source.sensors:
         longer = max(spec.shape[:2]) if spec.is_image else 0

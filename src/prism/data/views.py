@@ -147,7 +147,7 @@ def _stated(action: ActionSpec, word: str, where: str) -> ActionSpec:
     if kind is None:
         raise PrismError(f"{where}: use one of {ActionKind.words()}")
     if action.kind not in (None, kind):
-        raise PrismError(f"{where} says that its actions are {action.kind}: drop the option, or mend the data")
+        raise PrismError(f"{where} says that its actions are {action.kind}: drop the option, or fix the data")
     return dataclasses.replace(action, kind=kind)
 
 
@@ -163,7 +163,7 @@ def _measured(action: ActionSpec, key: str, value: str, dim: int, where: str) ->
         entries = [neutral if entry in action.still(dim) else entries[0] for entry in range(dim)]
     known = getattr(action, key)
     if known and known != tuple(entries):
-        raise PrismError(f"{where} says that action.{key} is {known}: drop the option, or mend the data")
+        raise PrismError(f"{where} says that action.{key} is {known}: drop the option, or fix the data")
     change: dict[str, Any] = {key: tuple(entries)}
     stated = dataclasses.replace(action, **change)
     stated.check(dim, where)

@@ -315,7 +315,7 @@ class Windows:
         return (self._history[name],) if name in self._history else ()
 
     def _spans(self, names: list[str]) -> list[list[str]]:
-        """Sensors with the same history: those are read together, so that nobody reads pictures for a long sound."""
+        """Sensors with the same history: those are read together, so that no picture is read for a long sound."""
         lengths = sorted({self._history.get(name, 1) for name in names})
         return [[name for name in names if self._history.get(name, 1) == length] for length in lengths]
 

@@ -87,7 +87,7 @@ class Backbone(nn.Module, ABC):
         return [(-(-height // stride), -(-width // stride)) for stride in self.strides]
 
     def unfilled(self, tune: bool) -> None:
-        """Weights that nobody has read yet must not pass for some that were."""
+        """Weights that were not read yet must not count as read."""
         for value in self.state_dict().values():
             value.fill_(torch.nan if value.is_floating_point() else 0)
         self.requires_grad_(tune)
@@ -276,7 +276,7 @@ class TransformersTaps(Backbone):
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             detail = " ".join(str(error).split())[:160]
             raise PrismError(
-                f"encoder.frozen.architecture is no backbone of transformers ({detail}); give the folder of one "
+                f"encoder.frozen.architecture is not a backbone of transformers ({detail}); give the folder of one "
                 "(ResNet, ConvNeXt, Swin ...): --set policy.encoder.rgb_weights=FOLDER"
             ) from None
         self.model.eval()

@@ -116,7 +116,7 @@ class CompareConfig:
         for setting in (*self.settings, *(s for contestant in self.contestants for s in contestant.settings)):
             if (option := _OWN_OPTION.get(setting.partition("=")[0])) is not None:
                 remedy = f"use {option}" if option else "it is fixed"
-                raise PrismError(f"{setting}: that is the same for everybody in a comparison; {remedy}")
+                raise PrismError(f"{setting}: it must be the same for all methods of a comparison; {remedy}")
         self._check_protocol()
         for contestant in self.contestants:
             if data := [s for s in contestant.settings if s.startswith("demonstrations.")]:
@@ -313,7 +313,7 @@ def compare(
         undo.clear()  # nothing was refused
         todo = [name for name in ids if state_of(trials.folder(name))[0] != "done"]
         kept = f", {len(ids) - len(todo)} done before" if len(todo) < len(ids) else ""
-        at_once = f"{jobs} at a time" if jobs else "one a free processor of the cluster"
+        at_once = f"{jobs} at a time" if jobs else "one per free processor of the cluster"
         trials.say(f"compare: {len(ids)} trials of {config.budget}{kept}, {at_once} -> {out}")
         failed: dict[str, str] = {}
         if todo:

@@ -45,7 +45,7 @@ class Part:
     task: str | None  # where the policy is rolled out; None: a dataset alone
     demonstrations: Demonstrations
     weight: float = 1.0  # how often a step of it is drawn, relative to the others
-    text: str = ""  # what its episodes are told, where it has no text sensor; "": the words of the task or dataset
+    text: str = ""  # instruction of its episodes, if it has no text sensor; "": the words of the task or dataset
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _another_task(stored: str, task: str) -> list[str]:
 
 def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[str] = ()) -> None:
     """Warn where the data contradict the task: its rate, the range of its actions, what its episodes begin with."""
-    if console.quiet:  # nobody would read it
+    if console.quiet:  # it would not be read
         return
     env = make_env(task)
     starts = [env.reset(seed) for seed in range(3)]
@@ -283,7 +283,7 @@ def _recorded(path: Path, task: str, config: Demonstrations) -> int:
     made = StoreSource(path).provenance if is_store(path) else {}
     if not {"first_seed", "attempts", "successes", "noise"} <= made.keys():
         alone = f"prism train {task} --data {path}"
-        raise PrismError(f"{path} is no recording of `prism data collect {task}`: move it away, or use it: {alone}")
+        raise PrismError(f"{path} is not a recording of `prism data collect {task}`: move it away, or use it: {alone}")
     use = f"move it away, or use it as it is (for one recipe: --set demonstrations.path={path})"
     if difference := other_simulator(task, made):
         raise PrismError(f"{path}: {difference}; record it again (prism data collect {task} --overwrite), {use}")

@@ -161,7 +161,7 @@ def sensed(task: str) -> Experiment:
 
 def grasped(task: str) -> Experiment:
     """`sensed` with more noise: where things are picked up first, demonstrations must show how a grasp that is a
-    centimetre off is mended.
+    centimetre off is fixed.
 
     Command: prism train tabletop-rattle && prism eval runs/tabletop-rattle --episodes 50
     """
@@ -375,7 +375,7 @@ def recipe(name: str) -> Experiment:
         raise PrismError(f"{name}: not found; give the path of a dataset, or the name of a recipe or task")
     hint = f"did you mean {' or '.join(close)}?" if (close := near(name, names())) else "give the path of a dataset"
     more = "" if close else f", or a name such as {', '.join(names()[:4])}"
-    raise PrismError(f"'{name}' is no recipe, task or dataset: {hint}{more}")
+    raise PrismError(f"'{name}' is not a recipe, task or dataset: {hint}{more}")
 
 
 def with_preset(experiment: Experiment, name: str) -> Experiment:
@@ -390,7 +390,7 @@ def with_preset(experiment: Experiment, name: str) -> Experiment:
 
 def as_paper(experiment: Experiment) -> Experiment:
     """The paper's training and control to the letter, with the settings of its benchmarks (App. A.3, Sec. 4.5): targets
-    from the next step, one reading of each sensor a step, AdamW as it comes, batches of 128, no averaged weights,
+    from the next step, one reading of each sensor a step, AdamW with its defaults, batches of 128, no averaged weights,
     ProxyScore over 8 candidates, plans executed as they are."""
     rate = 5e-5 if (experiment.task or "").startswith("calvin") else 1e-4
     train = replace(

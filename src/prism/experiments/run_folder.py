@@ -87,7 +87,7 @@ class EvalOptions:
     ray: bool = False
     backend: str = "eager"  # inference/backends.py
     device: str = "cpu"  # of the eager policy; every worker has a copy there
-    text: str | None = None  # the policy is told this sentence, whatever the task says
+    text: str | None = None  # instruction of the policy, whatever the task says
     without: tuple[str, ...] = ()  # sensors that are absent
 
     def parallel(self) -> int:
@@ -167,14 +167,14 @@ class Run:
         """Where it is rolled out: the task asked for, or the one of the experiment."""
         tasks = self.tasks(asked)
         if len(tasks) > 1:
-            raise PrismError(f"{self.folder} was trained for {len(tasks)} tasks: say which, {', '.join(tasks)}")
+            raise PrismError(f"{self.folder} was trained for {len(tasks)} tasks: choose one, {', '.join(tasks)}")
         return tasks[0]
 
     def tasks(self, asked: str | None = None) -> tuple[str, ...]:
         """Where it is rolled out: the task asked for, or all of the experiment."""
         tasks = (asked,) if asked else self.experiment.tasks
         if not tasks:
-            raise PrismError(f"{self.folder} was trained on a dataset alone: say where to roll it out with --task")
+            raise PrismError(f"{self.folder} was trained on a dataset alone: choose a task with --task")
         return tasks
 
     def shown(self) -> tuple[str, ...]:
@@ -352,7 +352,7 @@ class Run:
         return self._dataset_frames(count) if task is None else self._task_frames(task, count)
 
     def _task_frames(self, task: str, count: int, every: int = 4) -> list[Frame]:
-        """What the policy's sensors see when it acts itself, on seeds that are no test seeds."""
+        """What the policy's sensors see when it acts itself, on seeds that are not test seeds."""
         env = make_env(task)
         controller = Controller(self.policy(), ControllerConfig(exec_horizon=1, candidates=1))
         names = [spec.name for spec in controller.policy.spec.sensors]

@@ -39,7 +39,7 @@ def write_lerobot(run: Run, folder: Path, overwrite: bool = False, license_: str
         if not overwrite:
             raise PrismError(f"{folder} exists already: choose another folder, or pass --overwrite")
         if not (folder / "config.json").is_file() or not (folder / files.CHECKSUMS).is_file():
-            raise PrismError(f"{folder} is no export of prism, so it is not overwritten: choose another folder")
+            raise PrismError(f"{folder} is not an export of prism, so it is not overwritten: choose another folder")
     weights = run.weights()
     stored = files.read_json(weights / "config.json")
     config = stored if stored.get("type") == "prism" else lerobot_config(run.spec, run.settings)  # LeRobot's already

@@ -44,7 +44,7 @@ def kept(trial: TrialResult) -> dict[str, Any]:
     """What a results file keeps of a result.json."""
     return {
         **{key: trial[key] for key in _WHOLE},
-        **{key: trial[key] for key in _PROTOCOL if key in trial},  # not in results of before 2026-11-19
+        **{key: trial[key] for key in _PROTOCOL if key in trial},  # not in results from before 2026-11-19
         **{key: {name: trial[key][name] for name in names} for key, names in _PARTS.items()},
         "info": {
             "commit": trial["info"].get("commit"),
@@ -131,7 +131,7 @@ def put_back(
     stored = files.read_json(file, "give a results file that --json wrote")
     try:
         settings = dict(stored["settings"])
-        old = [{**one, "trial": one["cell"]} for one in stored.get("cells", ())]  # files of before 2026-11-19
+        old = [{**one, "trial": one["cell"]} for one in stored.get("cells", ())]  # files from before 2026-11-19
         trials = [*stored["trials"]] if "trials" in stored else old
         theirs = {one.name: one for one in map(parse, settings["methods"])}
         refuse_other(file, *_compared(settings, asked))

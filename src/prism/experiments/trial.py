@@ -1,7 +1,7 @@
 """What a trial is: one training and its evaluation, in a folder of its own that is also a run of `prism train`.
 
 experiment.json    everything that determines the training
-trial.json         its spec: who it is, and how it is evaluated (cell.json in folders of before 2026-11-19)
+trial.json         its spec: who it is, and how it is evaluated (cell.json in folders from before 2026-11-19)
 result.json        there when the trial is done, written whole or not at all
 failed.json        why it is not
 output.txt         what its process printed

@@ -74,7 +74,7 @@ class Trials:
     def __init__(
         self, out: Path, console: Console | None = None, trials: str = "trials", line_seconds: float = 60.0
     ) -> None:
-        older = out / "cells"  # the folder of comparisons of before 2026-11-19
+        older = out / "cells"  # the folder of comparisons from before 2026-11-19
         self._trials = older if trials == "trials" and older.is_dir() else out / trials
         self.console = console or Console(stderr=True)
         self._line_seconds = line_seconds  # between lines where there is no terminal
@@ -133,7 +133,7 @@ class Trials:
                         losses[name] += state == "lost"
                         if state in ("crashed", "lost"):
                             if deaths[name] <= RETRIES and losses[name] <= LOSSES:
-                                self.say(f"{name}: {reason}; it goes on from its last checkpoint")
+                                self.say(f"{name}: {reason}; it continues from its last checkpoint")
                                 pending.appendleft(name)
                                 continue
                             reason = f"its process died {deaths[name] + losses[name]} times: {reason}"

@@ -104,7 +104,7 @@ def evaluate(
 
         result = prism.evaluate("runs/mine", episodes=20, set=["exec_horizon=2"])
 
-    None: as the run's experiment says. The recording and metrics.json stay in the run. `text`: the policy is told this
+    None: as the run's experiment says. The recording and metrics.json stay in the run. `text`: the policy gets this
     sentence; `without`: these sensors are absent; then nothing is stored.
     """
     found = (task, episodes, first_seed, candidates, selection, tuple(set), workers)
@@ -403,9 +403,7 @@ def _teach(policy: Policy, teacher: str | None, device: torch.device) -> None:
     """Give a distilled method the run that it learns from."""
     if isinstance(policy, Student):
         if teacher is None:
-            raise PrismError(
-                f"{policy.spec.method} is distilled from another method: say from which run with --teacher"
-            )
+            raise PrismError(f"{policy.spec.method} is distilled from another method: name the run with --teacher")
         policy.learn_from(Run(teacher).policy(device))
     elif teacher is not None:
         raise PrismError(f"method '{policy.spec.method}' has no teacher: drop --teacher")

@@ -1,1 +1,1 @@
-"""A policy at work: what computes it, which plan it chooses, and who answers an executor."""
+"""Inference: back ends, the choice of a plan, and the planners of an executor."""

@@ -55,7 +55,7 @@ def needed_sensors(policy: Policy) -> list[str]:
 
 
 def trained_without(policy: Policy) -> list[str]:
-    """Sensors that training sometimes lacked, by dropout or in its data: of the others nobody knows what the policy
+    """Sensors that training sometimes lacked, by dropout or in its data: of the others it is unknown what the policy
     does without them."""
     own = policy.backend.policy if isinstance(policy, BackendPolicy) else policy
     names = [spec.name for spec in own.spec.sensors]

@@ -152,7 +152,7 @@ def export_onnx(
         if not overwrite:
             raise PrismError(f"{folder} exists already: remove it, choose another name, or pass --overwrite")
         if not (folder / METADATA).is_file():
-            raise PrismError(f"{folder} is no export of prism: {METADATA} is missing; give another folder")
+            raise PrismError(f"{folder} is not an export of prism: {METADATA} is missing; give another folder")
     files = export_graphs(policy, progress)
     sensors = [
         {
@@ -230,7 +230,7 @@ def _export(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """The exporter tells of its own deprecations and of packages that it could use: nothing a user can mend.
+    """The exporter tells of its own deprecations and of packages that it could use: nothing a user can fix.
 
     The quantiser sets up the root logger by the way, after which every line of our own log would come twice.
     """

@@ -60,7 +60,7 @@ class Window:
         a sensor with a history holds its latest readings (prism.data.history).
 
         `ages`: how many seconds ago each reading was taken, of the sensors for which that is known. `missed`: time
-        steps since the observation before that nobody sent. A window is of consecutive steps, and a policy reads
+        steps since the last observation that were not sent. A window is of consecutive steps, and a policy reads
         velocities off it, so they are filled in: vectors by interpolation, everything else by what is nearest in time.
         """
         known = [sensor.name for sensor in self.sensors]

@@ -316,7 +316,7 @@ def exclusive(folder: Path, name: str = LOCK, patience: float = 0.0, of: Path | 
         lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise PrismError(f"{folder / name} is a symbolic link, which no lock is: remove it") from None
+            raise PrismError(f"{folder / name} is a symbolic link, not a lock: remove it") from None
         raise
     try:
         while True:
@@ -357,7 +357,7 @@ def _is(path: Path, file: int) -> bool:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Delete the hidden folders of writers that were killed: those whose name nobody holds."""
+    """Delete the hidden folders of writers that were killed: those without a lock."""
     hidden: dict[str, list[Path]] = {}
     for child in parent.glob(f"{HIDDEN}*"):
         if (match := _HIDDEN_FOLDER.fullmatch(child.name)) and child.is_dir() and not child.is_symlink():

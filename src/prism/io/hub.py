@@ -78,7 +78,7 @@ def _explained(name: str, kind: Kind) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise PrismError(f"{name}: the {kind} has no such revision; check what is behind the @") from None
     except errors.HFValidationError as error:
-        raise PrismError(f"{name}: is no name on the hub ({reason(error)})") from None
+        raise PrismError(f"{name}: is not a valid name on the hub ({reason(error)})") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
         raise PrismError(
             f"{name}: is not in the cache, and the hub cannot be reached; connect, unset HF_HUB_OFFLINE, or fetch it "

@@ -58,7 +58,7 @@ def with_settings(config: T, settings: typing.Sequence[str]) -> T:
         target: Any = data
         for i, key in enumerate([*parents, last]):
             if (old := {name: hint for keys in RETIRED.values() for name, hint in keys.items()}).get(key):
-                raise PrismError(f"--set {setting}: '{key}' is no setting any more; {old[key]}")
+                raise PrismError(f"--set {setting}: '{key}' is not a setting any more; {old[key]}")
             if not isinstance(target, dict) or key not in target:
                 known = list(target) if isinstance(target, dict) else []
                 close = difflib.get_close_matches(key, known, n=1) or known

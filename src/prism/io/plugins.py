@@ -80,7 +80,7 @@ class Table(Mapping[str, T], Generic[T]):
             package = entry.dist.name if entry.dist is not None else "?"
             raise PrismError(
                 f"{self._what} '{entry.name}' comes from the package {package}, and its {entry.value} cannot be "
-                f"imported ({type(error).__name__}: {error}): mend or remove that package"
+                f"imported ({type(error).__name__}: {error}): fix or remove that package"
             ) from error
 
 

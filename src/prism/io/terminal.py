@@ -47,7 +47,7 @@ def _ignore_hangups() -> None:
 
 
 def drop_lost_outputs() -> None:
-    """What is printed from now on goes nowhere where nobody is there any more."""
+    """What is printed from now on is discarded if the terminal is gone."""
     for stream in (sys.__stdout__, sys.__stderr__):
         try:
             number = -1 if stream is None else stream.fileno()

@@ -82,7 +82,7 @@ def _folder() -> int:
     try:
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise PrismError(f"{FOLDER}: is needed for the locks of robots, and is no folder ({error.strerror})") from None
+        raise PrismError(f"{FOLDER}: must be a folder, for the locks of robots ({error.strerror})") from None
     found = os.fstat(folder)
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(folder)

@@ -154,7 +154,7 @@ class Robot(ABC):
         self.fps = self.fps or self.rate
         if not (0 < self.fps <= self.rate < math.inf) or abs(self.rate / self.fps - self.parts) > 1e-6:
             raise PrismError(
-                f"robot '{self.name}': {self.rate:g} commands a second are no multiple of {self.fps:g} steps"
+                f"robot '{self.name}': {self.rate:g} commands a second are not a multiple of {self.fps:g} steps"
             )
         if not 0 < self.episode_seconds < math.inf:
             raise PrismError(f"robot '{self.name}': episode_seconds = {self.episode_seconds:g}: use a number above 0")
@@ -233,7 +233,9 @@ def make_robot(name: str, options: Sequence[str] = ()) -> Robot:
         from prism.robots.drivers.composed import robot_from_file
 
         if options:
-            raise PrismError(f"--option {options[0]}: a robot of a file has none; write it into {name}")
+            raise PrismError(
+                f"--option {options[0]}: a robot described by a file takes no options; write it into {name}"
+            )
         return robot_from_file(Path(name))
     if name not in ROBOTS:
         raise PrismError(f"{ROBOTS.unknown(name)} (a real robot is a file, as my_robot.toml: docs/howto/robots.md)")

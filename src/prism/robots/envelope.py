@@ -55,7 +55,7 @@ class Envelope:
         self._most_error = followed.copy()
         self._most_error[turned] = math.inf
         ended = np.isfinite(self._low) & np.isfinite(self._high)
-        self._slack = np.zeros(space.dim)  # a gripper that is told to be a little more than closed is closed
+        self._slack = np.zeros(space.dim)  # a gripper command beyond closed means closed
         for i in (i for i in space.spec.grippers if ended[i]):
             self._slack[i] = limits.margin * (self._high[i] - self._low[i])
         self._cause = np.full(space.dim, "", "U16")  # of each dimension: the limit that changed the last command
@@ -123,7 +123,7 @@ class Envelope:
 
     def limit(self, action: object, pose: Vector | None = None) -> tuple[NDArray[np.float32] | None, tuple[str, ...]]:
         """What may be sent instead of `action` (None: stand still), and why it is another. Nothing may where the robot
-        is to stay and nobody knows where it is. `pose`: `see` it first."""
+        is to stay and its position is unknown. `pose`: `see` it first."""
         if pose is not None:
             self.see(pose)
         wanted, why = self._understood(action)

@@ -6,7 +6,7 @@ What only a policy can do, to leave the range of its demonstrations, the executo
 | what                                           | then                                                    |
 | ---------------------------------------------- | ------------------------------------------------------- |
 | a command beyond a limit                       | the nearest one within all limits is sent               |
-| a command that is no finite vector             | held: braked within the limits                          |
+| a command that is not finite                   | held: braked within the limits                          |
 | a needed sensor is missing, NaN, late, frozen  | held at once; stopped after `hold_seconds`              |
 | too much force, pose outside the workspace     | stopped                                                 |
 | the pose is farther from the setpoint than the | stopped                                                 |
@@ -102,7 +102,7 @@ class Guard:
             raise PrismError(f"robot '{self.robot.name}' has no sensor '{missing[0]}', which is needed to move safely")
         if len(self.limits.workspace) > space.pose_dims:
             told = f"has {len(self.limits.workspace)} ranges, and the pose that is measured {space.pose_dims} numbers"
-            raise PrismError(f"robot '{self.robot.name}': workspace {told}: nobody could watch the others; drop them")
+            raise PrismError(f"robot '{self.robot.name}': workspace {told}: the others cannot be checked; drop them")
         self._lock = threading.RLock()
         self._watching: threading.Thread | None = None
         self._alive = threading.Event()
@@ -252,7 +252,7 @@ class Guard:
     def _following(self, i: int) -> str:
         name, unit = self.robot.actions.name(i), self.robot.actions.units[i]
         far = f"{abs(self.envelope.error[i]):.3g} {unit}".rstrip()
-        return f"{name} is {far} from where it was told to be (following error): is it blocked?"
+        return f"{name} is {far} from its commanded position (following error): is it blocked?"
 
     def _is_blocked(self, now: float) -> bool:
         """Whether the following error holds the robot back, and the pose has hardly moved meanwhile."""

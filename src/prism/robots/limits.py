@@ -11,7 +11,7 @@ A file is JSON or TOML. Lists have one entry a dimension of the commands; units 
     workspace = [[0.28, 0.72], [-0.32, 0.32], [0.02, 0.42]]   # of the measured pose; outside it the robot stops
     force = 40.0                             # newtons at the wrist; beyond it the robot stops
     hold_seconds = 0.3                       # without a sensor that is needed the robot is held, and then stopped
-    frozen = 2                               # readings of the pose that stay the same while the robot is told to move
+    frozen = 2                               # readings of the pose that stay the same while the robot is to move
     watchdog = 0.1                           # seconds after which a command that does not come stops the robot
     margin = 0.05                            # of the range of its demonstrations that a policy may go beyond it
 
@@ -70,7 +70,7 @@ class Limits:
         for key in ("speed", "acceleration", "jerk", "following"):
             for i, most in enumerate(getattr(self, key)):
                 if not most > 0:
-                    raise PrismError(f"{key}[{i}]: {most:g} lets nothing move; use a number above 0")
+                    raise PrismError(f"{key}[{i}]: {most:g} lets the robot not move; use a number above 0")
         if self.jerk and not self.acceleration:
             raise PrismError("jerk: it limits how the acceleration grows, and no acceleration is given; add one")
         if self.acceleration and not self.speed:
@@ -91,7 +91,7 @@ class Limits:
             if low >= far or high <= near:
                 raise PrismError(
                     f"position[{i}]: {low:g} to {high:g} lies outside workspace[{i}], {near:g} to {far:g}: nothing "
-                    "could move; mend one of them"
+                    "could move; fix one of them"
                 )
 
     def check(self, dim: int, names: Sequence[str] = ()) -> None:
@@ -195,9 +195,7 @@ def read_limits(file: Path, own: Limits, dim: int) -> Limits:
         text = read_bytes(file, JSON_BYTES).decode()
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PrismError(
-            f"{file}: cannot be read as {file.suffix or 'JSON'} ({reason(error)}); mend the file"
-        ) from None
+        raise PrismError(f"{file}: cannot be read as {file.suffix or 'JSON'} ({reason(error)}); fix the file") from None
     if not isinstance(data, dict):
         raise PrismError(f"{file}: needs keys and values (position, speed, ...), not a {type(data).__name__}")
     try:

@@ -66,7 +66,7 @@ class Keys:
                 termios.tcsetattr(self._stream, termios.TCSADRAIN, self._before)
 
     def pressed(self, wait: float = 0.0) -> str:
-        """All keys since the last call, the oldest first. TerminalLost where nobody can press one any more."""
+        """All keys since the last call, the oldest first. TerminalLost if the terminal is gone."""
         found = ""
         while self.is_terminal and select.select([self._stream], [], [], 0.0 if found else wait)[0]:
             try:
@@ -216,7 +216,7 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Outcome:
-    success: bool | None  # None: nobody said
+    success: bool | None  # None: unknown
     stopped: str  # why, where the episode did not end by itself
     by_operator: bool
     keys: str  # the last ones
@@ -407,7 +407,7 @@ def _check_sensors(robot: Robot, info: PolicyInfo, resize: bool) -> dict[str, Se
             if name in info.needs:
                 raise PrismError(
                     f"robot '{robot.name}' has no sensor '{name}', which the policy requires; it has "
-                    f"{', '.join(there)}" + ("; say what to do with --text" if sensor.kind == "text" else "")
+                    f"{', '.join(there)}" + ("; pass the instruction with --text" if sensor.kind == "text" else "")
                 )
             continue
         if there[name].kind != sensor.kind:
@@ -426,7 +426,7 @@ def _check_sensors(robot: Robot, info: PolicyInfo, resize: bool) -> dict[str, Se
 
 
 def ask_success(keys: Keys, patience: float = 60.0) -> bool | None:
-    """Of a person, after an episode that nobody judged."""
+    """Asks a person after an episode without a verdict."""
     until = time.monotonic() + patience
     while keys.is_terminal and time.monotonic() < until:
         for key in keys.pressed(0.1):

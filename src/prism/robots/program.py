@@ -42,7 +42,7 @@ class Program:
     keys: Keys
     made_by: str  # what commands, in recordings: a run folder, a server, an episode
     recording: Recording | None = None  # None: nothing is recorded
-    corrections: Recording | None = None  # of what somebody who took over did
+    corrections: Recording | None = None  # of what a person did after taking over
     open_log: Callable[[], RerunLog] | None = None  # opened when the robot is connected
     seconds: float | None = None  # of an episode at most; default: the robot's own
     no_video: bool = False
@@ -121,9 +121,9 @@ class Program:
             told = {"commanded_by": trace.commanded_by(), "changed": trace.why, "streams": trace.heard(gaps)}
             times = {"latency_ms": [round(ms, 3) for ms in trace.latency_ms]}
             kept = self.recording.add(episode, {**made_by, **row, **told, **times}, trace.details(), trace.films)
-            mended = {**made_by, "seed": row["seed"], "commanded_by": "operator"}
+            fixed = {**made_by, "seed": row["seed"], "commanded_by": "operator"}
             for part in trace.corrections(episode) if self.corrections is not None else ():
-                self.corrections.add(part, mended, films=trace.films)  # type: ignore[union-attr]  # checked above
+                self.corrections.add(part, fixed, films=trace.films)  # type: ignore[union-attr]  # checked above
             if self._log is not None and trace.films:
                 streams = StoreSource(kept).read(0).streams
         if self._log is not None:
@@ -152,7 +152,7 @@ def by_policy(
 ) -> tuple[PolicyCommander, list[str]]:  # fmt: skip
     """The commander of a policy that fits the robot, and the sensors that it needs. PrismError where it does not fit.
 
-    text         what to do, for a policy that is told
+    text         instruction for a language-conditioned policy
     resize       bring pictures to the policy's size
     action_kind  of the policy's actions, where its data did not say
     look         compare the first readings with what the policy was trained on
@@ -180,7 +180,7 @@ def by_policy(
 
 
 def check_robot(robot: Robot, info: PolicyInfo, trained_on: str | None = None) -> None:
-    """PrismError where the policy was trained on another robot, and nobody says so."""
+    """PrismError if the policy was trained on another robot, unless --trained-on names it."""
     theirs, own = info.action.robot, robot.actions.spec.robot
     if trained_on is not None and trained_on != theirs:
         told = f"its data name '{theirs}'" if theirs else "its data name no robot"

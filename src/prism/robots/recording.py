@@ -231,7 +231,7 @@ class Recording:
         self.episodes = 0
         strange = self.path.exists() and any(not child.name.startswith(".") for child in self.path.iterdir())
         if is_store(self.path) or (strange and not is_recording(self.path)):
-            raise PrismError(f"{path}: exists and is no recording of a robot; choose another folder")
+            raise PrismError(f"{path}: exists and is not a recording of a robot; choose another folder")
         if is_recording(self.path):
             there = RecordingSource(self.path)
             theirs = (there.task, there.fps, there.action_spec, there.sensors)

@@ -40,7 +40,7 @@ def read_recorded(episode: Path, robot: Robot) -> Recorded:
     """One recorded episode of this robot. PrismError where it is another's."""
     if not is_store(episode):
         raise PrismError(
-            f"--replay {episode}: is no recorded episode; give a folder episode-000000 of prism run or record"
+            f"--replay {episode}: is not a recorded episode; give a folder episode-000000 of prism run or record"
         )
     source = StoreSource(episode)
     mine, theirs = robot.actions.spec, source.action_spec

@@ -1,4 +1,4 @@
-"""Teleoperation: who moves a robot that no policy moves. One line of TELEOPS a device.
+"""Teleoperation: devices and scripts that move a robot. One line of TELEOPS per device.
 
     keyboard      keys of the terminal               prism record data/x --robot NAME --teleop keyboard
     gamepad       sticks and buttons, by evdev       pip install evdev
@@ -105,7 +105,7 @@ class Script:
 
 class Person:
     """Moves at a share of the speed limits. The grippers stay as the policy last had them until the person moves them:
-    who takes over drops nothing."""
+    a takeover drops nothing."""
 
     def __init__(self, robot: Robot, device: str) -> None:
         self._robot, self._size = robot, full_speed(robot, device)
@@ -307,7 +307,7 @@ class Leader(Toggled):
         space, led = robot.actions, leader.actions
         if led.pose is None or led.pose_dims < space.dim or led.units[: space.dim] != space.units:
             raise PrismError(
-                f"--teleop leader={leader.name}: it does not tell the {space.dim} numbers of robot '{robot.name}' "
+                f"--teleop leader={leader.name}: it does not report the {space.dim} numbers of robot '{robot.name}' "
                 f"({', '.join(space.units)})"
             )
         self._robot, self._leader = robot, leader
@@ -362,5 +362,5 @@ def make_teleop(name: str, robot: Robot, is_terminal: bool, noise: float = 0.0) 
     if kind == "keyboard" and not is_terminal:
         raise PrismError("--teleop keyboard needs a terminal: start it in one, or use --teleop scripted")
     if noise and kind != "scripted":
-        raise PrismError(f"--noise {noise:g} disturbs a script; a person needs none: drop it")
+        raise PrismError(f"--noise {noise:g} disturbs a script; a person does not need it: drop it")
     return Script(robot, noise=noise) if kind == "scripted" else make(robot, word)

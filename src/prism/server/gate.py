@@ -1,4 +1,4 @@
-"""What a connection that nobody vouches for may cost: frames, unread answers, time, and places of its address.
+"""What a connection without a key may cost: frames, unread answers, time, and places of its address.
 
 The library parses everything that one read of the socket brings before anything else runs, answers each ping at once,
 and keeps the answers for a client that does not read them. So what arrives is handed over in pieces, frames are
@@ -110,7 +110,7 @@ class GuardedConnection(ServerConnection):
 
 
 _WHY = {
-    "newcomers": "too many connections of its address, or in all, that have not shown a key",
+    "newcomers": "too many connections without a valid key, from its address or in all",
     "pongs": "it does not read the answers to its pings",
     "frames": "too many frames",
 }

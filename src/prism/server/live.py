@@ -51,7 +51,7 @@ _ASSETS = {
     "/live.css": ("live.css", "text/css; charset=utf-8"),
     "/live.js": ("live.js", "text/javascript; charset=utf-8"),
 }
-# Nothing from elsewhere, and nobody else may frame it: the page shows cameras.
+# Nothing from elsewhere, and no other page may frame it: the page shows cameras.
 _POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
     "connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'"
@@ -85,7 +85,7 @@ class Live:
                 return
         except ConnectionClosed:
             return
-        if metrics.viewers >= VIEWERS:  # those that only might become viewers take nobody's place
+        if metrics.viewers >= VIEWERS:  # those without a key yet take no viewer's place
             await connection.close(1013, "too many viewers")
             return
         connection.welcome(_FRAMES)
@@ -140,7 +140,7 @@ class Live:
                     sessions = {number: self._choose(number) for number in wanted}
                     shown = {session.number for session in sessions.values() if session is not None}
                     for known in [key for key in self._pictures if key[0] not in shown]:
-                        del self._pictures[known]  # of robots that left, or that nobody looks at
+                        del self._pictures[known]  # of robots that left, or without a viewer
                     made = {
                         number: await loop.run_in_executor(pool, self._snapshot, shared, session)
                         for number, session in sessions.items()

@@ -62,7 +62,7 @@ logger = logging.getLogger("prism.server")
 
 @dataclass(frozen=True)
 class ServerConfig:
-    host: str = "127.0.0.1"  # only this computer; 0.0.0.0: everybody who can reach it
+    host: str = "127.0.0.1"  # only this computer; 0.0.0.0: every computer that can reach it
     port: int = 8000  # 0: a free one
     api_key: str | None = field(default=None, repr=False)
     max_clients: int = 128
@@ -80,7 +80,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
-            raise PrismError(f"--port {self.port} is no port: use 1 to 65535, or 0 for a free one")
+            raise PrismError(f"--port {self.port} is not a port: use 1 to 65535, or 0 for a free one")
         for name in ("max_clients", "max_errors", "max_message", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -339,7 +339,9 @@ class PolicyServer:
                 self.metrics.throttled += 1
                 if not throttled:
                     throttled = True
-                    logger.warning("%s asks more than %g times a second: it waits", session.who, self.config.rate)
+                    logger.warning(
+                        "%s sends more than %g requests a second: they are delayed", session.who, self.config.rate
+                    )
                 await asyncio.sleep(delay)
             start = time.perf_counter()
             try:

@@ -57,7 +57,7 @@ logger = logging.getLogger("prism.server")
 
 
 class RequestError(PrismError):
-    """What a client may mend: it gets this line and stays connected."""
+    """What a client may fix: it gets this line and stays connected."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Request:
 
 
 class Reader:
-    """Turns messages into requests for one policy; says in one line what is wrong with those that are none."""
+    """Turns messages into requests for one policy; says in one line what is wrong with the others."""
 
     def __init__(
         self, sensors: tuple[SensorSpec, ...], action_dim: int, rename: Mapping[str, str] | None = None
@@ -86,7 +86,7 @@ class Reader:
         texts = [spec.name for spec in sensors if spec.kind == "text"]
         self._rename.setdefault("prompt", texts[0] if len(texts) == 1 else "")
         if clash := sorted(set(self._specs) & set(KEYS)):
-            raise PrismError(f"the policy has a sensor called '{clash[0]}', which is a word of the protocol: rename it")
+            raise PrismError(f"the policy has a sensor called '{clash[0]}', a name that the protocol uses: rename it")
         for key, name in self._rename.items():
             if name and name not in self._specs:
                 raise PrismError(f"--map {key}={name}: the policy has no sensor '{name}'; it has {self._names()}")
@@ -130,7 +130,7 @@ class Reader:
         except PrismError as error:
             raise RequestError(str(error)) from None
         except (ValueError, TypeError, OverflowError, MemoryError):  # ragged lists, text in them
-            raise RequestError(f"sensor '{spec.name}': this is no array of numbers") from None
+            raise RequestError(f"sensor '{spec.name}': this is not an array of numbers") from None
 
     def _ages(self, message: Mapping[str, Any]) -> dict[str, float] | None:
         ages = message.get("ages")
@@ -279,7 +279,7 @@ class Session:
         for name in sorted(self._needs & faults.keys()):
             said = f"sensor '{name}' {WORDS[faults[name]]}, and the policy requires it"
             if not (request.checked or self._allow_absent):
-                raise RequestError(f"{said}: mend it; prism serve --allow-absent plans all the same")
+                raise RequestError(f"{said}: fix it; or start prism serve with --allow-absent")
             if name not in self._warned:
                 self._warned.add(name)
                 self._warn(said)
@@ -322,7 +322,7 @@ class Session:
         if missed and self._events and "events" not in self._warned:
             self._warned.add("events")
             logger.warning(
-                "%d steps since the last plan were not sent: what '%s' felt there is lost; send every observation",
+                "%d steps since the last plan were not sent: the readings of '%s' are lost; send every observation",
                 missed,
                 "', '".join(self._events),
             )

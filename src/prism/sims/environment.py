@@ -6,7 +6,7 @@ A task's name says which sensors it has, so that a policy, a dataset and an envi
     SIMULATOR-TASK-pixels    cameras (rgb_wrist, rgb_static) and proprioception; never the objects' state
     SIMULATOR-TASK-rgbd      the same with depth_wrist and depth_static, metres
 
-An environment makes exactly the sensors that it lists and nothing else: a picture that nobody asked for costs more
+An environment makes exactly the sensors that it lists and nothing else: a picture that is not needed costs more
 than the physics. One that needs a picture and cannot draw says so when it is made (offscreen.require_backend).
 tests/test_sims_conformance.py holds every environment to what is written here.
 """

@@ -28,7 +28,7 @@ class Task:
     expert: Callable[[Any], Expert] | None = None  # of that environment; None: nothing here can demonstrate it
     recipe: str = "state"
     actions: ActionKind = ActionKind.ABSOLUTE
-    grippers: tuple[int, ...] = ()  # entries of an action that are no motion
+    grippers: tuple[int, ...] = ()  # entries of an action that are not motion
     packages: tuple[str, ...] = ()  # whose versions determine the physics
     remedy: str = "train on a recording of it (prism train PATH)"  # where there is no expert
     scene: Callable[[], Any] | None = None  # how a report draws its states: a report.player.Scene

@@ -46,7 +46,7 @@ def open_run(
                 resume = checkpoint.check_resume(run_dir, resume)
                 with files.explain_write_errors(run_dir, "Nothing was trained"):
                     run_dir.mkdir(parents=True, exist_ok=True)
-                with files.explain_write_errors(run_dir, "Its checkpoints are as they were"):
+                with files.explain_write_errors(run_dir, "Its checkpoints are unchanged"):
                     stack.enter_context(exclusive(run_dir))
                     files.remove_leftovers(run_dir)
             size, seed, world = config.batch_size, config.seed, ranks.world_size()
@@ -144,7 +144,7 @@ def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, no
 def _check_same_run(folder: Path, policy: Policy, config: TrainConfig, data: str, state: TrainingState) -> None:
     """A resumed run is the same run: same policy, same data, same mathematics."""
     there, here = _with_defaults(checkpoint.read_spec(folder), policy), policy.spec
-    if there.action.kind is None:  # of before kinds were looked for in the data
+    if there.action.kind is None:  # from before kinds were looked for in the data
         here = dataclasses.replace(here, action=dataclasses.replace(here.action, kind=None))
     if changed := _changes(json.loads(_plain(there)), json.loads(_plain(here))):
         remedy = "resume with the options the run was started with, or start a new run"

@@ -555,7 +555,7 @@ def validation_indices(count: int, batch_size: int, batch_count: int) -> list[In
 
 
 def _give_up(run_dir: Path, skipped: int, suspect: tuple[int, Batch], config: TrainConfig) -> NoReturn:
-    """Keep the batch that broke the training, for the person who looks into it."""
+    """Keep the batch that broke the training, to inspect it."""
     step, batch = suspect
     whose = f"-rank-{ranks.rank()}" if ranks.world_size() > 1 else ""
     path = run_dir / f"bad-batch-step-{step:08d}{whose}.safetensors"

@@ -171,7 +171,7 @@ class Client:
                 self.trouble = ""
                 return
             except InvalidURI as error:
-                raise ServerError(f"{self.uri} is no address of a server ({error.msg}): use ws://HOST:PORT") from error
+                raise ServerError(f"{self.uri} is not a server address ({error.msg}): use ws://HOST:PORT") from error
             except (ConnectionClosed, InvalidHandshake, OSError) as error:  # TimeoutError is an OSError
                 status = error.response.status_code if isinstance(error, InvalidStatus) else 503
                 if 400 <= status < 500:
@@ -309,5 +309,5 @@ def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error.__cause__, BlockingIOError):
-        return "the network took no more data in time"
+        return "the network did not accept the data in time"
     return " ".join(str(error).split()) or type(error).__name__

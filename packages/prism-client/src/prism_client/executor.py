@@ -78,8 +78,8 @@ class Executor:
 
     exec_horizon   actions after which the next plan is asked for; default: the planner's. Sooner where plans take so
                    long that the old one would run out
-    action_kind    "absolute", "delta" or "velocity": it decides what standing still is. Default: as the planner says,
-                   and an error where it does not
+    action_kind    "absolute", "delta" or "velocity": it decides how the robot stands still. Default: the planner's,
+                   an error if it has none
     keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
                    planner says
     base           dimensions that are velocities whatever the others are: a mobile base; default: none
@@ -172,8 +172,8 @@ class Executor:
         known = ActionKind.parse(kind)
         if known is None:
             raise ValueError(
-                f"action_kind = {kind!r} is not one of {ActionKind.words()}: it decides what standing still is, so say "
-                "it: Executor(..., action_kind='absolute')"
+                f"action_kind = {kind!r} is not one of {ActionKind.words()}: it decides how the robot stands "
+                "still; pass Executor(..., action_kind='absolute')"
             )
         self.action_kind: ActionKind = known
         usual = (BLEND if self._asynchronous else 0) if info.join is None else info.join
@@ -414,7 +414,7 @@ class Executor:
         self.stats.latency_ms.append(waited if reply.latency_ms is None else reply.latency_ms)
         if skip >= len(actions):
             self.stats.too_late += 1
-            raise PlanError(f"a plan came {skip} actions late, none of it is left")
+            raise PlanError(f"a plan came {skip} actions late, after its own end")
         blind = [name for name in reply.absent or () if name in self._needs]
         if blind and self._absent == "stop":
             raise PlanError(_without(blind))
@@ -422,7 +422,7 @@ class Executor:
         self.stats.spread, self.stats.modes = plan.info.spread, plan.info.modes
         self.stats.uncertain += verdict != "continue"
         if self._commanded is None and verdict == "stop":  # nothing moves and there is nothing to hold
-            raise PlanError("the hook says stop to the first plan: there is nothing to execute yet")
+            raise PlanError("the hook stopped the first plan: there is nothing to execute yet")
         if blind:
             verdict = max(verdict, self._absent, key=DECISIONS.index)
         self._plan = _Plan(reply.step, self._within(self._join(actions, skip)))
@@ -527,7 +527,7 @@ class Executor:
             reason = _without(self._missing) if self._missing else self.stats.error
             raise HoldError(
                 f"no plan to execute for {self._max_held} steps in a row (max_held): stop the robot; "
-                f"{reason or 'the planner is too slow, or a hook says stop'}"
+                f"{reason or 'the planner is too slow, or a hook stopped it'}"
             )
         self.stats.held += 1
         self.stats.held_in_a_row += 1
@@ -535,4 +535,4 @@ class Executor:
 
 def _without(sensors: Sequence[str]) -> str:
     names = ", ".join(f"'{name}'" for name in sensors)
-    return f"absent: {names}, which the policy requires; mend it, or Executor(..., absent='continue')"
+    return f"absent: {names}, which the policy requires; fix it, or Executor(..., absent='continue')"

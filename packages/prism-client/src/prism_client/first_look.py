@@ -40,7 +40,7 @@ UNITS = (
     (1000.0, "millimetres, where training had metres"),
     (0.001, "metres, where training had millimetres"),
 )
-ANYWAY = "if it is right as it is: --trust-sensors, in Python look=False"
+ANYWAY = "if this is correct: --trust-sensors, in Python look=False"
 
 Array = np.ndarray[Any, Any]
 
@@ -150,7 +150,7 @@ def _rotation(rotation: Mapping[str, Any], value: Array) -> Found:
     for turn, words in ((1, "x y z w, where training had w x y z"), (-1, "w x y z, where training had x y z w")):
         turned = abs(float(np.roll(q, turn) @ mean))
         if as_is < least - 0.05 and turned > least - 0.02 and turned > as_is + 0.1:
-            yield True, f"the rotation in {which} is none that training showed: is it {words}?"
+            yield True, f"the rotation in {which} is unlike any in training: is it {words}?"
             return
 
 
@@ -269,7 +269,7 @@ def _exchanged(fitting: Mapping[str, tuple[SensorInfo, Array]]) -> str:
         if np.array_equal(fitting[one][1], fitting[two][1]) and max(straight) > 1 + min(straight):
             return f"sensors '{one}' and '{two}' show the same picture: is one camera read twice?"
         if max(off(one, b), off(two, a)) < 0.5 * min(straight):
-            return f"sensors '{one}' and '{two}' show what the other one did in training: are the cameras swapped?"
+            return f"sensors '{one}' and '{two}' look like each other's training data: are the cameras swapped?"
     return ""
 
 
@@ -304,7 +304,7 @@ def _audio(sensor: SensorInfo, value: Array) -> Found:
     elif loud > 0 and seen.get("bands"):
         mean, spread = (np.array(seen[key], np.float64) for key in ("bands", "band_spread"))
         if float((np.abs(spectrum(value) - mean) / (spread + 0.3)).mean()) > 4:
-            yield False, "its spectrum is none that training had: is it another sample rate or byte order?"
+            yield False, "its spectrum is unlike any in training: is it another sample rate or byte order?"
 
 
 _CHECKS = {"vector": _vector, "rgb": _rgb, "depth": _depth, "audio": _audio}

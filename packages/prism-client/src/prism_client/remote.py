@@ -86,7 +86,7 @@ class RemotePlanner:
     def trouble(self) -> str:
         gone = f"{self.client.uri}: the connection is lost" if self.client.is_closed else ""
         if time.monotonic() - self._pinging > self._stuck:
-            gone = f"{self.client.uri}: the network takes no data"
+            gone = f"{self.client.uri}: the network accepts no data"
         return self.client.trouble or self._quiet or gone
 
     def reset(self, seed: int | None = None) -> None:
@@ -181,6 +181,6 @@ class RemotePlanner:
         if changed := [key for key in self._info.differs(now) if key in _IDENTITY]:
             raise ServerError(
                 f"the server came back with another policy ({changed[0]} {now.to_wire()[changed[0]]}, not "
-                f"{self._info.to_wire()[changed[0]]}): reset() to go on with it"
+                f"{self._info.to_wire()[changed[0]]}): call reset() to use it"
             )
         self._connection = self.client.connections

@@ -166,7 +166,7 @@ def world(path: Path | None = None) -> World:
         if isinstance(error.__cause__, ImportError) or "ModuleNotFoundError" in str(error):
             raise PrismError(f"CALVIN lacks a package ({line}): {GET_IT}") from error
         if "InvalidGitRepositoryError" in f"{type(error).__name__} {error!r}":
-            raise PrismError(f"{checkout.env} is no git checkout, which calvin_env needs: {GET_IT}") from error
+            raise PrismError(f"{checkout.env} is not a git checkout, which calvin_env needs: {GET_IT}") from error
         raise PrismError(f"{checkout.env}: calvin_env does not start ({type(error).__name__}: {line})") from error
     return World(checkout, sim, oracle)
 

@@ -108,7 +108,7 @@ def find_checkout(path: Path | None = None) -> Checkout:
         for env in (given / "calvin_env", given):
             if (env / "calvin_env" / "envs").is_dir() and (env / "conf").is_dir():
                 return Checkout(env)
-        raise PrismError(f"{given} is no checkout of CALVIN (calvin_env/calvin_env/envs is missing): {GET_IT}")
+        raise PrismError(f"{given} is not a checkout of CALVIN (calvin_env/calvin_env/envs is missing): {GET_IT}")
     spec = importlib.util.find_spec("calvin_env")
     if spec is None or not spec.submodule_search_locations:
         raise PrismError(f"CALVIN is not here: {GET_IT}")

@@ -74,7 +74,7 @@ class AlohaSource(TableSource):
         self.lengths = np.array(lengths, np.int64)
         if self._pictures:
             notes.append(
-                "pictures are read as JPEG says; some recorders swap red and blue (inspect --page FILE shows it)"
+                "pictures are read with JPEG's colours; some recorders swap red and blue (inspect --page FILE shows it)"
             )
         self._use(make_table(path, list(columns.values()), "action", entries, self.fps, notes))
         self.notes = tuple(notes)

@@ -59,10 +59,10 @@ def read_annotations(file: Path) -> tuple[Annotation, ...]:
 
 def _annotation(text: object, span: object) -> Annotation:
     if not isinstance(text, str) or len(text) > _MAX_TEXT:
-        raise ValueError("an instruction of 'language.ann' is no text of sensible length")
+        raise ValueError("an instruction of 'language.ann' is not text of a sensible length")
     ends = items(span, 2)
     if len(ends) != 2 or not all(isinstance(end, int) and not isinstance(end, bool) for end in ends):
-        raise ValueError("an entry of 'info.indx' is no pair of frame numbers")
+        raise ValueError("an entry of 'info.indx' is not a pair of frame numbers")
     first, last = ends
     if not 0 <= first <= last:
         raise ValueError(f"'info.indx' has frames {first}..{last}")

@@ -30,13 +30,13 @@ def probe(path: Path) -> str:
     try:
         done = subprocess.run(command, capture_output=True, timeout=WALL_SECONDS)
     except subprocess.TimeoutExpired:
-        return "HDF5 does not come to an end with it"
+        return "HDF5 hangs on it"
     if done.returncode in (0, REFUSED):  # what HDF5 says in words, the reader passes on
         return ""
     if done.returncode < 0:
-        return f"HDF5 does not survive it (signal {-done.returncode})"
+        return f"HDF5 crashes on it (signal {-done.returncode})"
     last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-    return f"it could not be looked over ({last[0]:.100})"
+    return f"it could not be checked ({last[0]:.100})"
 
 
 def strange(file: Any) -> str:

@@ -88,7 +88,7 @@ def _content(file: Path, most: int) -> str:
     if not file.is_file():
         raise PrismError(f"{file}: not found; {AGAIN}")
     if file.stat().st_size > most:
-        raise PrismError(f"{file}: is larger than {most / 1e6:.0f} MB, too much for what it is; {AGAIN}")
+        raise PrismError(f"{file}: is larger than {most / 1e6:.0f} MB, too large for this kind of file; {AGAIN}")
     with unreadable(f"{file}: not readable", AGAIN):
         return file.read_text(encoding="utf-8")
 
@@ -144,7 +144,9 @@ def expand(root: Path, template: str, values: Mapping[str, int | str], what: str
     path = re.sub(r"\{(\w+)(?::0?(\d)d)?\}", fill, template)
     parts = Path(path).parts
     if Path(path).is_absolute() or ".." in parts or "{" in path:
-        raise PrismError(f"{root / INFO}: '{what}' is '{template:.80}', which is no path inside the dataset; {AGAIN}")
+        raise PrismError(
+            f"{root / INFO}: '{what}' is '{template:.80}', which is not a path inside the dataset; {AGAIN}"
+        )
     return root / path
 
 
@@ -240,14 +242,14 @@ def _tasks(root: Path, version: int) -> dict[int, str]:
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
     """One at a time: a list of empty objects would be thirty times as large as its text."""
     for number, line in enumerate(_content(file, _MAX_LINES).splitlines()):
-        with unreadable(f"{file}: line {number + 1} is no JSON", AGAIN):
+        with unreadable(f"{file}: line {number + 1} is not JSON", AGAIN):
             if len(line) > JSON_BYTES:
                 raise ValueError("it is too long")
             entry = json.loads(line) if line.strip() else None
         if isinstance(entry, dict):
             yield entry
         elif entry is not None:
-            raise PrismError(f"{file}: line {number + 1} is no JSON object; {AGAIN}")
+            raise PrismError(f"{file}: line {number + 1} is not a JSON object; {AGAIN}")
 
 
 def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
@@ -338,7 +340,7 @@ class LeRobotSource(TableSource):
             if key in _INDEX or key in self._masks.values():
                 continue
             seen = key.startswith("observation") or not (prefixed or is_outcome(key))  # older: state, image
-            skip = "" if key == "action" or seen else "it is no observation"
+            skip = "" if key == "action" or seen else "it is not an observation"
             picture = feature.dtype in ("image", "video")
             if feature.is_depth or (picture and feature.shape[2:] != (3,)):
                 skip = "pictures of depth, or with other than 3 channels, are not read"

@@ -98,7 +98,7 @@ class Rows:
         except FileNotFoundError:
             raise PrismError(f"{where}: the file is not found; {AGAIN}") from None
         except OtherSizeError as error:
-            raise PrismError(f"{where}: has {error}: mend 'shape' of this feature there") from None
+            raise PrismError(f"{where}: has {error}: fix 'shape' of this feature there") from None
         except Exception as error:  # arrow raises many kinds
             raise PrismError(f"{where}: {reason(error)}; {AGAIN}") from None
 

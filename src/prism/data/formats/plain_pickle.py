@@ -153,13 +153,13 @@ def _only(stack: list[Any]) -> Any:
 
 def _list(stack: list[Any]) -> list[Any]:
     if not stack or not isinstance(stack[-1], list):
-        raise ValueError("it appends to what is no list")
+        raise ValueError("it appends to something that is not a list")
     return stack[-1]
 
 
 def _put(target: Any, entries: list[Any]) -> None:
     if not isinstance(target, dict) or len(entries) % 2:
-        raise ValueError("it sets a key of what is no dict")
+        raise ValueError("it sets a key of something that is not a dict")
     for key, value in zip(entries[::2], entries[1::2], strict=True):
         if not isinstance(key, str | int):  # the hash of a nested tuple can take for ever
             raise ValueError(f"it has a {type(key).__name__} as a key")
@@ -169,14 +169,14 @@ def _put(target: Any, entries: list[Any]) -> None:
 def _named(module: object, name: object) -> _Global:
     if module in _MODULES and name in _NAMES:
         return _Global(str(name))
-    words = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "a name that is no text"
+    words = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "a name that is not text"
     raise ValueError(f"it asks for {words:.80}, which is refused")
 
 
 def _called(called: object, arguments: object) -> Any:
     """What numpy's own functions would make of it, as a record."""
     if not isinstance(called, _Global) or not isinstance(arguments, tuple):
-        raise ValueError("it calls what is no function, which is refused")
+        raise ValueError("it calls something that is not a function, which is refused")
     if called.name == "_reconstruct":
         return NumpyArray()
     if called.name == "dtype" and arguments and isinstance(arguments[0], str):
@@ -199,7 +199,7 @@ def _build(target: object, state: object) -> None:
         raise ValueError("an array in it is malformed")
     size = state[1]
     if not isinstance(size, tuple) or not all(type(n) is int and 0 <= n < 1 << 40 for n in size):
-        raise ValueError("an array in it has a shape that is none")
+        raise ValueError("an array in it has an invalid shape")
     target.size, target.kind, target.body = size, state[2], state[4]
 
 

@@ -204,6 +204,6 @@ class RobomimicSource(TableSource):
 
 
 def _samples(demo: Any) -> int:
-    """`num_samples`, or the number of actions where nobody wrote it."""
+    """`num_samples`, or the number of actions if it is missing."""
     stored = demo.attrs.get("num_samples")
     return int(demo["actions"].shape[0] if stored is None else stored)

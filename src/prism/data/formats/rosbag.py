@@ -218,7 +218,9 @@ class RosbagSource(TableSource):
         if msgtype == rosmsg.TEXT:
             size = max(_TEXT_BYTES, *(len(str(message.data).encode()) for message in messages))
             if size > _MOST_TEXT:
-                raise rosmsg.NotReadError(f"a text of {size} bytes is no instruction, which have at most {_MOST_TEXT}")
+                raise rosmsg.NotReadError(
+                    f"a text of {size} bytes is too long for an instruction, at most {_MOST_TEXT}"
+                )
             return [_Key(topic, msgtype, None, stamped, Column(topic, (size,), np.dtype(np.str_)))]
         if rosmsg.is_audio(msgtype):
             sizes = [len(rosmsg.audio_samples(message)) for message in messages]
@@ -245,7 +247,7 @@ class RosbagSource(TableSource):
         likely = [key for key in vectors if any(word in key.lower() for word in _ACTION_WORDS)]
         if len(likely) != 1:
             raise PrismError(
-                f"{self.path}: which topic is the action? Say it: --map TOPIC=action "
+                f"{self.path}: which topic is the action? Choose it: --map TOPIC=action "
                 f"(there are {', '.join(likely or vectors) or 'no topics of numbers'})"
             )
         notes.append(f"'{likely[0]}' is taken for the action, by its name")

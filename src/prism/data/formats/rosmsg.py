@@ -108,7 +108,7 @@ def audio_rate(samples: int, seconds: float) -> int:
     measured = max(samples / max(seconds, 1e-3), 1.0)
     rate = int(_RATES[np.argmin(np.abs(np.log(_RATES / measured)))])
     if not 0.9 <= measured / rate <= 1.1:
-        raise NotReadError(f"{measured:.0f} values a second is no usual sample rate of one channel (stereo? gaps?)")
+        raise NotReadError(f"{measured:.0f} values a second is an unusual sample rate for one channel (stereo? gaps?)")
     return rate
 
 

@@ -117,20 +117,20 @@ def read_manifest(file: Path) -> Manifest:
         raise PrismError(f"{file}: key '{missing[0]}' is missing; {AGAIN}")
     fps, action_dim, task = data["fps"], data["action_dim"], data["task"]
     if not isinstance(task, str):
-        raise PrismError(f"{file}: 'task' must be text, not {task!r}; mend the file")
+        raise PrismError(f"{file}: 'task' must be text, not {task!r}; fix the file")
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < 1e6:
-        raise PrismError(f"{file}: 'fps' must be a positive number of steps a second, not {fps!r}; mend the file")
+        raise PrismError(f"{file}: 'fps' must be a positive number of steps a second, not {fps!r}; fix the file")
     if isinstance(action_dim, bool) or not isinstance(action_dim, int) or action_dim <= 0:
-        raise PrismError(f"{file}: 'action_dim' must be a positive integer, not {action_dim!r}; mend the file")
+        raise PrismError(f"{file}: 'action_dim' must be a positive integer, not {action_dim!r}; fix the file")
     provenance = data.get("provenance") or {}
     if not isinstance(provenance, dict):
-        raise PrismError(f"{file}: 'provenance' must be a JSON object, not {provenance!r}; mend the file")
+        raise PrismError(f"{file}: 'provenance' must be a JSON object, not {provenance!r}; fix the file")
     ends = checked_ends(data["episode_ends"], f"{file}: 'episode_ends'")
     sensors = _read_sensors(file, data["sensors"])
     checked, absent = data.get("checksums"), data.get("sometimes_absent", [])
     names = [sensor.name for sensor in sensors]
     if checked not in (None, "crc32") or not isinstance(absent, list) or not all(name in names for name in absent):
-        raise PrismError(f"{file}: 'checksums' or 'sometimes_absent' is not what prism writes; mend the file")
+        raise PrismError(f"{file}: 'checksums' or 'sometimes_absent' is not what prism writes; fix the file")
     if "own_checksum" in data and data["own_checksum"] != _checksum(data):
         raise PrismError(
             f"{file}: does not match its 'own_checksum': damaged, or edited; if you edited it, remove that key"

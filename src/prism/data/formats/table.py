@@ -146,7 +146,7 @@ def guess_kind(column: Column) -> tuple[SensorKind | None, str]:
             return "rgb", ""
         if shape[0] == 3 and not touch:
             return "rgb", ""
-    return None, f"has shape {shape} a step and type {column.dtype}, no kind of sensor that it could be by its name"
+    return None, f"has shape {shape} a step and type {column.dtype}, which fits no kind of sensor"
 
 
 def action_spec(columns: Sequence[Column], robot: str = "") -> ActionSpec:
@@ -214,7 +214,7 @@ class Stream:
             try:  # few texts, many steps: each is encoded once
                 known = {text: encode_text(text, size) for text in set(value.tolist())}
             except PrismError as error:
-                raise PrismError(f"{where}, '{self._keys}': {error}; mend it or leave the key out") from None
+                raise PrismError(f"{where}, '{self._keys}': {error}; fix it or leave the key out") from None
             return np.stack([known[text] for text in value.tolist()]) if len(value) else np.empty((0, size), np.uint8)
         if kind in ("rgb", "tactile"):
             return self._pixels(value, where)
@@ -226,7 +226,7 @@ class Stream:
         numbers[~np.isfinite(numbers)] = 0  # depth: cameras mark "nothing measured" in many ways
         if numbers.size and numbers.min() < 0:
             step = start + int(np.argmax(numbers.reshape(len(numbers), -1).min(axis=1) < 0))
-            raise PrismError(f"{where}, '{self._keys}': negative depth at step {step}; mend it or leave the key out")
+            raise PrismError(f"{where}, '{self._keys}': negative depth at step {step}; fix it or leave the key out")
         return numbers
 
     @property
@@ -277,7 +277,7 @@ def make_table(
     for column in columns:
         if (size := math.prod(column.shape) * column.dtype.itemsize) > STEP_BYTES:
             raise PrismError(
-                f"{path}: one step of '{column.key}' has {size / 1e6:.0f} MB, which no sensor has; {AGAIN}"
+                f"{path}: one step of '{column.key}' has {size / 1e6:.0f} MB, too large for a sensor; {AGAIN}"
             )
     given = {entry.name: entry for entry in entries}
     target = given.get(ACTION) or Entry((_action_key(path, columns, action, notes),), ACTION)
@@ -331,7 +331,7 @@ def _action_key(path: Path, columns: Sequence[Column], usual: str, notes: list[s
     vectors = [column.key for column in columns if guess_kind(column)[0] == "vector"]
     which = ", ".join(called or vectors) or "none that could be"
     raise PrismError(
-        f"{path}: there is no key '{usual}': which are the actions ({which})? Say it, with the sensors to take: --map "
+        f"{path}: there is no key '{usual}': which are the actions ({which})? Choose it, with the sensors: --map "
         f"KEY=action {table}"
     )
 
@@ -358,7 +358,7 @@ def _stream(path: Path, columns: Sequence[Column], entry: Entry, fps: float, not
     first = chosen[0]
     label = "+".join(entry.sources)
     if kind is None:
-        raise PrismError(f"{path}: '{label}' {problem}; say its kind: --map {label}={entry.name}:KIND")
+        raise PrismError(f"{path}: '{label}' {problem}; state its kind: --map {label}={entry.name}:KIND")
     if len(chosen) > 1 and kind != "vector":
         raise PrismError(f"{path}: only vectors can be joined; '{label}' is {kind}")
     if any(column.is_text != (kind == "text") for column in chosen) or any(c.dtype.kind not in "fiubU" for c in chosen):
@@ -406,7 +406,7 @@ def _usual_scale(path: Path, column: Column, kind: SensorKind, notes: list[str])
         return 1.0 / float(1 << (8 * dtype.itemsize - 1))
     if kind in ("rgb", "tactile") and dtype != np.uint8:
         raise PrismError(
-            f"{path}: '{column.key}' holds {dtype} pixels: say what makes them 0..255, "
+            f"{path}: '{column.key}' holds {dtype} pixels: give the scale that makes them 0..255, "
             f"as in --map {column.key}={sensor_name(column.key)}:{kind}:255, or leave the key out"
         )
     return 1.0

@@ -174,7 +174,7 @@ class VideoFrames:
                         out[i] = self._frames.keep(keys[i], frame)
                 except OtherSizeError as error:
                     self._open.forget(file)
-                    raise PrismError(f"{where}: {file} has {error}: mend 'shape' of this feature there") from None
+                    raise PrismError(f"{where}: {file} has {error}: fix 'shape' of this feature there") from None
                 except Exception as error:  # FFmpeg's errors, and ours
                     self._open.forget(file)
                     if isinstance(error, FileNotFoundError):

@@ -114,7 +114,7 @@ class EpisodeWriter(AtomicWriter):
         masks: dict[str, BoolArray] = {name: np.ones(length, np.bool_) for name in names}
         for name, mask in ((name, np.asarray(mask)) for name, mask in (present or {}).items()):
             if name not in names:
-                raise PrismError(f"{where}: 'present' names '{name}', which is no sensor of this dataset")
+                raise PrismError(f"{where}: 'present' names '{name}', which is not a sensor of this dataset")
             if mask.shape != (length,) or mask.dtype != np.bool_:
                 raise PrismError(f"{where}: 'present' of '{name}' is {mask.dtype} {mask.shape}, needs bool ({length},)")
             masks[name] = mask
@@ -143,7 +143,7 @@ class EpisodeWriter(AtomicWriter):
             if self._in_the_way():  # another program made it meanwhile
                 other = self.path.with_name(f"{self.path.name}-{self._temp.name.removeprefix(HIDDEN)[:8]}")
                 os.rename(self._temp, other)
-                raise PrismError(f"{self.path}: somebody else made it meanwhile; what was written is in {other}")
+                raise PrismError(f"{self.path}: another program created it meanwhile; the new data are in {other}")
             replace_folder(self._temp, self.path)
 
     def abandon(self) -> None:
@@ -175,4 +175,4 @@ class EpisodeWriter(AtomicWriter):
 
 def _require_finite(values: Array, where: str, present: BoolArray | None = None) -> None:
     if (step := first_bad_row(values, present)) is not None:
-        raise PrismError(f"{where} is NaN or infinite at step {step}; mend it or leave the episode out")
+        raise PrismError(f"{where} is NaN or infinite at step {step}; fix it or leave the episode out")

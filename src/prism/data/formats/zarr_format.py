@@ -417,7 +417,7 @@ class ZarrSource(TableSource):
         if not (numbers.min() >= 0 and numbers.max() <= 255 / stream.scale):
             top = 255 / stream.scale
             raise PrismError(
-                f"{self.path}: 'data/{stream.key}' has pixels outside 0..{top:g} near step {start}; mend it"
+                f"{self.path}: 'data/{stream.key}' has pixels outside 0..{top:g} near step {start}; fix it"
             )
         scaled = numbers if stream.scale == 1 else numbers * stream.scale
         pixels: Array = np.rint(scaled).astype(np.uint8)

@@ -31,7 +31,9 @@ class Camera(Stream):
     def __post_init__(self) -> None:
         super().__init__()
         if min(self.width, self.height, self.fps) <= 0:
-            raise PrismError(f"sensors.{self.sensor}: {self.width} x {self.height} at {self.fps:g} is no picture")
+            raise PrismError(
+                f"sensors.{self.sensor}: {self.width} x {self.height} at {self.fps:g} is not a picture size and rate"
+            )
 
     def sensors(self) -> tuple[SensorSpec, ...]:
         return (SensorSpec(self.sensor, self.kind, (self.height, self.width, 3), fps=self.fps),)

@@ -158,7 +158,7 @@ class DrivenRobot(Robot):
             i = int(np.argmax(far))
             low, high = self._low[i], self._high[i]
             told = f"{self.actions.name(i)} = {here[i]:.4g} is far outside its limits, {low:g} to {high:g}"
-            raise PrismError(f"{told}: move the robot there by hand, or mend its numbers")
+            raise PrismError(f"{told}: move the robot there by hand, or fix its numbers")
 
     def _where(self, place: str) -> Vector:
         """Of the axes of a part: where they are; a base stands, and what is not measured is unknown."""
@@ -169,7 +169,7 @@ class DrivenRobot(Robot):
         if found is None:
             raise PrismError(f"{place}: it does not say where it is; is it switched on?")
         if not np.isfinite(found[0][:dims]).all():
-            raise PrismError(f"{place}: it says that it is at {found[0][:dims].tolist()}: these are no finite numbers")
+            raise PrismError(f"{place}: it reports {found[0][:dims].tolist()}, which is not finite")
         return found[0][:dims].astype(np.float64)
 
     def read(self) -> dict[str, Reading]:
@@ -265,7 +265,7 @@ def robot_from_file(file: Path) -> Robot:
         text = read_bytes(file, JSON_BYTES).decode()
         data = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PrismError(f"{file}: cannot be read as {file.suffix[1:]} ({reason(error)}); mend the file") from None
+        raise PrismError(f"{file}: cannot be read as {file.suffix[1:]} ({reason(error)}); fix the file") from None
     try:
         if isinstance(data, dict) and "lerobot" in data:
             from prism.robots.drivers.lerobot_robot import robot_from_table

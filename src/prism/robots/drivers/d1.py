@@ -117,7 +117,7 @@ class D1(Part):
         while self._measured is None:
             if time.monotonic() > until:
                 self.close()
-                remedy = "is the arm on, and is interface the one that it is at?"
+                remedy = "is the arm on, and is interface the right one?"
                 raise self.error(f"no angles of the arm on {self.interface} ({ANGLES})", remedy)
             time.sleep(0.01)
         if not self.read_only:
@@ -172,7 +172,7 @@ class D1(Part):
         return at if share == 1.0 else np.array([*self._where(self._joints), at[6]])
 
     def _servos(self, at: Vector) -> Vector:
-        """Where they are told to be."""
+        """Their commanded positions."""
         return np.array([*self._joints, self.gripper_open * (1.0 - at[6]) / 2.0])
 
     def _hold(self, at: Vector) -> None:
@@ -183,7 +183,7 @@ class D1(Part):
 
     def _publish(self, numbers: Vector) -> None:
         if not np.isfinite(numbers).all():
-            raise PrismError(f"{numbers.tolist()} was to be sent, which are no finite numbers: stopped")
+            raise PrismError(f"the command {numbers.tolist()} is not finite: stopped")
         self._seq += 1
         angles = (*np.degrees(numbers[:6] * np.array(self.signs)), numbers[6])
         data = {"mode": _FAST} | {f"angle{i}": round(float(angle), 3) for i, angle in enumerate(angles)}

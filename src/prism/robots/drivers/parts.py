@@ -54,9 +54,9 @@ class Bounds:
         """PrismError unless these are finite numbers within the limits."""
         slack = 1e-6 * (1.0 + np.abs(at))
         if not np.isfinite(at).all():
-            raise PrismError(f"{at.tolist()} was to be sent, which are no finite numbers: stopped")
+            raise PrismError(f"the command {at.tolist()} is not finite: stopped")
         if ((at < self.low - slack) | (at > self.high + slack)).any():
-            raise PrismError(f"{at.tolist()} was to be sent, which is beyond the limits: stopped")
+            raise PrismError(f"the command {at.tolist()} is beyond the limits: stopped")
 
 
 class Part:
@@ -175,7 +175,7 @@ class Stream(Part):
         specs = {spec.name: spec for spec in self.sensors()}
         for name, (value, _) in found.items():
             if value.shape != (spec := specs[name]).shape or value.dtype != spec.dtype:
-                remedy = f"the file says {spec.shape} {spec.dtype}: mend it"
+                remedy = f"the file says {spec.shape} {spec.dtype}: fix it"
                 raise self.error(f"it shows {value.shape} {value.dtype}", remedy)
         with self._lock:
             for name, (value, stamp) in found.items():
@@ -211,6 +211,6 @@ def reach(part: Part, host: str, port: int, what: str, seconds: float = 2.0) -> 
         connection = socket.create_connection((host, port), seconds)
     except (OSError, UnicodeError) as error:
         remedy = f"is the {what} on, is the cable in, and is host right?"
-        raise part.error(f"nobody answers at {host}:{port} ({reason(error)})", remedy) from None
+        raise part.error(f"no answer at {host}:{port} ({reason(error)})", remedy) from None
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection

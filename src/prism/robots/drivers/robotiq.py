@@ -96,7 +96,7 @@ class Robotiq(Stream):
 
     def send(self, target: Vector, due: float) -> None:
         if not np.isfinite(target).all():
-            raise self.error(f"{target.tolist()} was to be sent, which are no finite numbers", "stopped")
+            raise self.error(f"the command {target.tolist()} is not finite", "stopped")
         self._target = round(255.0 * (float(np.clip(target[0], -1.0, 1.0)) + 1.0) / 2.0)
 
     def halt(self) -> None:

@@ -236,5 +236,5 @@ class RosArm(Stream):
         if self._null:
             return Health(False, self._not_a_number()[0])
         if self._state is None or time.monotonic() - self._state[1] > 1.0:
-            return Health(False, f"no news on {self.state_topic}: {self.remedy}")
+            return Health(False, f"no message on {self.state_topic}: {self.remedy}")
         return Health(not self._follower.fault, self._follower.fault)

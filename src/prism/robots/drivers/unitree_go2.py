@@ -1,6 +1,6 @@
 """The Unitree Go2's legs, through unitree_sdk2py: vx, vy (m/s) and vyaw (rad/s) of the body, in sport mode.
 
-A velocity holds until one period after its command was due; then the robot is told to stand. `Damp` is never called by
+A velocity holds until one period after its command was due; then the robot stands. `Damp` is never called by
 itself: it lets the legs go.
 """
 
@@ -81,7 +81,7 @@ class Go2(Part):
         if self._state is None:
             self.close()
             raise self.error(
-                f"no news of the robot on {self.interface} (rt/sportmodestate)",
+                f"no message from the robot on {self.interface} (rt/sportmodestate)",
                 "is it on, is the cable in, has this computer an address in 192.168.123.x?",
             )
         if not self.read_only:
@@ -126,7 +126,7 @@ class Go2(Part):
 
     def health(self) -> Health:
         if self._state is None or time.monotonic() - self._state[1] > _SILENT:
-            return Health(False, f"no news of the robot on {self.interface}: look at the cable, connect again")
+            return Health(False, f"no message from the robot on {self.interface}: look at the cable, connect again")
         if self._talker.fault:
             return Health(False, f"{self._talker.fault}: look at the cable, connect again")
         if self._code != 0:

@@ -31,7 +31,7 @@ _SILENT = 1.0  # seconds without news of the controller
 _REASONS = {
     PROTECTIVE: "protective stop: clear it on the pendant",
     EMERGENCY: "emergency stop: release it, and start the robot on the pendant",
-    NOT_SENT: "a target beyond the limits, or not a number, was to be sent: stopped",
+    NOT_SENT: "a target was beyond the limits, or not a number: stopped",
     NO_PROGRAM: "the controller ended the control program: look at its log on the pendant",
 }
 
@@ -93,7 +93,7 @@ class UR(Part):
         try:
             said = ours.recv() if ours.poll(_CONNECTS) else f"no answer within {_CONNECTS:g} s"
         except EOFError:
-            said = "ur_rtde ended without a word"
+            said = "ur_rtde ended without a message"
         if said:
             self._end_process()
             remedy = "the robot must be on, its brakes released, and in remote control (the pendant's upper right)"

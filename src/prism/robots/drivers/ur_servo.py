@@ -32,7 +32,7 @@ _SIX = ("goal", "pose", "joints", "force")
 
 
 class Board:
-    """Numbers that both processes see. `stop` is read and written without a lock: nobody can delay it."""
+    """Numbers that both processes see. `stop` is read and written without a lock: nothing can delay it."""
 
     def __init__(self, context: SpawnContext) -> None:
         self._array = context.Array("d", len(_SINGLE) + 6 * len(_SIX))
@@ -44,7 +44,7 @@ class Board:
         self._array.get_obj()[_SINGLE.index(name)] = value
 
     def write(self, singles: dict[str, float], sixes: dict[str, Vector]) -> None:
-        """Together: nobody reads one without the other."""
+        """Together: one is never read without the other."""
         with self._array.get_lock():
             for name, value in singles.items():
                 self.set(name, value)
@@ -69,7 +69,7 @@ class ServoConfig:
     gain: float
     zero_force: bool
     watchdog: float  # Hz: the controller stops the arm where commands come more slowly
-    read_only: bool = False  # the arm is measured, and its controller is told nothing
+    read_only: bool = False  # the arm is measured, and its controller gets no command
 
 
 class Servo:
@@ -165,7 +165,7 @@ class Servo:
 
 
 def serve(config: ServoConfig, board: Board, said: Connection) -> None:
-    """The process's life: connects, says "" or why it could not, and cycles until it is told to close."""
+    """The process's life: connects, says "" or why it could not, and cycles until it has to close."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for the other process, which then stops the arm
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

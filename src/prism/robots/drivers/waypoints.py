@@ -16,16 +16,16 @@ Vector = NDArray[np.float64]
 
 
 class Interpolator:
-    """Where the arm is told to be, from cycle to cycle."""
+    """The arm's commanded position, from cycle to cycle."""
 
     def __init__(self, start: Vector, speed: Vector) -> None:
         if not np.isfinite(start).all():
-            raise PrismError(f"it says that it is at {start.tolist()}: these are no finite numbers")
+            raise PrismError(f"it reports {start.tolist()}, which is not finite")
         self.at, self._goal, self._due, self._speed = start.copy(), start.copy(), -math.inf, speed
 
     def aim(self, goal: Vector, due: float) -> None:
         if not np.isfinite(goal).all():
-            raise PrismError(f"{goal.tolist()} was to be its goal, which are no finite numbers: stopped")
+            raise PrismError(f"its goal {goal.tolist()} is not finite: stopped")
         self._goal, self._due = goal, due
 
     def step(self, now: float, dt: float) -> Vector:
