@@ -47,7 +47,7 @@ class AttentionConfig:
     heads: int = 4
     features: int = 256  # paper, Sec. 4.2: m random features a head
     bias: bool = True
-    # favor: |q~| and |k~|, the lengths of queries and keys after the division by D^(1/4); 0: as they come, as the paper
+    # favor: |q~| and |k~|, the lengths of queries and keys after the division by D^(1/4); 0: unchanged, as in the paper
     length: float = 0.0
     redraw: bool = False  # other random features at every step of the training; otherwise drawn once
     length_bound: float = 1.0  # a head learns its length between length / this and length * this; 1: it stays

@@ -69,11 +69,11 @@ class SensorSpec:
     resize: tuple[int, int] | None = None  # images: what is left, to (height, width)
     random_shift: int = 0  # images, training only: moved by up to this many stored pixels; borders repeat
     sample_rate: int = 0  # audio: samples a second
-    clip: tuple[float, float] | None = None  # depth: nearest and farthest metres that mean something
+    clip: tuple[float, float] | None = None  # depth: nearest and farthest valid metres
     # What a healthy sensor shows at run time (prism.inference.health); beyond it the sensor counts as absent.
     limits: tuple[float, float] | None = None  # of every value; of an image's mean; depth: mean of what was measured
-    max_repeats: int = 0  # identical frames in a row after which it hangs; 0: it may stand still for ever
-    max_age: float = 0.0  # seconds, where the robot says how old a reading is; 0: three periods of its rate
+    max_repeats: int = 0  # identical frames in a row after which it counts as frozen; 0: no check
+    max_age: float = 0.0  # seconds, if the robot reports the age of a reading; 0: three periods of its rate
     names: tuple[str, ...] = ()  # vectors: of the dimensions, where the dataset has them
     # rgb, of policies from before `seen`: mean of the pictures that it was trained on
     colour: tuple[float, float, float] | None = field(default=None, compare=False)

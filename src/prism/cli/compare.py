@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare(JsonOutput):
-    """Methods side by side: train each on the same data for the same time, evaluate on the same episodes.
+    """Compare methods: same data, same training time, same evaluation episodes.
 
     Try:
         prism compare pusht-human --minutes 30 --out compare/pusht
@@ -35,18 +35,18 @@ class Compare(JsonOutput):
     recipe: Annotated[tuple[str, ...], Positional, arg(metavar="RECIPE ...", help_behavior_hint="")]
     """Recipes or tasks, as for prism train."""
     out: Annotated[Path, arg(metavar="FOLDER")]
-    """Where the runs and the results go."""
+    """Output folder for runs and results."""
     methods: Annotated[tuple[str, ...], option("METHOD ...")] = (
         "prism", "diffusion", "flow_matching", "imle", "act", "mse",
     )  # fmt: skip
     """Methods, or variations of them: NAME=METHOD:KEY=VALUE,KEY=VALUE with keys as in --set, or preset. Default: all
     six."""
     seeds: Annotated[tuple[int, ...], option("N ...")] = (0, 1, 2)
-    """Seeds of the training; each method is trained once with each. Default: 0 1 2."""
+    """Training seeds. Each method is trained once per seed. Default: 0 1 2."""
     minutes: Annotated[float | None, option("M")] = None
-    """Train each for this many minutes of one core."""
+    """Training time of each, in minutes of one core."""
     steps: Annotated[int | None, option("N")] = None
-    """Train each for this many steps (one of the two is needed)."""
+    """Training steps of each. Either --minutes or --steps is required."""
     clock: Literal["wall", "cpu"] = "wall"
     """What the minutes count: wall-clock time, or the CPU time of the process (fair on a busy machine)."""
     preset: Annotated[Preset | None, option("NAME")] = None
@@ -54,26 +54,26 @@ class Compare(JsonOutput):
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change a setting of the recipe for every method: --set train.batch_size=32."""
     episodes: int = 50
-    """Episodes of the evaluation at the end, on seeds from 100,000."""
+    """Episodes of the final evaluation, on seeds from 100,000."""
     first_seed: int = 100_000
-    """Seed of the first of them."""
+    """Seed of the first of these episodes."""
     curve: Annotated[tuple[float, ...], option("FRACTION ...")] = (0.1, 0.25, 0.5)
-    """Where on the way to look, as fractions of the budget; off the training's clock."""
+    """Fractions of the budget at which to evaluate. The time for it does not count."""
     curve_episodes: int = 20
-    """Episodes of each look."""
+    """Episodes of each of these evaluations."""
     jobs: Annotated[int | None, option("N")] = None
-    """Runs at the same time, one thread each. Default: as many as there are cores."""
+    """Parallel runs, one thread each. Default: one per core."""
     trained: Annotated[Path | None, arg(metavar="FOLDER")] = None
-    """Train nothing: take the finished trainings of the comparison in this folder, to be played on other episodes
-    (--first-seed) or executed in another way (variations of controller...)."""
+    """Train nothing: play the finished trainings of the comparison in this folder, on other episodes
+    (--first-seed) or with other execution settings (variations of controller...)."""
     protocol: Annotated[str, option("NAME")] = ""
-    """The written protocol that this comparison keeps (docs/explanation/protocol.md); it is stored and shown."""
+    """The written protocol of this comparison (docs/explanation/protocol.md); it is stored and shown."""
     chosen_on: Annotated[tuple[str, ...], option("FIRST-LAST")] = ()
     """Episodes that settings were chosen on; a comparison on any of them is refused."""
     ray: bool = False
     """Run on a Ray cluster (the running one, or one on this machine); FOLDER must be visible to all nodes."""
     status: bool = False
-    """Run nothing: show what is in FOLDER."""
+    """Run nothing: show the state of FOLDER."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "jobs steps", "(0, inf)": "minutes"})

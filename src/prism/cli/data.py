@@ -37,18 +37,18 @@ class Collect(CalvinOption):
     out: Annotated[Path | None, option("FOLDER")] = None
     """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache."""
     seed: Annotated[int | None, option("N")] = None
-    """Of the first episode; each one has its own; default: the task's, most often 0."""
+    """Seed of the first episode; default: the task's, usually 0."""
     noise: Annotated[float | None, option("N")] = None
-    """Disturb what is executed, not what is recorded, so that recovery is shown; 1 is half the action range; default:
-    the task's, as `prism train TASK` has it."""
+    """Noise on the executed, not the recorded actions, to show recovery; 1 is half the action range; default:
+    the task's, as for `prism train TASK`."""
     beyond: Annotated[int | None, option("N")] = None
     """Steps to record after success, so that a policy learns to come to rest; default: the task's, as above."""
     failures: bool = False
-    """Keep episodes that fail as well: --episodes attempts, whatever becomes of them."""
+    """Keep failed episodes as well: --episodes attempts in all."""
     workers: Annotated[int | None, option("N")] = None
-    """Processes that record in parallel; default: one a core."""
+    """Parallel worker processes; default: one per core."""
     overwrite: bool = False
-    """Replace what is there."""
+    """Replace an existing dataset."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "episodes workers", "[0, inf)": "seed noise beyond"})
@@ -112,7 +112,7 @@ class _OfDataset(DatasetOptions):
 
 @dataclass(frozen=True)
 class Inspect(_OfDataset):
-    """Summarise a dataset in any format prism reads: episodes, lengths, sensors, ranges.
+    """Summarise a dataset: episodes, lengths, sensors, ranges.
 
     Try:
         prism data inspect data/metaworld-button-press-topdown
@@ -160,7 +160,7 @@ class Inspect(_OfDataset):
 
 @dataclass(frozen=True)
 class Convert(_OfDataset):
-    """Write a dataset of any format anew: in prism's own, as LeRobot v3, or (robosuite tasks) as robomimic's HDF5.
+    """Convert a dataset to prism's own format, LeRobot v3, or (robosuite tasks) robomimic's HDF5.
 
     Try:
         prism data convert lift.hdf5 data/lift
@@ -171,13 +171,13 @@ class Convert(_OfDataset):
     """
 
     path: Positional[Path]
-    """The dataset: a folder or a file, hf://USER/NAME, or a recipe: its demonstrations as it learns from them."""
+    """The dataset: a folder or a file, hf://USER/NAME, or a recipe: the demonstrations it trains on."""
     out: Positional[Path]
     """The new folder."""
     to: Literal["prism", "lerobot", "robomimic"] = "prism"
     """The new format."""
     task: Annotated[str | None, option("TEXT")] = None
-    """What the demonstrations show; default: the dataset's own words."""
+    """Instruction of the demonstrations; default: the dataset's."""
     codec: Literal["h264", "av1"] = "h264"
     """LeRobot: how pictures are compressed."""
     pictures: Literal["auto", "video", "pixels"] = "auto"

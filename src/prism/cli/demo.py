@@ -25,11 +25,11 @@ class Demo:
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("runs/demo")
-    """Where everything goes."""
+    """Output folder."""
     minutes: Annotated[float | None, option("M")] = None
     """Minutes of training for each task. Default: the demo's own."""
     fresh: bool = False
-    """Start over; what is there is moved aside, not deleted."""
+    """Start over. Existing results are moved aside, not deleted."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"(0, inf)": "minutes"})

@@ -15,7 +15,7 @@ from prism.errors import PrismError, check_numbers
 
 @dataclass(frozen=True)
 class Eval(JsonOutput, CalvinOption):
-    """Roll a trained policy out on seeds it has never seen, and measure it.
+    """Evaluate a trained policy on unseen seeds.
 
     Try:
         prism eval runs/pusht-human --episodes 50 --json result.json
@@ -30,32 +30,32 @@ class Eval(JsonOutput, CalvinOption):
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, or one checkpoint in it."""
     task: Annotated[str | None, option("TASK")] = None
-    """The task to roll out in. Default: the one the policy was trained for, or all of them."""
+    """The task to evaluate on. Default: all tasks the policy was trained for."""
     episodes: int = 50
-    """How many episodes of a task, each with a seed of its own."""
+    """Number of episodes per task, each with its own seed."""
     text: Annotated[str | None, option("SENTENCE")] = None
-    """Tell the policy this, whatever the task says; nothing is stored in the run then."""
+    """Instruction in place of the task's. The result is not stored in the run."""
     without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors that are absent all the time; nothing is stored in the run then."""
+    """Sensors to remove for the whole evaluation. The result is not stored in the run."""
     first_seed: int = 100_000  # sims.base.TEST_SEED, which would import numpy; a test compares them
-    """Seed of the first episode. Tune on other seeds than the test seeds, which start at 100,000."""
+    """Seed of the first episode. Test seeds start at 100,000; tune on other seeds."""
     report: bool = False
     """Write report.html into the run: curves, candidate fans, a table of episodes, videos."""
     candidates: Annotated[int | None, option("K")] = None
-    """Action sequences to draw at each replanning. Default: the recipe's own."""
+    """Candidates to draw at each replan. Default: the recipe's."""
     selection: Annotated[str | None, option("RULE")] = None
-    """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first. Default: as the recipe."""
+    """Which of them to execute: commit, overlap, last_action, proxy_score, medoid, first. Default: the recipe's."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=4 selection.centrality=0.5; the run's experiment.json
     lists them all."""
     workers: Annotated[int | None, option("N")] = None
-    """Processes that roll out in parallel. Default: one a core."""
+    """Parallel worker processes. Default: one per core."""
     backend: Annotated[str, option("NAME")] = "eager"
-    """What computes the policy: eager, compile, onnx, onnx-int8 (docs/explanation/realtime.md)."""
+    """Back end: eager, compile, onnx, onnx-int8 (docs/explanation/realtime.md)."""
     device: Annotated[str, option("NAME")] = "cpu"
-    """Where: cpu, cuda, mps, or auto (cuda where there is one). Every worker has a copy of the policy there."""
+    """Device: cpu, cuda, mps, or auto (cuda if available). Every worker has a copy of the policy there."""
     ray: bool = False
-    """Roll out on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
+    """Run on a Ray cluster (RAY_ADDRESS, or one on this machine); same results. pip install 'prism-policy[ray]'"""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "episodes candidates workers"})

@@ -14,7 +14,7 @@ from prism.errors import PrismError
 
 @dataclass(frozen=True)
 class Export:
-    """Write a trained policy for others: as ONNX graphs, as a folder that LeRobot reads too, or to the hub.
+    """Export a trained policy: as ONNX graphs, for LeRobot, or to the Hugging Face hub.
 
     Try:
         prism export runs/pusht --onnx exported
@@ -30,15 +30,15 @@ class Export:
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, one checkpoint in it, the folder of a training with lerobot-train, or hf://USER/NAME."""
     onnx: Annotated[Path | None, option("DIR")] = None
-    """The folder to write graphs to; it appears whole or not at all."""
+    """Folder for the graphs; written completely or not at all."""
     lerobot: Annotated[Path | None, option("DIR")] = None
-    """The folder to write LeRobot's checkpoint to; it appears whole or not at all."""
+    """Folder for LeRobot's checkpoint; written completely or not at all."""
     hub: Annotated[str | None, option("USER/NAME")] = None
-    """The model on the Hugging Face hub to upload to; it is made where it is not there."""
+    """Model on the Hugging Face hub; created if missing."""
     private: bool = False
-    """--hub: a new model is seen by its owner alone."""
+    """--hub: create the model as private."""
     license: str = "mit"
-    """--lerobot, --hub: of the policy, for its model card."""
+    """--lerobot, --hub: the policy's licence, for its model card."""
     overwrite: bool = False
     """Replace the folder if it is an older export."""
 

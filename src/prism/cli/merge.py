@@ -22,7 +22,7 @@ class Merge(_OfDataset):
         prism data merge monday tuesday --out week --text "open the drawer" "close the drawer"
 
     A sensor that a dataset lacks is absent in its episodes. The episodes of a dataset without text get the words
-    of its task, where these are not all the same. `prism train A B` does the same without a copy, and with weights.
+    of its task, if the tasks differ. `prism train A B` does the same without a copy, and with weights.
     """
 
     datasets: Annotated[tuple[Path, ...], Positional, arg(metavar="DATASET ...", help_behavior_hint="")]

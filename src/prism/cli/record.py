@@ -34,33 +34,33 @@ class Record:
     """
 
     folder: Annotated[Path, Positional, arg(metavar="FOLDER")]
-    """The dataset; episodes are added to those that are there."""
+    """The dataset; new episodes are added."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
-    """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
+    """A twin (ur5e-twin), or a robot file such as my_ur.toml (docs/howto/robots.md)."""
     teleop: Annotated[str, arg(metavar="NAME")] = "keyboard"
-    """Who commands: keyboard, gamepad, spacemouse, leader=ROBOT, or scripted (the demonstrator that a twin has)."""
+    """Source of the commands: keyboard, gamepad, spacemouse, leader=ROBOT, or scripted (a twin's own demonstrator)."""
     noise: Annotated[float, arg(metavar="SHARE")] = 0.0
-    """Disturb a script by this share of its commands, and record what it meant: shows how to recover. 0.05 is good."""
+    """Disturb a script by this share of its commands, and record the undisturbed ones. 0.05 is good."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Options of the robot, as task=tabletop-height realtime=false."""
     limits: Annotated[Path | None, option("FILE")] = None
     """Limits that narrow the robot's own, JSON or TOML (prism/robots/limits.py)."""
     episodes: int = 20
-    """To record now."""
+    """Number of episodes to record."""
     seconds: Annotated[float | None, option("S")] = None
-    """Length of an episode at most. Default: the robot's own."""
+    """Maximum length of an episode. Default: the robot's."""
     first_seed: Annotated[int | None, option("N")] = None
-    """Of a twin's first scene. Default: after the last that is recorded in FOLDER."""
+    """Seed of a twin's first scene. Default: after the last one in FOLDER."""
     text: Annotated[str | None, option("SENTENCE")] = None
-    """What these episodes show, in words: they get a text sensor that says it. Another call may add others."""
+    """Instruction of these episodes, stored as a text sensor. Another call may add others."""
     no_video: bool = False
     """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
     on_overrun: Literal["drop", "stop"] = "drop"
-    """Where pictures come faster than they are compressed: drop leaves some out and marks the steps, stop ends it."""
+    """If pictures arrive faster than they are compressed: drop some and mark the steps, or stop the episode."""
     lerobot: Annotated[Path | None, option("FOLDER")] = None
-    """At the end, write all that is recorded as a LeRobot v3 dataset to this folder too."""
+    """At the end, also write everything as a LeRobot v3 dataset to this folder."""
     failures: bool = False
-    """Keep what a twin says was no success, too."""
+    """Keep failed episodes of a twin, too."""
 
     def __post_init__(self) -> None:
         if not self.robot:

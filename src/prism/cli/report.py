@@ -13,7 +13,7 @@ from prism.cli.style import OutputFile
 
 @dataclass(frozen=True)
 class Report:
-    """Write the page that shows a run: one self-contained report.html that opens from disk.
+    """Write a report of a run: one self-contained report.html.
 
     Try:
         prism report runs/pusht-human

@@ -37,8 +37,8 @@ class Run:
         prism run --replay runs/my-task/robot/episode-000003 --robot ur5e-twin
         prism run runs/my-task --robot my-robot --teleop keyboard        t takes over, and gives back
 
-    Nothing moves before the policy fits the robot: sensors, shapes, rate, action space. Limits are printed and always
-    on. Space, q or Ctrl-C stop the robot; s and f say that an episode succeeded or failed. Each episode is recorded;
+    Before anything moves, the policy must fit the robot: sensors, shapes, rate, actions. Limits are printed and always
+    on. Space, q or Ctrl-C stop the robot; s and f mark an episode as success or failure. Each episode is recorded;
     corrections of a person who took over are recorded beside them, to learn from:
         prism train data/my-task runs/my-task/robot-corrections --init runs/my-task
     """
@@ -46,7 +46,7 @@ class Run:
     run_folder: Annotated[Path | None, Positional, arg(metavar="RUN")] = None
     """A run folder, or one checkpoint in it; not needed with --server."""
     robot: Annotated[str, arg(metavar="NAME")] = ""
-    """A twin (ur5e-twin), or a robot's file, as my_ur.toml (docs/howto/robots.md)."""
+    """A twin (ur5e-twin), or a robot file such as my_ur.toml (docs/howto/robots.md)."""
     option: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Options of the robot, as task=tabletop-height realtime=false. A twin's task is by default that of RUN's data."""
     limits: Annotated[Path | None, option("FILE")] = None
@@ -54,50 +54,50 @@ class Run:
     server: Annotated[str | None, option("URL")] = None
     """Get plans from `prism serve` at this address, instead of computing them here."""
     api_key_file: Annotated[Path | None, option("FILE")] = None
-    """Send that server the key in this file; PRISM_API_KEY does the same."""
+    """File with the server's key; PRISM_API_KEY does the same."""
     silence: Annotated[float, option("S")] = 0.03
-    """Stand still where the server gives no sign of life for so long; more for a network that pauses now and then."""
+    """Hold the robot after this long without a sign of life from the server; use more if the network pauses."""
     replay: Annotated[Path | None, option("EPISODE")] = None
     """Do what was done in a recorded episode (a folder episode-000000) once more: the robot goes slowly to where it
     began, then along its path. A twin begins in the same scene."""
     live: Annotated[int | None, option("PORT")] = None
     """Show a live page meanwhile, http://127.0.0.1:PORT: sensors, candidates, latency. 0: a free port."""
     episodes: int = 1
-    """How many."""
+    """Number of episodes."""
     seconds: Annotated[float | None, option("S")] = None
-    """Length of an episode at most. Default: the robot's own."""
+    """Maximum length of an episode. Default: the robot's."""
     teleop: Annotated[str | None, option("NAME")] = None
-    """Who may take over from the policy: keyboard (t), gamepad, spacemouse, leader=ROBOT, or scripted (a twin)."""
+    """Device for taking over from the policy: keyboard (t), gamepad, spacemouse, leader=ROBOT, or scripted (a twin)."""
     slow: Annotated[float, arg(metavar="FACTOR")] = 1.0
     """Move at this share of the speed: 0.25 for the first time."""
     dry_run: bool = False
-    """Read the sensors, plan and limit, and send nothing."""
+    """Read the sensors and plan, but send nothing."""
     text: Annotated[str | None, option("SENTENCE")] = None
     """Instruction for a language-conditioned policy. Default: the robot's own text sensor, if it has one."""
     resize: bool = False
-    """Bring the robot's pictures to the size that the policy was trained with."""
+    """Resize the robot's pictures to the policy's size."""
     trust_sensors: bool = False
-    """Do not compare the first readings with what the policy was trained on: units, sizes, colours, cameras."""
+    """Do not compare the first readings with the training data (units, sizes, colours, cameras)."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """Kind of the policy's actions, absolute, delta or velocity, where it is unknown."""
+    """Kind of the policy's actions, if unknown: absolute, delta or velocity."""
     trained_on: Annotated[str | None, option("NAME")] = None
-    """The robot that the policy was trained on, where it is another one: its actions must mean the same on both."""
+    """The robot that the policy was trained on, if it is another one. Actions must mean the same on both."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
     """Change any setting of the controller: --set exec_horizon=2 plans more often."""
     backend: Annotated[str, arg(metavar="NAME")] = "eager"
-    """What computes the policy here: eager, compile, onnx, onnx-int8."""
+    """Back end: eager, compile, onnx, onnx-int8."""
     device: Annotated[str, option("NAME")] = "auto"
-    """Where it is computed: cpu, cuda, mps, or auto (cuda where there is one)."""
+    """Device: cpu, cuda, mps, or auto (cuda if available)."""
     first_seed: int = 100_000
-    """Of the first episode: of the policy's random numbers, and of a twin's scene."""
+    """Seed of the first episode, for the policy and for a twin's scene."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the episodes are recorded; they are added to those that are there. Default: RUN/robot."""
+    """Folder for the recorded episodes; new ones are added. Default: RUN/robot."""
     no_video: bool = False
     """Keep every pixel of the cameras. Default: h264 video, compressed meanwhile, about 30 times smaller."""
     on_overrun: Literal["drop", "stop"] = "drop"
-    """Where pictures come faster than they are compressed: drop leaves some out and marks the steps, stop ends it."""
+    """If pictures arrive faster than they are compressed: drop some and mark the steps, or stop the episode."""
     json: OutputFile = None
-    """Write what was measured to this file too."""
+    """Write the measurements to this file too."""
     rerun: OutputFile = None
     """Write every episode for the rerun viewer, after it: sensors, candidates, commands; one .rrd file
     (pip install 'prism-policy[rerun]')."""

@@ -30,52 +30,52 @@ class Serve:
         prism serve runs/mine --map observation/image=rgb_static prompt=instruction
         prism serve runs/mine --backend onnx-int8   cameras two to four times faster
 
-    Speaks openpi's protocol: openpi-client works as it is; prism-client (packages/prism-client) is
-    small and knows more. Ctrl-C ends it. docs/howto/serving.md explains the protocol and every limit.
+    The protocol is openpi's, so openpi-client works; prism-client (packages/prism-client) is
+    small and offers more. Ctrl-C ends it. docs/howto/serving.md explains the protocol and every limit.
     """
 
     run_folder: Annotated[Path, Positional, arg(metavar="RUN")]
     """A run folder, or one checkpoint in it."""
     host: str = "127.0.0.1"
-    """Where to listen; default: this computer only. 0.0.0.0 is every network it is on."""
+    """Address to listen on; default: this computer only. 0.0.0.0 means all its networks."""
     port: int = 8000
-    """Port of everything: robots, page, /healthz and /metrics; 0 takes a free one."""
+    """Port for robots, page, /healthz and /metrics; 0 takes a free one."""
     api_key_file: Annotated[Path | None, option("FILE")] = None
     """Clients must send the key in this file (Authorization: Api-Key KEY); PRISM_API_KEY does the same."""
     no_key: bool = False
-    """Listen beyond this computer without a key: everybody on the network can send requests and watch the cameras."""
+    """Listen beyond this computer without a key: anyone on the network can send requests and watch the cameras."""
     name: Annotated[tuple[str, ...], option("HOST")] = ()
-    """Names of this computer on its network, for browsers that open the live page by name and without a key."""
+    """Network names of this computer, for browsers that open the live page without a key."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """What the clients call a sensor; KEY= ignores a key."""
+    """The client's name of a sensor, KEY=SENSOR; KEY= ignores a key."""
     candidates: Annotated[int | None, option("K")] = None
-    """Action sequences to draw for each plan; default: as the run."""
+    """Candidates to draw for each plan; default: the run's."""
     selection: Annotated[str | None, option("RULE")] = None
-    """Which of them to send; default: as the run (prism eval --help lists the rules)."""
+    """Selection rule; default: the run's (prism eval --help lists the rules)."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """Kind of the policy's actions, absolute, delta or velocity, where it is unknown."""
+    """Kind of the policy's actions, if unknown: absolute, delta or velocity."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()
-    """Change any setting of the controller: --set exec_horizon=1 for clients that ask at every step."""
+    """Change any setting of the controller: --set exec_horizon=1 for clients that request a plan at every step."""
     backend: Annotated[str, option("NAME")] = "eager"
-    """What runs the network: eager, compile, onnx or onnx-int8 (docs/explanation/realtime.md)."""
+    """Back end: eager, compile, onnx or onnx-int8 (docs/explanation/realtime.md)."""
     device: Annotated[str, option("NAME")] = "auto"
-    """Where it runs: cpu, cuda, mps, or auto (cuda where there is one). Back ends other than eager run on the CPU."""
+    """Device: cpu, cuda, mps, or auto (cuda if available). Back ends other than eager run on the CPU."""
     max_clients: int = 128
-    """More robots than this are turned away."""
+    """Maximum number of connected robots."""
     max_message_mb: Annotated[float | None, option("MB")] = None
     """Largest message; default: four full observations of this policy."""
     rate: float = 200.0
-    """Requests a second that one client may send; a faster one waits. 0: no limit."""
+    """Requests per second of one client; faster requests wait. 0: no limit."""
     idle_timeout: float = 300.0
-    """Seconds without a request after which a client is closed."""
+    """Seconds without a request after which a client is disconnected."""
     threads: Annotated[int | None, option("N")] = None
-    """Threads of the network; default: one less than the computer has cores."""
+    """Threads for the network; default: all cores but one."""
     allow_absent: bool = False
-    """Plan also without a sensor that the policy requires; default: such requests are refused."""
+    """Accept requests without a required sensor; default: refuse them."""
     trust_sensors: bool = False
-    """Do not compare first observations with what the policy was trained on: units, sizes, colours, cameras."""
+    """Do not compare first observations with the training data (units, sizes, colours, cameras)."""
     seed: int = 0
-    """Of the random numbers of every client's first episode."""
+    """Random seed of every client's first episode."""
 
     def __post_init__(self) -> None:
         for entry in self.map:

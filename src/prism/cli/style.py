@@ -25,7 +25,7 @@ class CalvinOption:
     """A command that may make one of CALVIN's environments."""
 
     calvin: Annotated[Path | None, option("PATH")] = None
-    """Where CALVIN is checked out. Default: PRISM_CALVIN."""
+    """Path of the CALVIN checkout. Default: PRISM_CALVIN."""
 
     def find_calvin(self) -> None:
         if self.calvin is not None:  # the rollouts' processes inherit it
@@ -37,7 +37,7 @@ class JsonOutput:
     """A command whose figures can be written to a file."""
 
     json: OutputFile = None
-    """Write the figures to this file too."""
+    """Also write the figures to this file."""
     overwrite: bool = False
     """Replace that file if it exists."""
 
@@ -49,14 +49,14 @@ class DatasetOptions:
     fps: Annotated[float | None, option("RATE")] = None
     """Steps a second of the dataset, for formats that do not store it."""
     map: Annotated[tuple[str, ...], option("KEY=SENSOR")] = ()
-    """Which key of the dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]; without it a guess, explained. KEY=
+    """Which key of the dataset becomes which sensor, KEY=SENSOR[:KIND[:SCALE]]. Default: a guess. KEY=
     ignores a key."""
     sensor: Annotated[tuple[str, ...], option("SENSOR.KEY=VALUE")] = ()
     """Preprocessing and health of a sensor of the dataset: rgb_static.crop=76,76."""
     tolerance: Annotated[float | None, option("SECONDS")] = None
     """ROS 2 bags: how far in time a reading may be from its step. Default: one step."""
     without: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Sensors of the dataset that are left out: a camera whose files are missing."""
+    """Sensors of the dataset to leave out, for example a camera whose files are missing."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"(0, inf)": "fps tolerance"})

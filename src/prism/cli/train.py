@@ -21,21 +21,21 @@ Preset = Literal["tiny", "base", "paper", "fast", "paper-literal"]
 
 @dataclass(frozen=True)
 class Train(DatasetOptions, CalvinOption):
-    """Train a policy: on a recipe, a task, a dataset of yours, or several of these.
+    """Train a policy on a recipe, a task, your own dataset, or several of these.
 
     Try:
         prism train pusht-human --minutes 15        human demonstrations of Push-T
         prism train pusht                           the demonstrations that ship with prism
         prism train metaworld-drawer-open           records demonstrations first, then trains
         prism train pusht --data my.zarr.zip --out runs/mine
-        prism train my.zarr.zip                     a dataset of yours, all its sensors, no simulator
+        prism train my.zarr.zip                     your own dataset, all its sensors, no simulator
         prism train lift.hdf5 --demonstrations 50 --sensor '*_image.crop=76,76' '*_image.random_shift=4'
         prism train data/insert data/stack --weights 1 2 --out runs/both      one policy, from both
-        prism train tabletop-stack-blue tabletop-ball --episodes 25     two tasks, each told by its sentence
+        prism train tabletop-stack-blue tabletop-ball --episodes 25     two tasks, each with its instruction
         prism train tabletop-insert-left --without tactile
         prism train pusht-human --steps 5000 --set policy.objective.rule=paper --out runs/literal
         prism train pusht-human --method diffusion  another method on the same encoder and data
-        prism train pusht-human --eval-every 3      looks at success on the way, every 3 minutes of training
+        prism train pusht-human --eval-every 3      evaluates every 3 minutes of training
         prism train data/insert runs/insert/robot-corrections --init runs/insert --out runs/better
         prism train pusht-human --resume            continues runs/pusht-human
         torchrun --nproc-per-node 8 -m prism.cli train pusht-human    the same training on 8 GPUs
@@ -48,13 +48,13 @@ class Train(DatasetOptions, CalvinOption):
     """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset; several: one
     policy for all of them."""
     weights: Annotated[tuple[float, ...] | None, option("W")] = None
-    """Of several datasets: how often a step of each is drawn, relative to the others. Default: all alike."""
+    """Of several datasets: how often a step of each is drawn, relative to the others. Default: equal."""
     text: Annotated[tuple[str, ...], option("SENTENCE")] = ()
     """Of several datasets: the instruction of each. Default: their own text, or the words of their task."""
     sensors: Annotated[tuple[str, ...], option("SENSOR")] = ()
-    """Train on these sensors alone. Default: all that there are, but those of --without."""
+    """Train on these sensors only. Default: all except those of --without."""
     data: Annotated[Path | None, option("PATH")] = None
-    """Train on this dataset (a folder or a .zarr.zip) and not on the recipe's own."""
+    """Train on this dataset (a folder or a .zarr.zip) instead of the recipe's."""
     fraction: Annotated[float | None, option("F")] = None
     """Train on this fraction of the training data, drawn by the seed: 0.1 is a tenth of its steps."""
     demonstrations: Annotated[int | None, option("N")] = None
@@ -66,25 +66,25 @@ class Train(DatasetOptions, CalvinOption):
     """Stop after this many steps; the learning rate follows this budget."""
     clock: Literal["wall", "cpu"] | None = None
     """What the minutes count: wall-clock time, or the CPU time of the process (on a busy machine the same amount of
-    computing). Default: wall, or as the run that is resumed."""
+    computing). Default: wall, or the clock of the resumed run."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the run goes. Default: runs/RECIPE, or runs/RECIPE-METHOD."""
+    """Folder of the run. Default: runs/RECIPE, or runs/RECIPE-METHOD."""
     method: Annotated[str | None, option("NAME")] = None
-    """prism, or what it is compared with: diffusion, flow_matching, imle, act, mse, and the few-step methods
+    """prism, or a baseline: diffusion, flow_matching, imle, act, mse, and the few-step methods
     rectified_flow, consistency (both with --teacher), consistency_fm, adaflow."""
     teacher: Annotated[Path | None, option("RUN")] = None
     """The run that a distilled method learns from: flow_matching for rectified_flow, diffusion for consistency."""
     init: Annotated[Path | None, option("RUN")] = None
-    """Begin with the network of this run, to learn from more data: what people corrected (prism run --teleop). Their
+    """Start from the network of this run, to learn from more data such as corrections (prism run --teleop). Their
     actions must be of the run's kind."""
     action_kind: Annotated[str | None, option("KIND")] = None
-    """Kind of the actions: absolute, delta or velocity. Default: as the data state or show; required if they do not."""
+    """Kind of the actions: absolute, delta or velocity. Default: from the data; required if they do not show it."""
     preset: Annotated[Preset | None, option("NAME")] = None
     """Network, horizons and objective, in place of the recipe's (anchor, observation noise, encoder.text.things stay):
     tiny learns in minutes on CPU, base, paper (the publication's), fast (paper, about half of the time to a plan).
-    paper-literal: the publication to the letter, its optimiser, targets, ProxyScore too. Default: the recipe's."""
+    paper-literal: the publication to the letter, with its optimiser, targets and ProxyScore. Default: the recipe's."""
     episodes: Annotated[str | None, option("N|0-46,48-")] = None
-    """How many demonstrations to record, where the task has an expert; of a dataset, which episodes to use."""
+    """How many demonstrations to record, if the task has an expert; for a dataset, which episodes to use."""
     skip_damaged: bool = False
     """Leave out episodes of the dataset that hold NaN, or whose files are missing or cannot be decoded."""
     robust: bool = False
@@ -95,16 +95,16 @@ class Train(DatasetOptions, CalvinOption):
     """Change any setting of the recipe: --set policy.objective.scope=batch train.learning_rate=5e-4; the run's
     experiment.json lists them all."""
     device: Annotated[str, option("NAME")] = "auto"
-    """Where to train: cpu, cuda, mps, or auto (cuda where there is one)."""
+    """Device: cpu, cuda, mps, or auto (cuda if available)."""
     eval_every: Annotated[float | None, option("M|N")] = None
     """Roll out each time M minutes (of a budget in minutes) or N steps are used; curve.json, the log and the report
-    have the curve. Not on the training's clock."""
+    have the curve. The time for it does not count."""
     eval_episodes: int = 20
     """Episodes of each such evaluation, on seeds that are not test seeds."""
     resume: bool = False
-    """Go on from the newest checkpoint of the run."""
+    """Continue from the newest checkpoint of the run."""
     auto_resume: bool = False
-    """Go on with the run if it is there, start it if not: for jobs that are restarted (torchrun --max-restarts)."""
+    """Continue the run if it exists, else start it: for jobs that are restarted (torchrun --max-restarts)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -39,13 +39,13 @@ RANDOM = "random"  # rgb_weights: a network that was never trained, to see what 
 
 @dataclass(frozen=True)
 class FrozenConfig:
-    strides: tuple[int, ...] = (8, 16)  # where the backbone is tapped
-    keypoints: int = 32  # a tap: places, two features each
-    pooled: int = 32  # a tap: mean responses
-    pixels: int = 19200  # of a picture as the backbone sees it (120 x 160), in the camera's own proportions
+    strides: tuple[int, ...] = (8, 16)  # of the feature maps that are used
+    keypoints: int = 32  # per feature map, two features each
+    pooled: int = 32  # per feature map: mean responses
+    pixels: int = 19200  # of the backbone's input (120 x 160), in the camera's proportions
     shifts: int = 4  # views of each training frame: as it is, and moved
     shift_pixels: int = 6  # how far at most, of the picture that the backbone sees
-    looks: int = 24000  # pictures that are looked at before a training, at most: many frames get fewer views
+    looks: int = 24000  # pictures computed before a training, at most; with many frames each gets fewer views
     tune: bool = False  # train the backbone as well: every step computes it, so this is slow
     architecture: str = ""  # rgb = transformers: config.json of the folder rgb_weights, read when the run is made
 

@@ -26,11 +26,11 @@ class TextConfig:
     features: int = 128
     width: int = 64  # learned: of a byte's embedding; twice as much inside
     gates: bool = False  # the sentence also scales the features of the other sensors (FiLM): which of them count
-    # vector sensors that describe so many things of one form, one after the other: the sentence picks some of them
+    # vector sensors that describe this number of objects with the same entries; the sentence picks among them
     things: dict[str, int] = field(default_factory=dict)
-    picks: int = 8  # how many, one thing perhaps several times
+    picks: int = 8  # number of picks; an object may be picked twice
     clip: str = "openai/clip-vit-base-patch32"  # paper, App. D: ViT-B/32; a local folder, or a name on the hub
-    clip_features: int = 512  # what that model gives
+    clip_features: int = 512  # of that model
 
     def __post_init__(self) -> None:
         check_choices(self, "encoder.text")

@@ -48,21 +48,19 @@ class ControllerConfig:
     candidates: int = 16  # K
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     smoothing: int = 0  # steps over which a new plan fades in over the old one's remainder; 0: off, as the paper
-    # ACT's temporal ensembling: an action is the mean of what all plans since say of it, the i-th of them, oldest
-    # first, with weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
+    # ACT's temporal ensembling: an action is the weighted mean over all plans that contain it. The i-th plan, oldest
+    # first, has weight exp(-ensemble i). Published: 0.01 with exec_horizon 1. None: off.
     ensemble: float | None = None
     warm_start: bool = False  # Falcon: sample near the old plan's remainder
-    # The chosen plan gives way to the nearest one of small third differences (least_jerk); less, by the square of its
-    # reach, where it stays within selection.mode_radius: small corrections are smoothed less. 0: off, as the paper.
-    # No grippers.
+    # Replaces the chosen plan by the nearest one with small third differences (least_jerk). Small corrections, within
+    # selection.mode_radius, are smoothed less. Grippers are left out. 0: off, as in the paper.
     jerk_weight: float = 0.0
-    # Simulated planning latency, in steps: until a plan is there the old one goes on, and the new one begins that many
-    # rows in. 0: the world waits. For evaluations; on a robot the clock decides.
+    # Simulated planning latency, in steps. Until a plan arrives the old one is executed, and the new one starts at
+    # this row. 0: the simulator waits. For evaluations only.
     delay: int = 0
-    # The executor's part, the same in every loop. join: a plan that comes late goes on from the old one over so many
-    # steps; positions only. margin: share of the demonstrated range of an action that a plan may go beyond it. None: a
-    # run from before they were stored, as which `prism run` joins every plan of positions over 3 steps, with a margin
-    # of 0.05, and an evaluation does neither.
+    # For the executor. join: steps over which a late plan is joined to the old one; positions only. margin: a plan may
+    # leave the demonstrated range of an action by this share of it. None (older runs): `prism run` uses 3 steps and
+    # 0.05, an evaluation neither.
     join: int | None = None
     margin: float | None = None
 

@@ -31,7 +31,7 @@ _SIDES = (1 / 8, 1 / 2)  # of a picture: the shortest and the longest side of wh
 
 @dataclass(frozen=True)
 class RobustConfig:
-    step_dropout: float = 0.0  # chances, each of a sample and a sensor
+    step_dropout: float = 0.0  # probabilities, each per sample and sensor
     span_dropout: float = 0.0
     frozen: float = 0.0
     occlusion: float = 0.0
