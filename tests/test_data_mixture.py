@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy() -> None:
     for words, member in said.items():
         with pytest.raises(PrismError, match=words):
             Mixture([hand, member])
-    with pytest.raises(PrismError, match=r"sentence has 40 bytes, the sensor 'text' 32: say it shorter with --text"):
+    with pytest.raises(PrismError, match=r"sentence has 40 bytes, the sensor 'text' 32: shorten it with --text"):
         Mixture([Member(source(HAND, WORDS)), Member(source(HAND), text="x" * 40)])
 
 
