@@ -1,4 +1,4 @@
-"""Alg. 2 for an environment of one's own: one observation in, one action out.
+"""Alg. 2 for your own environment: one observation in, one action out.
 
 observation -> window -> K candidates in one pass -> chooser -> plan -> executor -> action
                (inference/window.py)   (inference/chooser.py)   (prism_client/executor.py)
@@ -33,12 +33,12 @@ class Controller:
     """Turns a policy into actions, one observation at a time.
 
     A sensor that is missing from the observation, NaN, frozen, out of range or late is marked absent for that step
-    (prism.inference.health says which): the policy goes on with the others. A sensor that the policy does not know is
-    an error. `reset(seed)` starts an episode; the same seed and observations give the same actions. A new controller
+    (prism.inference.health), and the policy continues with the others. An unknown sensor is an
+    error. `reset(seed)` starts an episode; the same seed and observations give the same actions. A new controller
     has been reset with its `seed`: without a call of reset, the first act begins its first episode.
 
     `look`: `act` compares the first observation of an episode with the training data (units, colours, cameras) and
-    refuses what would move a robot wrongly. Not for a simulator that is the training data's own.
+    refuses dangerous differences. Not needed for the simulator of the training data.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Controller:
 
     @property
     def scale(self) -> FloatArray:
-        """(Da,) what a difference of actions is divided by."""
+        """(Da,), the divisor of differences of actions."""
         return self.planner.scale
 
     @property
     def health(self) -> SensorMonitor:
-        """Which sensors are absent now, and why."""
+        """The missing sensors, and why."""
         return self.planner.window.health
 
     def reset(self, seed: int = 0) -> None:
@@ -99,7 +99,7 @@ class Controller:
         return command.action
 
     def sent(self, action: NDArray[np.floating]) -> None:
-        """What the robot really got, where it is not the last action: it was clipped. The next plan goes on from it."""
+        """The command that the robot really got, if it was clipped. The next plan continues from it."""
         self.executor.sent(action)
 
 
@@ -112,7 +112,7 @@ def act_together(controllers: Sequence[Controller], observations: Sequence[Readi
 
 
 def first_look(policy: Policy, observation: Mapping[str, object]) -> None:
-    """PrismError where a first observation cannot be what the policy was trained on; doubts are logged."""
+    """PrismError if a first observation does not match the training data; smaller differences are logged."""
     found = look([trained_on(sensor, policy.normalizer) for sensor in policy.spec.sensors], observation)
     absent = [sensor.name for sensor in policy.spec.sensors if observation.get(sensor.name) is None]
     lacking = [f"sensor '{name}' is not in the first observation: the policy continues without it" for name in absent]

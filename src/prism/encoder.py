@@ -1,11 +1,11 @@
-"""Sec. 4.1, Eq. 2: one encoder a sensor, fused per time step into tokens, mixed over time into the context.
+"""Sec. 4.1, Eq. 2: one encoder per sensor, fused per time step into tokens, mixed over time into the context.
 
-    v_t^(m) = norm_m(encoder_m(o_t^(m))), or a learned "absent" vector where the sensor is missing
+    v_t^(m) = norm_m(encoder_m(o_t^(m))), or a learned "absent" vector if the sensor is missing
     c_t     = MLP([v_t^(m)]_m)                      per time step, so a token can be kept as the window slides
     context = mix(c_1 .. c_To) + positions          (B, S, D)
 
-The norm of each sensor is ours (`sensor_norm`): what a fresh network makes of a picture hardly varies beside what it
-makes of the joints, so the joints explain the demonstrations first and the camera is never looked at.
+The norm of each sensor is ours (`sensor_norm`): without it, an untrained network's features of a picture hardly
+vary compared with those of the joints, so the camera is ignored.
 
 Mixing is ours (`mix_blocks` > 0): a residual MLP over the window gives S context tokens. The encoder runs once a
 context and the generator K times, so this is the cheap place for computation: docs/explanation/learning-fast.md.
@@ -92,7 +92,7 @@ def make_sensor_encoder(
     told: bool = False,
     backbone: Backbone | None = None,
 ) -> SensorEncoder:
-    """`told`: there is a sentence beside it. `backbone`: what all cameras share, where it is a frozen one."""
+    """`told`: there is a text sensor. `backbone`: the frozen network that all cameras share, if any."""
     if told and spec.name in config.text.things:
         return ThingsEncoder(spec, config.text.things[spec.name], normalizer)
     if spec.kind == "vector":
@@ -126,7 +126,7 @@ def make_sensor_encoder(
 def load_pretrained(policy: nn.Module) -> None:
     """Read the weights files that the config names: once, when training starts from nothing.
 
-    Building a policy never reads them, so a checkpoint loads on a machine that has no such file.
+    Building a policy never reads them, so a checkpoint loads without the file.
     """
     for module in policy.modules():
         if isinstance(module, RgbEncoder):
@@ -136,13 +136,13 @@ def load_pretrained(policy: nn.Module) -> None:
 
 
 def _chance(spec: SensorSpec, sensors: tuple[SensorSpec, ...], config: EncoderConfig) -> float:
-    """That a sensor is absent from a window in training."""
+    """Probability that a sensor is absent from a window in training."""
     state = spec.kind == "vector" and not feels_events(spec) and any(other.kind == "rgb" for other in sensors)
     return config.sensor_dropout.get(spec.name, max(config.dropout, config.state_dropout if state else 0.0))
 
 
 def _norm(encoder: SensorEncoder) -> nn.Module:
-    """Of descriptions of things none: zero means "there" in them, and they are in common units already."""
+    """None for descriptions of objects: zero means "here" in them, and their units are common."""
     return nn.Identity() if isinstance(encoder, ThingsEncoder) else nn.LayerNorm(encoder.features, eps=1e-8)
 
 
@@ -212,9 +212,9 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def drop(self, observation: Observation, rng: Random) -> Observation:
-        """Whole-modality dropout, for training: each sensor is absent from a sample's whole window with its chance.
+        """Whole-modality dropout in training: each sensor is removed from a sample's window with its probability.
 
-        Never all of them: a sample that would be left without any sensor keeps the one with the luckiest draw. A
+        A sample that would lose all sensors keeps the one with the largest draw. A
         policy calls this first, so that whatever it does with a sensor outside the encoder sees the same absence.
         """
         if not any(self.dropout):  # draws nothing then: the random numbers of a run without dropout stay as they are
@@ -231,7 +231,7 @@ class Encoder(nn.Module):
         return Observation(observation.streams, {**observation.present, **dict(zip(names, kept, strict=True))})
 
     def steps(self, observation: Observation, rng: Random | None = None) -> Float[Tensor, "B To F"]:
-        """Eq. 2: fuse each time step by itself."""
+        """Eq. 2: fuse each time step separately."""
         parts, drawn = [], dict[str, Drawn]()  # shifts by camera: its colours and its depth move together
         shape: tuple[int, int] | None = None
         for spec, encoder in zip(self.sensors, self.encoders, strict=True):
@@ -245,7 +245,7 @@ class Encoder(nn.Module):
         return steps
 
     def fuse(self, features: Float[Tensor, "N F"]) -> Float[Tensor, "N W"]:
-        """The features of all sensors, in order, to one vector a time step."""
+        """Concatenates the features of all sensors into one vector per time step."""
         sizes = [encoder.features for encoder in self.encoders]
         if self.norms is not None:
             parts = zip(self.norms, features.split(sizes, dim=-1), strict=True)

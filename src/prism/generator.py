@@ -4,9 +4,9 @@
     L times:  x += SelfAttention(x);  x += CrossAttention(x, context);  x += MLP(x)
     actions = W_a x                                            (B, K, Tp, Da), normalised
 
-Attention is bidirectional. A query answers for `actions_per_query` consecutive actions (1 in the paper). What
-depends on the context alone, its keys and values in every block, is made once by `prepare` and shared by the K
-candidates, in training and in inference. With `smooth` = w > 0 a plan is the least jerky one near the answers u,
+Attention is bidirectional. A query stands for `actions_per_query` consecutive actions (1 in the paper). `prepare`
+computes the keys and values of the context in every block once; the K candidates share them. With `smooth` = w > 0
+a plan is the least jerky one near the answers u,
 
     plan = argmin_a |a - u|^2 + w |third differences of a|^2 = (1 + w D'D)^-1 u
 
@@ -46,7 +46,7 @@ class GeneratorConfig:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that the generator needs of a batch of contexts, computed once for any number of candidates."""
+    """Keys and values of a batch of contexts, computed once for any number of candidates."""
 
     keys_values: tuple[KeyValues, ...]  # one a block
     start: Float[Tensor, "B 1 Q D"]  # queries, positions and context
@@ -106,7 +106,7 @@ class Generator(nn.Module):
         return Prepared(kvs, start)
 
     def redraw(self, rng: torch.Generator) -> None:
-        """Other random features in every layer."""
+        """Draw new random features in every layer."""
         for layer in self.modules():
             if isinstance(layer, Attention):
                 layer.redraw(rng)
@@ -114,7 +114,7 @@ class Generator(nn.Module):
     def attention_logs(self) -> dict[str, Tensor]:
         """Linear attention in training: the largest mean |q~|^2 and |k~|^2 of any layer, the fewest effective features.
 
-        Where lengths run away the gradient's norm (logged as gradient_norm) grows with them, and the loss.
+        If lengths diverge, the gradient's norm (logged as gradient_norm) grows with them, and the loss.
         """
         seen = [layer.seen for layer in self.modules() if isinstance(layer, Attention) and layer.seen is not None]
         if not seen:
@@ -136,7 +136,7 @@ class Generator(nn.Module):
 
 
 def smoother(steps: int, weight: float) -> Float[Tensor, "Tp Tp"]:
-    """(1 + w D'D)^-1 with D the third differences within a plan; a motion of constant acceleration is left as it is."""
+    """(1 + w D'D)^-1 with D the third differences within a plan; motion with constant acceleration is unchanged."""
     third = torch.diff(torch.eye(steps, dtype=torch.float64), n=3, dim=0)
     inverse: Tensor = torch.linalg.inv(torch.eye(steps, dtype=torch.float64) + weight * third.T @ third)
     return inverse.float()

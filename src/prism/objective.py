@@ -1,7 +1,7 @@
 """Sec. 4.4, Eq. 5-9, Alg. 1: batch-global RS-IMLE.
 
 For each item K candidates are drawn; those closer to a target than a threshold are rejected; the nearest of the rest
-is pulled towards the item's own target (hard term; all candidates count where every one was rejected: the fallback).
+is pulled towards the item's own target (hard term). If all were rejected, all candidates count (fallback).
 A small soft term pulls the K' nearest. Only the chosen candidates receive a gradient, so they are
 chosen among candidates drawn without gradient, and `loss` is of the chosen ones drawn again with it.
 
@@ -107,7 +107,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidates are trained. Column 0 is the hard term's; the last K' columns are the soft term's.
+    """Which candidates are trained. Column 0 belongs to the hard term, the last K' columns to the soft term.
 
     When the soft term respects rejection its nearest candidate *is* the hard one, and the two share column 0.
     """
@@ -126,7 +126,7 @@ def _places(pairs: int) -> Int[Tensor, " N"]:
 def choose_hard(
     own: Float[Tensor, "B K"], rejected: Bool[Tensor, "B K"]
 ) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
-    """Eq. 6: argmin over the candidates that were not rejected; over all where none is left. -> index, fallback."""
+    """Eq. 6: argmin over the candidates that were not rejected, or over all if none is left. -> index, fallback."""
     fallback = rejected.all(1)
     barred = rejected & ~fallback.unsqueeze(1)
     return own.masked_fill(barred, math.inf).argmin(1), fallback
@@ -171,7 +171,7 @@ class RSIMLE(nn.Module):
     def targets(
         self, target: Float[Tensor, "B Tp Da"], valid: Bool[Tensor, "B Tp"], share: Share = WHOLE
     ) -> Targets | None:
-        """The targets that candidates are compared with beside their own; None where there are none."""
+        """The targets of the batch that candidates are also compared with, or None."""
         rule, scope = self.config.rule, self.config.scope
         if rule in _NO_THRESHOLD or (rule == "calibrated" and scope == "own"):
             return None
@@ -210,7 +210,7 @@ class RSIMLE(nn.Module):
         return Distances(own, near, self._sample_pairs(candidates, targets))
 
     def _relative(self, near: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-        """Distances against how far the row's candidates are on average, as far as `relative` says."""
+        """Distances, divided in part (`relative`) by the row's mean distance."""
         if self.config.relative == 0.0:
             return near
         return near / near.mean(1, keepdim=True).clamp(min=self.config.eps) ** self.config.relative

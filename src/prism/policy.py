@@ -1,8 +1,8 @@
-"""What every method implements: how it learns from a batch, and sample(observation, K).
+"""The contract of a method: three phases of a training step, and sample(observation, K).
 
-A training step has three phases (Alg. 1). Most methods have nothing to choose, and write `loss` alone.
+A training step has three phases (Alg. 1). Most methods choose nothing and implement only `loss`.
 
-    draw(batch, rng)       what every row begins with: targets, context with gradient, random numbers
+    draw(batch, rng)       targets, context with gradient, random numbers of every row
     choose(draws, share)   which candidates are trained, over the global batch and without gradient
     loss(draw, choice)     the chosen candidates with gradient, and their loss
 """
@@ -43,12 +43,12 @@ class PolicySpec:
 
     def trained_on(self, windows: Mapping[str, int]) -> PolicySpec:
         """With the sensors that a tenth of all windows of the training lacked: `windows` counts all under "", and those
-        without a sensor under its name. Fewer teach little, and a robot stops for a sensor that its policy needs."""
+        without a sensor under its name. Rarer absence is not enough to learn from."""
         gone = (s.name for s in self.sensors if 10 * windows[s.name] >= windows[""])
         return dataclasses.replace(self, absent=tuple(gone))
 
     def stated(self, kind: str | None) -> PolicySpec:
-        """With the kind of its actions that a person states (--action-kind), where its data did not."""
+        """With the kind of its actions from --action-kind, if the data did not state it."""
         if kind is None or kind == self.action.kind:
             return self
         if self.action.kind is not None:
@@ -84,7 +84,7 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class Draw:
-    """Some rows of a batch, as the first phase leaves them. A method adds fields of its own."""
+    """Result of the first phase for some rows of a batch. Methods add their own fields."""
 
     batch: Batch
     rng: Random  # for what the loss itself draws
@@ -97,19 +97,19 @@ class LossOutput:
 
 
 class Policy(nn.Module, ABC):
-    """A method. Robot units outside, normalised inside; no rollout state (that is the controller's)."""
+    """A method. Robot units outside, normalised inside. It has no rollout state; the controller has."""
 
     spec: PolicySpec
     normalizer: Normalizer
 
     def draw(self, batch: Batch, rng: Random) -> Any:
-        """Phase 1: a Draw of the rows of `batch`. It is made twice, with equal numbers, of the parts of a batch."""
+        """Phase 1: a Draw of the rows of `batch`. The parts of a batch are drawn twice, with equal random numbers."""
         return Draw(batch, rng)
 
     def choose(self, draws: Iterable[Any], share: Share) -> Any:
-        """Phase 2: a dataclass of tensors with the rows of all `draws`, or None where there is nothing to choose.
+        """Phase 2: a dataclass of tensors with the rows of all `draws`, or None if there is nothing to choose.
 
-        `draws` are the rows at hand in one or several parts; `share` answers what concerns the other ranks' rows. A
+        `draws` are the rows at hand in one or several parts; `share` gives access to the other ranks' rows. A
         buffer that follows the training, such as a threshold, moves here and nowhere else: once a step.
         """
         return None
@@ -119,10 +119,10 @@ class Policy(nn.Module, ABC):
         """Phase 3: the mean over the rows of `draw`; `choice` has the same rows."""
 
     def batch_loss(self, batch: Batch, rng: Random) -> LossOutput:
-        """The three phases, of a batch in one part."""
+        """The three phases for a batch in one part."""
         draw = self.draw(batch, rng)
         return self.loss(draw, self.choose([draw], batch.share))
 
     @abstractmethod
     def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
-        """K action sequences a context, in robot units, in one pass, without gradient."""
+        """K action sequences per context, in robot units, in one pass, without gradient."""

@@ -6,7 +6,7 @@ distance of two plans a, b over the steps t = 0..n-1 is
 
     d(a, b) = sum_t w_t sqrt(mean_j ((a_tj - b_tj) / scale_j)^2) / sum_t w_t,     w_t = discount^t
 
-so it does not grow with the horizon or with the number of action dimensions, and 2 is "the whole range apart".
+so it does not grow with the horizon or the number of action dimensions. 2 means the whole range apart.
 
 A *mode* is a connected component of the candidates when those nearer than `mode_radius` are joined.
 Candidates are draws from the policy, so the share of candidates in a mode estimates the probability that
@@ -69,7 +69,7 @@ class SelectionConfig:
         return self.rule in ("overlap", "commit")
 
     def of_actions(self, action: ActionSpec) -> SelectionConfig:
-        """With the grippers that the names of the actions show, where none are set."""
+        """With the grippers found by the names of the actions, if none are set."""
         if self.grippers or len(action.grippers) in (0, len(action.names)):
             return self
         return replace(self, grippers=action.grippers)
@@ -77,7 +77,7 @@ class SelectionConfig:
 
 @dataclass(frozen=True)
 class SelectionState:
-    """What the previous replan leaves behind. All in robot units."""
+    """State from the previous replan, in robot units."""
 
     remainder: FloatArray | None = None  # (R, Da) unexecuted end of the previous plan
     last_action: FloatArray | None = None  # (Da,) last executed action
@@ -142,7 +142,7 @@ def mode_labels(distance: FloatArray, radius: float) -> IntArray:
 
 @dataclass(frozen=True)
 class Modes:
-    """How the candidates of one replan lie to each other: found once, used by every rule and by the report."""
+    """Distances and modes of the candidates of one replan, for every rule and the report."""
 
     distance: FloatArray  # (K, K)
     labels: IntArray  # (K,)
@@ -215,7 +215,7 @@ def commit(
     config: SelectionConfig,
     modes: Modes | None = None,
 ) -> Selection:
-    """Overlap with hysteresis on modes: stay in the mode of the previous plan, but not for ever.
+    """Overlap with hysteresis on modes: stay in the mode of the previous plan, with limited patience.
 
     The kept mode is the one that holds the candidate nearest the remainder; within it the choice is
     nearest-the-remainder blended with most-typical (`centrality`), because "nearest" alone follows the
@@ -299,7 +299,7 @@ def _mean_within(distance: FloatArray, labels: IntArray) -> FloatArray:
 
 
 class Standstill:
-    """How many plans in a row were executed without leaving a place: within half a mode_radius of where it began."""
+    """Number of consecutive plans that stayed within half a mode_radius of one place."""
 
     def __init__(self, config: SelectionConfig, scale: FloatArray, kind: ActionKind | None = None) -> None:
         self.replans = 0
@@ -322,12 +322,12 @@ class Standstill:
 
 
 def is_change(kind: ActionKind | None) -> bool:
-    """Whether actions add up to a way; a velocity does, too: standing still is 0."""
+    """Whether actions accumulate to motion, as changes and velocities do."""
     return kind in (ActionKind.DELTA, ActionKind.VELOCITY)
 
 
 def poses(actions: FloatArray, last: FloatArray, config: SelectionConfig, kind: ActionKind | None) -> FloatArray:
-    """Where actions (..., n, Da) lead from the pose `last` (Da,): changes add up, a gripper says where it is."""
+    """Where actions (..., n, Da) lead from the pose `last` (Da,): changes accumulate, a gripper is absolute."""
     if not is_change(kind):
         return actions
     moving = config.motion(len(last))
@@ -343,7 +343,7 @@ def reach(
     kind: ActionKind | None = None,
     start: FloatArray | None = None,
 ) -> FloatArray:
-    """(..., n, Da) -> (...): how far a plan goes from the pose `start` (Da,), or its first; grippers are no way."""
+    """(..., n, Da) -> (...): how far a plan goes from the pose `start` (Da,), or its first action; without grippers."""
     moving = [entry for entry in range(len(scale)) if entry not in config.grippers]
     way = poses(plans, np.zeros(len(scale)), config, kind)[..., moving]
     origin = way[..., :1, :] if start is None else start[moving]

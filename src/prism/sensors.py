@@ -129,7 +129,7 @@ class SensorSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of one time step: pixels and text are bytes, everything else is float32."""
+        """Dtype of one time step: pixels and text are bytes, everything else is float32."""
         return np.dtype(KINDS[self.kind].dtype)
 
     @property
@@ -143,16 +143,16 @@ class SensorSpec:
 
     @property
     def step_shape(self) -> tuple[int, ...]:
-        """Of a time step as a policy takes it: `shape`, or that many readings of it."""
+        """Shape of a time step as a policy takes it: `shape`, or `history` readings of it."""
         return (self.history, *self.shape) if self.history > 1 else self.shape
 
     @property
     def picture_size(self) -> tuple[int, int]:
-        """Images: (height, width) as the network sees them."""
+        """(height, width) of images in the network."""
         return self.resize or self.crop or (self.shape[0], self.shape[1])
 
     def describe(self) -> str:
-        """Preprocessing and health in words; empty where there is none."""
+        """Preprocessing and health in words; empty if there is none."""
         parts = (
             self.crop and f"cut to {self.crop[0]} x {self.crop[1]}",
             self.random_shift and f"moved by up to {self.random_shift} pixels in training",
@@ -179,7 +179,7 @@ class SensorSpec:
 
 
 def encode_text(text: str, size: int) -> NDArray[np.uint8]:
-    """One time step of a text sensor of shape (size,): UTF-8, zeros behind it."""
+    """One time step of a text sensor of shape (size,): UTF-8, padded with zeros."""
     content = text.encode()
     if len(content) > size or "\0" in text:
         raise PrismError(
@@ -189,13 +189,13 @@ def encode_text(text: str, size: int) -> NDArray[np.uint8]:
 
 
 def decode_text(step: NDArray[np.generic]) -> str:
-    """What `encode_text` was given; bytes that are not UTF-8 show as replacement characters."""
+    """Inverse of `encode_text`; bytes that are not UTF-8 become replacement characters."""
     return step.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What a dataset knows of its actions beyond their number; it travels with the policy."""
+    """What is known about the actions of a dataset besides their number; stored with the policy."""
 
     names: tuple[str, ...] = ()  # one a dimension; (): unknown
     quaternions: tuple[int, ...] = ()  # first dimensions of unit quaternions: q and -q are one rotation
@@ -215,13 +215,13 @@ class ActionSpec:
         return [entry for entry in range(action_dim) if entry in turned or entry in self.grippers]
 
     def in_words(self) -> str:
-        """Units and scale; empty where they are unknown."""
+        """Units and scale; empty if unknown."""
         units = " ".join(unit or "-" for unit in self.units)
         scale = " ".join(f"{scale:g}" for scale in self.scale)
         return ", ".join([f"units {units}"] * bool(units) + [f"an action of 1 is {scale} of them"] * bool(scale))
 
     def check(self, action_dim: int, where: str) -> None:
-        """PrismError where it does not fit actions of that many dimensions."""
+        """PrismError if it does not fit actions with `action_dim` dimensions."""
         if self.names and len(self.names) != action_dim:
             raise PrismError(f"{where}: {len(self.names)} names for {action_dim} action dimensions; give one each")
         for key, values in (("units", self.units), ("scale", self.scale)):
@@ -234,7 +234,7 @@ class ActionSpec:
             raise PrismError(f"{where}: quaternions at {self.quaternions} do not fit {action_dim} action dimensions")
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is known."""
+        """The known fields only."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
         known |= {"kind": str(self.kind or ""), "units": list(self.units), "scale": list(self.scale)}
         return {key: value for key, value in known.items() if value}
@@ -261,6 +261,6 @@ class ActionSpec:
 
 
 def action_spec_of(source: object) -> ActionSpec:
-    """Of a dataset (an EpisodeSource), whatever its format; an empty one where nothing is known."""
+    """The ActionSpec of a dataset (an EpisodeSource); empty if nothing is known."""
     found = getattr(source, "action_spec", None)
     return found if isinstance(found, ActionSpec) else ActionSpec()

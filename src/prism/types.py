@@ -1,4 +1,4 @@
-"""What flows through the system, and the legend of dimensions.
+"""The data types of the system, and the legend of dimensions.
 
 Legend: B batch, G global batch (all ranks), K candidates, To / Tp / Ta observation, prediction and
 execution horizons, Da action dimension, S context tokens, D width, H heads, M random features, Z latent.
@@ -36,7 +36,7 @@ from prism.rows import WHOLE, Random, Share
 
 @dataclass(frozen=True)
 class Observation:
-    """Sensor streams by sensor name, each (B, To, ...), and which of them were really there.
+    """Sensor streams by sensor name, each (B, To, ...), and which readings are present.
 
     Each is as its SensorSpec says: vectors float32 in sensor units, pixels uint8 (B, To, H, W, C), depth
     float32 metres (B, To, H, W), audio float32 (B, To, S), text uint8 (B, To, L). `present[name]` is (B, To):
@@ -60,7 +60,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Batch:
-    """A training batch: actions in robot units, `action_valid` False past the end of the episode or of its sentence."""
+    """A training batch: actions in robot units, `action_valid` is False past the end of the episode or instruction."""
 
     observation: Observation
     actions: Float[Tensor, "B Tp Da"]

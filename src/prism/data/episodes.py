@@ -46,11 +46,11 @@ class Episode:
 
 
 class EpisodeSource(Protocol):
-    """A dataset, whatever its format. Streams have the dtype and the shape of their spec."""
+    """A dataset in any format. Streams have the dtype and the shape of their spec."""
 
     @property
     def path(self) -> Path:
-        """Where it is, for messages."""
+        """Its path, for messages."""
         ...
 
     @property
@@ -81,8 +81,8 @@ class EpisodeSource(Protocol):
 
 
 def read_together(source: EpisodeSource) -> int:
-    """How many neighbouring steps a format should be asked for at once, because it decodes that many to show one;
-    0 (a source that does not say): any step is as cheap alone."""
+    """Number of neighbouring steps to read at once, because the format decodes them together. 0: single steps are
+    as cheap."""
     return int(getattr(source, "read_together", 0))
 
 

@@ -1,4 +1,4 @@
-"""Episodes cut into training windows: what a policy sees, and what it should have done.
+"""Episodes cut into training windows: observations and the actions to predict.
 
 A window at step t of an episode of length T (time convention: prism.types):
 
@@ -6,7 +6,7 @@ A window at step t of an episode of length T (time convention: prism.types):
     actions       t .. t+Tp-1      after the last step: the last action, repeated, action_valid False;
                                    where another sentence holds than at t, too: they answer to that one
 
-There is one window a step, and none crosses from one episode into the next.
+There is one window per step, and no window crosses episodes.
 """
 
 from __future__ import annotations

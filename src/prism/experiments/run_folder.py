@@ -1,7 +1,7 @@
-"""A run: the folder that `prism train` made, and everything that can be asked of it.
+"""A run: the folder of a training, and what can be done with it.
 
 run = Run("runs/pusht")             the folder, or one checkpoint in it; hf://USER/NAME; what lerobot-train made
-run.experiment                      what determined it: task, data, policy, training, controller
+run.experiment                      its settings: task, data, policy, training, controller
 run.policy()                        averaged weights of its newest intact checkpoint
 run.controller()                    the same, controlled by the settings that are stored in the run
 run.evaluate(EvalOptions(...))      rollouts; evaluation/ and metrics.json stay in the run
@@ -74,7 +74,7 @@ _LEROBOT = "checkpoints/last/pretrained_model"
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What may differ from the experiment when a run is rolled out. None: as the experiment says."""
+    """Options of an evaluation. None: the experiment's setting."""
 
     task: str | None = None
     episodes: int = 50
@@ -125,9 +125,9 @@ def default_controller(spec: PolicySpec) -> ControllerConfig:
 
 
 class Run:
-    """The folder of a run, or of one checkpoint: of a run's, or one that was copied to a robot alone.
+    """The folder of a run, or of one checkpoint, which may have been copied alone.
 
-    Making one reads nothing but names; PrismError where there is no run.
+    Opening it reads only names; PrismError if there is no run.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -160,18 +160,18 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """Everything that determined the run. A checkpoint that was copied alone has none: PrismError."""
+        """All settings of the run. PrismError for a checkpoint that was copied alone."""
         return Experiment.load(self.folder)
 
     def task(self, asked: str | None = None) -> str:
-        """Where it is rolled out: the task asked for, or the one of the experiment."""
+        """The task to evaluate on: `task`, or the experiment's."""
         tasks = self.tasks(asked)
         if len(tasks) > 1:
             raise PrismError(f"{self.folder} was trained for {len(tasks)} tasks: choose one, {', '.join(tasks)}")
         return tasks[0]
 
     def tasks(self, asked: str | None = None) -> tuple[str, ...]:
-        """Where it is rolled out: the task asked for, or all of the experiment."""
+        """The tasks to evaluate on: `task`, or all of the experiment."""
         tasks = (asked,) if asked else self.experiment.tasks
         if not tasks:
             raise PrismError(f"{self.folder} was trained on a dataset alone: choose a task with --task")
@@ -192,11 +192,11 @@ class Run:
         return checkpoint.list_checkpoints(self.folder)
 
     def weights(self) -> Path:
-        """The checkpoint that is meant: the given one, or the newest that verifies."""
+        """The given checkpoint, or the newest intact one."""
         return checkpoint.resolve(self.given)
 
     def weights_id(self) -> dict[str, str]:
-        """Name and sha256 of the weights: what tells a stored result from a stale one."""
+        """Name and sha256 of the weights, to recognise stale results."""
         folder = self.weights()
         sums = files.read_sums(folder).get("model.safetensors", {})
         return {"name": folder.name, "sha256": str(sums.get("sha256", ""))}
@@ -260,7 +260,7 @@ class Run:
         return read_sensor_report(self.weights())
 
     def play(self, options: EvalOptions | None = None, progress: bool = True) -> EvaluationResult:
-        """Roll the policy out; nothing is stored. IncompleteError brings what there is where episodes were lost."""
+        """Evaluate the policy without storing it. IncompleteError holds the finished episodes if some were lost."""
         options = options or EvalOptions()
         task, controller = self.task(options.task), options.controller(self.settings)
         check_controller(controller, self.spec)  # before any process is started
@@ -308,12 +308,12 @@ class Run:
         return self.evaluate_all(replace(options, task=self.task(options.task)), progress)[0]
 
     def play_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
-        """`play` in every task that it was trained for."""
+        """`play` on every task of the training."""
         options = options or EvalOptions()
         return [self.play(replace(options, task=task), progress) for task in self.tasks(options.task)]
 
     def evaluate_all(self, options: EvalOptions | None = None, progress: bool = True) -> list[EvaluationResult]:
-        """`evaluate` in every task that it was trained for."""
+        """`evaluate` on every task of the training."""
         options = options or EvalOptions()
         stored = options.backend == "eager" and not self.is_hub and options.text is None and not options.without
         results: list[EvaluationResult] = []
@@ -333,7 +333,7 @@ class Run:
         write_json(self.folder / "metrics.json", metrics_json(results), overwrite=True)
 
     def recording(self, task: str | None = None) -> Path:
-        """Where the rollouts in a task are stored."""
+        """File of the recorded episodes of a task."""
         return recording_path(self.folder, self.task(task))
 
     @property
@@ -347,12 +347,12 @@ class Run:
     # ----------------------------------------------------------------- what its sensors see
 
     def example_frames(self, task: str | None = None, count: int = 32) -> list[Frame]:
-        """Observations that calibrate int8: of the task's first steps, or of the dataset where there is no task."""
+        """Observations that calibrate int8: of the task's first steps, or of the dataset without a task."""
         task = task or self.experiment.task
         return self._dataset_frames(count) if task is None else self._task_frames(task, count)
 
     def _task_frames(self, task: str, count: int, every: int = 4) -> list[Frame]:
-        """What the policy's sensors see when it acts itself, on seeds that are not test seeds."""
+        """Observations of the policy's own rollouts, on seeds that are not test seeds."""
         env = make_env(task)
         controller = Controller(self.policy(), ControllerConfig(exec_horizon=1, candidates=1))
         names = [spec.name for spec in controller.policy.spec.sensors]

@@ -1,4 +1,4 @@
-"""What prism.train and prism.evaluate do: recipe -> demonstrations -> statistics -> policy -> the loop -> a run."""
+"""prism.train and prism.evaluate: recipe -> demonstrations -> statistics -> policy -> the loop -> a run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def train(
 
 
 def load_run(path: Path | str) -> Run:
-    """A run by its folder, or by one checkpoint in it: run.controller() acts, run.experiment says how it was made."""
+    """A run by its folder, or by one checkpoint in it: run.controller() acts, run.experiment has its settings."""
     return Run(path)
 
 
@@ -100,7 +100,7 @@ def evaluate(
     text: str | None = None,
     without: Sequence[str] = (),
 ) -> EvaluationResult:
-    """Roll a run out, as `prism eval` does, on seeds first_seed, first_seed + 1, ...; result.summary() has the means.
+    """Evaluate a run, as `prism eval` does, on seeds first_seed, first_seed + 1, ...; result.summary() has the means.
 
         result = prism.evaluate("runs/mine", episodes=20, set=["exec_horizon=2"])
 
@@ -171,7 +171,7 @@ def train_recipe(
 
 
 def _measure(run: Run, console: Console, device: str) -> None:
-    """Which sensors it uses. What cannot be measured is no failure of the training, which is over and saved."""
+    """Which sensors it uses. A failure here does not fail the finished training."""
     try:
         measure_run(run, console, ranks.choose_device(device), small=True)
     except PrismError as error:
@@ -184,7 +184,7 @@ def _named(name: str | Path | Sequence[str | Path]) -> Experiment:
 
 
 def evaluation_fractions(experiment: Experiment, every: float) -> tuple[float, ...]:
-    """Where evaluations on the way are due: `every` minutes or steps, as the budget is given, before its end."""
+    """Fractions of the budget at which evaluations are due, every `every` minutes or steps."""
     if not experiment.tasks:
         raise PrismError("--eval-every rolls out in a task, and a dataset alone has none: leave it out")
     config = experiment.train
@@ -195,7 +195,7 @@ def evaluation_fractions(experiment: Experiment, every: float) -> tuple[float, .
 
 
 def read_curve(run: Path) -> list[dict[str, Any]]:
-    """curve.json of a run: what evaluations on the way found, in the order of the training."""
+    """curve.json of a run: evaluations during the training, in order."""
     if not (run / CURVE).is_file():
         return []
     points = files.read_json(run / CURVE).get("points")
@@ -218,7 +218,7 @@ def curve_point(fraction: float, trained: TrainResult, result: EvaluationResult)
 
 
 def add_point(run: Path, fraction: float, trained: TrainResult, result: EvaluationResult) -> dict[str, Any]:
-    """One more evaluation on the way; the same fraction again replaces it."""
+    """Add an evaluation during the training; replaces one at the same fraction."""
     point = curve_point(fraction, trained, result)
     points = [known for known in read_curve(run) if known["fraction"] != fraction]
     write_json(run / CURVE, {"points": [*points, point]}, overwrite=True)
@@ -323,7 +323,7 @@ def _say(console: Console, words: str) -> None:
 
 
 def _check_folder(run: Path, resume: bool | Literal["auto"]) -> bool:
-    """check_resume, and nobody's experiment.json is replaced; that of a start that failed has its log beside it."""
+    """check_resume; never replaces an experiment.json without its training."""
     if resume is False and is_run(run) and not (run / "log.jsonl").exists():
         raise PrismError(f"{run / FILE} is there without its training: move it, or choose another --out")
     return check_resume(run, resume)
@@ -336,13 +336,13 @@ def _sensors(
     episodes: Sequence[int],
     statistics: Statistics,
 ) -> tuple[SensorSpec, ...]:
-    """The policy's sensors, with limits of their health where the experiment asks for them."""
+    """The policy's sensors, with health limits if the experiment sets them."""
     sensors = with_seen(experiment.sensors(recorded), source, statistics)
     return health_limits(sensors, source, episodes, statistics) if experiment.train.robust.limits else sensors
 
 
 def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[ActionSpec, str]:
-    """What the actions of a dataset are, and how that is known where neither data, task nor options say it."""
+    """Kind of the actions of a dataset, and how it was found."""
     action = action_spec_of(source)
     if action.kind is not None:
         return action, ""
@@ -355,7 +355,7 @@ def _known_action(source: EpisodeSource, experiment: Experiment) -> tuple[Action
 
 
 def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
-    """What the policy sees and what its actions are: a controller that takes one kind for the other is dangerous."""
+    """Sensors and kind of the actions, in words: a controller with the wrong kind is dangerous."""
     known = spec.action.kind
     assert known is not None
     other = ActionKind.DELTA if known is ActionKind.ABSOLUTE else ActionKind.ABSOLUTE
@@ -400,7 +400,7 @@ def _with_actions(experiment: Experiment, action: ActionSpec, found: bool) -> Ex
 
 
 def _teach(policy: Policy, teacher: str | None, device: torch.device) -> None:
-    """Give a distilled method the run that it learns from."""
+    """Give a distilled method its teacher."""
     if isinstance(policy, Student):
         if teacher is None:
             raise PrismError(f"{policy.spec.method} is distilled from another method: name the run with --teacher")

@@ -1,6 +1,6 @@
-"""Sec. 4.5, Alg. 2: which of the K candidates becomes the plan. All that a choice has to remember is here.
+"""Sec. 4.5, Alg. 2: which of the K candidates becomes the plan, and the state of that choice.
 
-A plan is chosen as of the observation that it was made for, however late it comes:
+A plan is chosen for the observation that it was made from, however late it arrives:
 
     advance(rows, sent)         what was executed until that observation: rows of the old plan, commands really sent
     choose(candidates, newest)  against the rest of the old plan and the commands before; smoothed as configured
@@ -73,7 +73,7 @@ class ControllerConfig:
 
 
 def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
-    """PrismError where a policy cannot be controlled so; without its weights, so that it is known before any work."""
+    """PrismError if a policy cannot be controlled with these settings. Needs no weights, so it runs first."""
     if config.exec_horizon > spec.pred_horizon:
         raise PrismError(
             f"controller.exec_horizon = {config.exec_horizon} exceeds the policy's pred_horizon = "
@@ -114,13 +114,13 @@ def check_controller(config: ControllerConfig, spec: PolicySpec) -> None:
 
 
 def action_scale(policy: Policy) -> FloatArray:
-    """(Da,) half the range of each action dimension in the demonstrations; 1 where a dimension is constant."""
+    """(Da,) half the range of each action dimension in the demonstrations; 1 if a dimension is constant."""
     half = policy.normalizer.action_scale.abs().double().cpu().numpy()
     return np.where(half > 1e-6, half, 1.0)
 
 
 class Chooser:
-    """Of one robot. `reset` starts an episode."""
+    """The chooser of one robot. `reset` starts an episode."""
 
     def __init__(self, spec: PolicySpec, config: ControllerConfig, scale: FloatArray) -> None:
         check_controller(config, spec)
@@ -139,7 +139,7 @@ class Chooser:
 
     @property
     def remainder(self) -> FloatArray | None:
-        """(R, Da) what is left of the plan."""
+        """(R, Da), the unexecuted rest of the plan."""
         if self.plan is None or self.row >= len(self.plan.actions):
             return None
         return self.plan.actions[self.row :].astype(np.float64)
@@ -171,7 +171,7 @@ class Chooser:
     ) -> Plan:
         """The plan among the candidates (K, Tp, Da), and the state of the next choice.
 
-        `newest`: the readings that they were made for. `latency_ms`: what drawing them took; the choice is added.
+        `newest`: the readings that they were made from. `latency_ms`: time to draw them; the choice is added.
         `remainder`: what is left of the plan before, where another program executes it; default: as counted here.
         """
         start = time.perf_counter()
@@ -244,7 +244,7 @@ class Chooser:
         return chosen
 
     def _rotations(self, plans: FloatArray, remainder: FloatArray | None) -> FloatArray:
-        """Plans (..., Tp, Da) whose quaternions have unit norm and go on from what is executed: q and -q are one."""
+        """Plans (..., Tp, Da) with unit quaternions whose sign continues the executed ones (q and -q are equal)."""
         quaternions = self.spec.action.quaternions
         if not quaternions:
             return plans

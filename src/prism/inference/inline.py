@@ -28,7 +28,7 @@ from prism.types import Observation
 
 @runtime_checkable
 class WarmStart(Protocol):
-    """A policy that can begin where the last plan left off; the old plan itself is kept here, not there."""
+    """A policy that can start from the last plan; the planner keeps that plan."""
 
     def sample_near(
         self, observation: Observation, candidates: int, rng: Random, previous: torch.Tensor
@@ -72,11 +72,11 @@ class InlinePlanner:
         self._time += 1
 
     def clock(self) -> float:
-        """Seconds, of a world that does nothing while it waits for a plan."""
+        """Seconds in a world that stops while it waits for a plan."""
         return self._time / (self.policy.spec.fps or 1.0)
 
     def submit(self, step: Step) -> None:
-        """PrismError where the observation cannot be used."""
+        """PrismError if the observation cannot be used."""
         self.window.observe(step.observation, step.ages)
         self._sent += step.sent
         self._replies.append(Reply(step, self.window.absent))
@@ -114,7 +114,7 @@ class InlinePlanner:
 
 
 def draw(planners: Sequence[InlinePlanner]) -> None:
-    """Candidates for all that were asked for a plan, in one pass of their policy; each with its own random numbers."""
+    """Candidates for all planners with a due plan, in one pass; each has its own random numbers."""
     due = [planner for planner in planners if planner._wanted is not None]
     if not due:
         return

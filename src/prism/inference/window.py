@@ -1,4 +1,4 @@
-"""The window of observations that a policy plans from: history, missing readings, and which sensors can be believed.
+"""The window of observations that a policy plans from: history, missing readings, health of the sensors.
 
     one reading of each sensor  ->  health  ->  history  ->  window
                                     believed?   the latest    the latest To time steps
@@ -50,7 +50,7 @@ class Window:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Sensors that cannot be believed now."""
+        """Sensors that are faulty now."""
         return tuple(sorted(self.health.faults))
 
     def observe(

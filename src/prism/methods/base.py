@@ -47,7 +47,7 @@ class ContextConfig:
 
     @classmethod
     def sized(cls, prism: PrismConfig, size: str) -> ContextConfig:
-        """This method as large as PRISM's `size` (tiny, base, paper), on the encoder and horizons of `prism`."""
+        """This method in a size comparable to PRISM's (tiny, base, paper), with the encoder and horizons of `prism`."""
         raise NotImplementedError
 
     def spec(
@@ -67,7 +67,7 @@ class Method:
 
     @property
     def teacher(self) -> str | None:
-        """The method that it is distilled from, if it is."""
+        """The method of its teacher, if it is distilled."""
         return getattr(self.policy, "teacher_method", None)
 
 
@@ -111,7 +111,7 @@ class ContextPolicy(Policy):
 
     @abstractmethod
     def plan(self, context: Float[Tensor, "B S D"], candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
-        """K plans a context, normalised, before the anchor is added."""
+        """K plans per context, normalised, before the anchor is added."""
 
     @torch.inference_mode()
     def sample(self, observation: Observation, candidates: int, rng: Random) -> Float[Tensor, "B K Tp Da"]:
@@ -125,7 +125,7 @@ class ContextPolicy(Policy):
     def anchor(self, observation: Observation) -> Float[Tensor, "B 1 1 Da"] | None:
         """What a plan is added to, in normalised action space: the newest reading in the window that is present.
 
-        0, the middle of the actions' range, where the window has none.
+        0, the middle of the actions' range, if the window has none.
         """
         if self.config.anchor is None:
             return None
@@ -147,7 +147,7 @@ class ContextPolicy(Policy):
         return Encoded(batch, rng, target, self.encoder(observation, rng if self.training else None), anchor)
 
     def _disturb(self, observation: Observation, rng: Random) -> Observation:
-        """Noise on every vector, in units of its standard deviation: a small dataset is soon known by heart."""
+        """Noise on every vector, in units of its standard deviation: against overfitting of small datasets."""
         streams = dict(observation.streams)
         for spec in self.spec.sensors:
             if spec.kind == "vector":
@@ -159,7 +159,7 @@ class ContextPolicy(Policy):
 
 @dataclass(frozen=True)
 class BaselineConfig(ContextConfig):
-    """A method that models plans in a space of its own, where offsets from an anchor are as large as noise:
+    """A method that models plans in its own space, where offsets from an anchor are as large as noise:
 
     data = (normalised actions - anchor) / offset_scale          what it models
     plan = offset_scale * data                                   what `plan` returns; the anchor is added later

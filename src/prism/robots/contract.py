@@ -1,4 +1,4 @@
-"""The Robot contract: what a driver or a twin is, so that `prism run` and `prism record` can use it.
+"""The Robot contract: what `prism run` and `prism record` need from a driver or a twin.
 
 A robot has sensors, each with its own rate and time stamps, and takes `rate` commands a second. Policies, people and
 recordings have `fps` steps a second, at most as many: a command is then a part of a step's action (`ActionSpace.part`).
@@ -54,7 +54,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Health:
-    """`ok`: it can move. `reason`: why not, in words for a person."""
+    """`ok`: it can move. `reason`: why not."""
 
     ok: bool = True
     reason: str = ""
@@ -62,7 +62,7 @@ class Health:
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What the numbers of a command mean, one entry a dimension.
+    """The meaning of a command, one entry per dimension.
 
     `spec.kind` is that of the motion: an absolute position, a change of it, or its velocity. Grippers and quaternions
     are absolute and a mobile base is a velocity, whatever the kind. A command of 1 is `spec.scale` of its unit (of a
@@ -135,7 +135,7 @@ class ActionSpace:
 
 @dataclass
 class Robot(ABC):
-    """A robot, real or twin. Making one connects to nothing."""
+    """A robot, real or twin. The constructor does not connect."""
 
     name: str
     rate: float  # commands a second
@@ -161,12 +161,12 @@ class Robot(ABC):
 
     @property
     def parts(self) -> int:
-        """Commands a step."""
+        """Commands per step."""
         return round(self.rate / self.fps)
 
     @abstractmethod
     def connect(self) -> None:
-        """PrismError where it cannot be reached. After `close` it may be connected again."""
+        """PrismError if it cannot be reached. May be called again after `close`."""
 
     @abstractmethod
     def read(self) -> dict[str, Reading]:
@@ -187,7 +187,7 @@ class Robot(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop and let go. Twice is once."""
+        """Stop and disconnect. May be called twice."""
 
     @abstractmethod
     def health(self) -> Health: ...
@@ -210,7 +210,7 @@ class Robot(ABC):
             time.sleep(left)
 
     def success(self) -> bool | None:
-        """Whether the task is done; None: it cannot tell."""
+        """Whether the task is done; None: unknown."""
         return None
 
     def script(self, seed: int) -> Callable[[], NDArray[np.float32]]:

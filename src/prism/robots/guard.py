@@ -1,7 +1,7 @@
-"""Between everything that commands and the robot: envelope.py limits a command, `Guard` watches the robot.
+"""The only way to a robot: envelope.py limits each command, `Guard` watches the robot.
 
 Policy, teleoperation and replay all go through one Guard. It is never off; a limits file can narrow it (limits.py).
-What only a policy can do, to leave the range of its demonstrations, the executor of prism-client does not let it.
+The executor of prism-client keeps a policy within the range of its demonstrations.
 
 | what                                           | then                                                    |
 | ---------------------------------------------- | ------------------------------------------------------- |
@@ -45,7 +45,7 @@ _FROZEN = 0.002  # of a position range: commanded travel without any change of t
 
 @dataclass(frozen=True)
 class Seen:
-    """What can be believed of the robot now."""
+    """The trusted state of the robot."""
 
     at: float  # the robot's clock
     observation: dict[str, Array]
@@ -122,7 +122,7 @@ class Guard:
 
     @property
     def pose(self) -> Vector | None:
-        """Where the robot was seen last, in units."""
+        """The last measured pose, in units."""
         return self._pose
 
     def begin(self, seed: int = 0) -> Seen:
@@ -144,7 +144,7 @@ class Guard:
         return seen
 
     def observe(self) -> Seen:
-        """Read the robot, and judge what it says."""
+        """Read the robot and check its readings."""
         now = self.robot.now()
         try:
             readings = self.robot.readings()
@@ -232,7 +232,7 @@ class Guard:
                 self.state, self.reason = state, reason
 
     def _danger(self, observation: dict[str, Array]) -> str:
-        """Why to stop at once; empty: no reason."""
+        """Reason to stop at once; empty: none."""
         limits, health = self.limits, self.robot.health()
         if not health.ok:
             return health.reason

@@ -1,4 +1,4 @@
-"""Driving a robot, an episode at a time: who commands, the loop, and the keys that a person has."""
+"""Driving a robot, one episode at a time: commanders, the loop and the keys."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Keys:
         self.is_terminal = self._stream.isatty()
 
     def help(self, keys: str) -> str:
-        """What a person can press; without a terminal: how to stop all the same."""
+        """Help on the keys; without a terminal: how to stop."""
         if self.is_terminal:
             return keys
         return f"no terminal, so no keys are read. Stop now: Ctrl-C, or kill {os.getpid()}"
@@ -97,10 +97,10 @@ class Commander(Protocol):
         ...
 
     def sent(self, action: Array | None) -> None:
-        """What the robot really got in the last step; None: nothing."""
+        """The command that the robot really got in the last step; None: nothing."""
 
     def trouble(self) -> str:
-        """Why to stand still at once, between two steps too; empty: no reason."""
+        """Reason to stand still at once, also between two steps; empty: none."""
         ...
 
 
@@ -173,8 +173,8 @@ class TeleopCommander:
 
 
 class Takeover:
-    """A policy, until somebody takes over. It goes on planning meanwhile, and goes on from where it gets the robot
-    back."""
+    """A policy that a person can take over from. It keeps planning meanwhile, and continues from where it gets the
+    robot back."""
 
     label = None
 
@@ -226,7 +226,7 @@ def drive(
     guard: Guard, commander: Commander, seed: int, seconds: float, keys: Keys, trace: Trace, polls: int = 1,
     ends: str = "",
 ) -> Outcome:  # fmt: skip
-    """One episode. The commander is asked once a step, and the robot gets a part of its action at each command.
+    """One episode. The commander acts once per step, and the robot gets a part of that action at each command.
     `polls`: readings a command, for a recording; `ends`: keys that end it, beside stop and s, f."""
     robot = guard.robot
     commander.start(seed)
@@ -301,7 +301,7 @@ def _part(robot: Robot, action: object, part: int, before: object, done: Array) 
 
 
 def _ask(guard: Guard, commander: Commander, seen: Seen, pressed: str) -> NDArray[np.generic] | None:
-    """What the commander says; whatever goes wrong in it stops the robot."""
+    """The commander's action; any error in it stops the robot."""
     try:
         return commander.act(seen, pressed)
     except (PlanError, PrismError) as error:

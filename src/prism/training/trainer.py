@@ -2,7 +2,7 @@
 
 Everything that a step needs is a function of its number: the windows (BatchOrder), the random numbers (a generator
 seeded from (seed, step)), the learning rate (with a step budget). So a checkpoint holds no generator and no iterator,
-and a resumed run goes on bit for bit as if it had never stopped, on the same machine with the same thread count.
+and a resumed run equals an uninterrupted one bit for bit, on the same machine with the same thread count.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def train(
     `run_dir` must not hold a run yet, unless `resume`: then its newest intact checkpoint is continued, and policy,
     data and config have to be those it was started with (config.FREE_ON_RESUME may differ). "auto" continues a run
     that is there and starts one that is not. SIGTERM and Ctrl-C finish the step, save and return. `until` < 1 stops
-    at that fraction of the budget, saved; a resume goes on as if it had not.
+    at that fraction of the budget, saved; a resume continues from there.
 
     Inside ranks.session() every rank calls this with the same arguments; rank 0 alone writes to `run_dir`.
     """
@@ -217,7 +217,7 @@ class Learner:
             mine.copy_(theirs)
 
     def model_tensors(self) -> dict[str, Tensor]:
-        """What is deployed: averaged weights, and the buffers as they are."""
+        """The policy to deploy: averaged weights, current buffers."""
         return {**self.policy.state_dict(), **dict(self.average.named_parameters())}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -230,7 +230,7 @@ class Learner:
         self, folder: Path, model: dict[str, Tensor], weights: dict[str, Tensor], optimizer: dict[str, Tensor],
         scaler: dict[str, float],
     ) -> None:  # fmt: skip
-        """Take over the tensors of a checkpoint; `folder` is for the message when they do not fit."""
+        """Load the tensors of a checkpoint; `folder` is for the message when they do not fit."""
         try:
             self.average.load_state_dict(model, strict=True)
             self.policy.load_state_dict({**model, **weights}, strict=True)
@@ -246,7 +246,7 @@ class Learner:
 
 
 def _spread(model: _Loss) -> _Loss | DistributedDataParallel:
-    """Wrap the model where there are other ranks; its weights and buffers become those of rank 0.
+    """Wrap the model if there are other ranks; weights and buffers become those of rank 0.
 
     A parameter may have no gradient in a step (a learned "absent" vector where no sensor is missing), on one rank or
     on all: DDP has to look for such ones, and warns once when it finds none.
@@ -323,7 +323,7 @@ def update_average(average: list[Tensor], weights: list[Tensor], decay: float) -
 
 
 class _Keeper:
-    """What goes on around the steps, alike on all ranks: counts, clock, signals, validation, log, checkpoints."""
+    """Everything around the steps, equal on all ranks: counts, clock, signals, validation, log, checkpoints."""
 
     def __init__(
         self, learner: Learner, windows_val: Windows | None, run_dir: Path, data: str, stop: StopRequest, until: float
@@ -343,7 +343,7 @@ class _Keeper:
         self._estimated = self._warned = False  # how many steps the budget gives; that they are few
 
     def resume(self, wanted: bool) -> list[str]:
-        """Take over the newest checkpoint, if there is one; what to say about it. Rank 0 decides and reads."""
+        """Load the newest checkpoint, if any; returns notes. Rank 0 decides and reads."""
         notes: list[str] = []
         found, policy = None, self.learner.policy
         with ranks.share_errors():
@@ -361,7 +361,7 @@ class _Keeper:
         return notes
 
     def open_monitor(self, console: Console | None, title: str, notes: list[str]) -> Monitor | Silent:
-        """Start to log, and the clocks."""
+        """Start the log and the clocks."""
         with ranks.share_errors():
             leader = ranks.is_leader()
             self.monitor = Monitor(self.run_dir, self.config, self.step, console, title) if leader else Silent()

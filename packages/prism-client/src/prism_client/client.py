@@ -1,4 +1,4 @@
-"""One connection to a policy server: request, reply, and again after the network failed."""
+"""A connection to a policy server: requests, replies, reconnecting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("prism_client")
 
 
 class ServerError(RefusedError):
-    """The server understood and said no: its one line. Asking the same again will not help."""
+    """The server refused the request, in one line. Do not retry it."""
 
 
 class ConnectionLostError(ConnectionError):
@@ -34,7 +34,8 @@ class ConnectionLostError(ConnectionError):
 
 
 class Client:
-    """Asks a policy server for plans; reconnects by itself. One thread at a time, but any thread may `close` it.
+    """Requests plans from a policy server; reconnects automatically. Use it from one thread; any thread may
+    `close` it.
 
     client = Client("ws://robot-brain:8000")
     reply = client.infer({"proprio": q, "rgb_wrist": image})    # one time step of each sensor
@@ -75,7 +76,7 @@ class Client:
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the server said of its policy: sensors, action_dim, fps, obs_horizon, pred_horizon, exec_horizon."""
+        """The server's metadata: sensors, action_dim, fps, obs_horizon, pred_horizon, exec_horizon."""
         return self._metadata
 
     def infer(
@@ -133,7 +134,7 @@ class Client:
 
     @property
     def is_closed(self) -> bool:
-        """There is no connection, or its other end is gone."""
+        """The connection is missing or lost."""
         connection = self._socket
         return connection is None or connection.state is not State.OPEN
 
@@ -263,7 +264,7 @@ def _limit_sending(connected: socket.socket, seconds: float) -> None:
 
 
 def _too_large(size: int, observation: Mapping[str, Any], metadata: Mapping[str, Any]) -> str:
-    """The sensor that takes the most beyond what the policy's own does, and what helps."""
+    """The sensor that exceeds the policy's size most, and the remedy."""
     specs = {str(spec["name"]): spec for spec in metadata.get("sensors", ())}
     sent = {name: _packed(value) for name, value in observation.items()}
     excess = {name: count - _expected(specs.get(name)) for name, count in sent.items()}

@@ -11,14 +11,14 @@ join   The gap d = A6 - B2 between both plans is added to the new one and taken 
        velocities are not joined: what is added to a change stays in the pose.
 range  Of the actions in the demonstrations (PolicyInfo.action_range), and `margin` of it beyond: no plan goes
        farther, and what was constant stays so.
-look   The first observation of an episode is compared with what the policy was trained on, and the rate of the loop
-       with that of its data (first_look.py); PlanError says what does not fit.
-hold   A plan that does not come: the old one to its end, then the robot stands still. A position is repeated; a change
-       or a velocity (`base`) becomes zero, except in `keep` (a gripper). Held steps are no actions, so a plan
-       that comes after them goes on where the robot stands. After `max_held` of them in a row `step` raises HoldError.
+look   The first observation of an episode and the rate of the loop are compared with the training data
+       (first_look.py); PlanError has the differences.
+hold   Without a new plan the old one is executed to its end, then the robot stands still. A position is repeated; a
+       change or a velocity (`base`) becomes zero, except in `keep` (a gripper). Held steps are not actions, so a plan
+       that arrives later starts where the robot stands. After `max_held` of them in a row `step` raises HoldError.
 slow   The same path at `slow_factor` of the speed: part of the way to a position, part of a change or a velocity.
-stop   Hold until a plan may be executed: a hook said so, a sensor that the policy needs is absent, or the planner is
-       lost and `lost` says stop.
+stop   Hold until a plan may be executed: a hook stopped it, a required sensor is missing, or the planner is lost
+       and `lost` is "stop".
 
 Where plans come from is a Planner: a server (`RemotePlanner`), or a policy in this process, in this thread
 (prism.inference.inline) or beside it (prism.inference.lanes). It gets every observation, and the commands that the
@@ -53,7 +53,7 @@ logger = logging.getLogger("prism_client")
 
 @dataclass(frozen=True)
 class Command:
-    """What to do in one control step, and why."""
+    """The action of one control step, and why."""
 
     action: Array  # (D,)
     source: Literal["plan", "hold"]
@@ -80,29 +80,28 @@ class Executor:
                    long that the old one would run out
     action_kind    "absolute", "delta" or "velocity": it decides how the robot stands still. Default: the planner's,
                    an error if it has none
-    keep           dimensions that a hold leaves as they are where the others become zero: a gripper; default: as the
-                   planner says
-    base           dimensions that are velocities whatever the others are: a mobile base; default: none
+    keep           dimensions that a hold does not change, such as a gripper; default: the planner's
+    base           dimensions that are always velocities, such as a mobile base; default: none
     blend          steps over which a new plan is joined to the old one; default: what is stored with the policy
-                   (`join`), for plans of positions that come late. Where it says nothing: 3 for positions, 0 (jump) for
+                   (`join`), for late plans of positions. If it is not stored: 3 for positions, 0 (jump) for
                    changes and velocities, and without `asynchronous`
     margin         share of the demonstrated range of an action that a plan may go beyond it; default: what is stored
-                   with the policy; where it says nothing: 0.05, or any without `asynchronous`
+                   with the policy; if it is not stored: 0.05, or any without `asynchronous`
     look           compare sensors and rate with the training data; default: True
-    max_step       the most of the gap that is closed in a step, in half ranges of an action; default: no bound
-    hook           looks at what is said of every plan (PlanInfo: spread, modes, ...) and says "continue", "slow" or
-                   "stop"; one that fails says stop
+    max_step       largest part of the gap that is closed in a step, in half ranges of an action; default: no bound
+    hook           gets the PlanInfo of every plan (spread, modes, ...) and returns "continue", "slow" or "stop"; an
+                   error counts as "stop"
     slow_factor    of the speed, when slow; default: 0.5
-    absent         what to do while a sensor is absent that the policy requires; default: "stop"
-    lost           what to do while the planner is in trouble (the server is gone); default: "continue" with the plan
-                   that is there, to its end
-    max_held       held steps in a row, then HoldError; default: 100. 0: hold for ever
-    budget_ms      what a plan may take before it counts as late; default: exec_horizon / fps
-    asynchronous   False waits for each plan: for simulators, whose time stands still; default: True
-    first_timeout  seconds that a plan may take which is waited for; default: 60
+    absent         what to do while a required sensor is missing; default: "stop"
+    lost           what to do while the planner is in trouble (the server is gone); default: "continue" with the old
+                   plan to its end
+    max_held       held steps in a row, then HoldError; default: 100. 0: no limit
+    budget_ms      latency above which a plan counts as late; default: exec_horizon / fps
+    asynchronous   False waits for each plan, for simulators; default: True
+    first_timeout  longest wait for a plan, seconds; default: 60
     patience       seconds that a step waits for the plan that it asks for, so that a quick one is executed from its
                    first action on; default: 0
-    strict         raise what goes wrong, instead of going on with the plan that is there; default: not asynchronous
+    strict         raise errors instead of continuing with the old plan; default: not asynchronous
     """
 
     def __init__(
@@ -161,7 +160,7 @@ class Executor:
         self._clear()
 
     def _configure(self) -> None:
-        """From what the planner says of its policy."""
+        """Settings from the planner's PolicyInfo."""
         info = self.planner.info
         exec_horizon, kind, keep, budget = self._given
         length, self.action_dim = info.pred_horizon, info.action_dim
@@ -240,7 +239,7 @@ class Executor:
         return self.step(observation, ages).action
 
     def step(self, observation: Mapping[str, Any], ages: Mapping[str, float] | None = None) -> Command:
-        """Take in one observation, and say what to do now. Waits for the first plan of an episode, then for none."""
+        """The Command for this observation. Waits only for the first plan of an episode."""
         self.observe(observation, ages)
         return self.command()
 
@@ -264,7 +263,7 @@ class Executor:
         self._now = step
 
     def command(self) -> Command:
-        """The second half: what to do now."""
+        """The second half: the Command."""
         step = self._now
         self._collect()
         if self._plan is None or not self._asynchronous:
@@ -282,9 +281,8 @@ class Executor:
         return command
 
     def sent(self, action: Array | None, taken_over: bool = False) -> None:
-        """What the robot really got in the last step, where it is not the command: it was limited, or somebody else
-        commanded (`taken_over`: then a hold stands still there). None: it got nothing. The next plan is chosen to go on
-        from it."""
+        """The command that the robot really got in the last step, if it was limited or a person commanded
+        (`taken_over`: a hold then stands still there). None: it got nothing. The next plan continues from it."""
         self._sent = None if action is None else np.asarray(action)
         if taken_over and self._sent is not None:
             self._commanded = self._sent
@@ -306,7 +304,7 @@ class Executor:
         return command
 
     def _check(self, observation: Mapping[str, Any]) -> None:
-        """PlanError where this cannot be what the policy was trained on."""
+        """PlanError if this cannot match the training data."""
         if self._step == 0:
             found = look(self.planner.info.sensors, observation)
             for doubt in found.doubts:
@@ -387,13 +385,13 @@ class Executor:
         self._decide()
 
     def _see(self, absent: Sequence[str]) -> None:
-        """Which sensors are absent now; one that the policy requires is said loudly."""
+        """Update the missing sensors; a required one is logged as an error."""
         self.stats.absent = tuple(absent)
         for name in absent:
             self.stats.absent_steps[name] = self.stats.absent_steps.get(name, 0) + 1
         missing = tuple(name for name in absent if name in self._needs)
         if missing and missing != self._missing:
-            level = logging.INFO if self._absent == "continue" else logging.ERROR  # somebody wants it so
+            level = logging.INFO if self._absent == "continue" else logging.ERROR  # chosen by the user
             logger.log(level, "%s: %s", _without(missing), self._absent)
         self._missing = missing
 
@@ -434,7 +432,7 @@ class Executor:
         self._taken = plan
 
     def _ask_hook(self, info: PlanInfo) -> Decision:
-        """A hook that fails, or says what nobody understands, must not let the robot go on."""
+        """A hook that fails, or returns an unknown value, stops the robot."""
         if self._hook is None:
             return "continue"
         try:
@@ -490,7 +488,7 @@ class Executor:
         return Command(action, source, age, self.stats.decision, self._taken, self._problem)
 
     def _row(self) -> Array | None:
-        """The planned action that is next; None: there is none, or it may not be executed."""
+        """The next planned action; None if there is none or it may not be executed."""
         if self._plan is None or self._left(self._plan) <= 0 or self.stats.decision == "stop":
             return None
         return np.array(self._plan.actions[self._done - self._plan.step.done])
@@ -515,7 +513,7 @@ class Executor:
         return np.array(action)
 
     def _held(self) -> Array:
-        """Standing still, as the kind of the actions asks."""
+        """Standing still, by the kind of the actions."""
         assert self._commanded is not None
         held = np.array(self._commanded) if self.action_kind is ActionKind.ABSOLUTE else np.zeros_like(self._commanded)
         held[self.keep] = self._commanded[self.keep]

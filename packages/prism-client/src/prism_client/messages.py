@@ -1,4 +1,4 @@
-"""What an executor and a planner say to each other, typed: checked where it arrives, never looked up by a string."""
+"""Typed messages between executor and planner, validated on arrival."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlanError(RuntimeError):
 
 
 class RefusedError(PlanError):
-    """The planner understood and said no to this observation. Asking the same again will not help."""
+    """The planner refused this observation. Do not retry it."""
 
 
 class HoldError(PlanError):
@@ -54,7 +54,7 @@ class SensorInfo:
         )
 
     def to_wire(self) -> dict[str, Any]:
-        """Only what is known."""
+        """The known fields only."""
         listed = {"mean": list(self.mean), "std": list(self.std), "colour": list(self.colour), "seen": dict(self.seen)}
         about = {"name": self.name, "kind": self.kind, "shape": list(self.shape), "dtype": self.dtype}
         return {**about, "history": self.history, **{key: value for key, value in listed.items() if value}}
@@ -62,7 +62,7 @@ class SensorInfo:
 
 @dataclass(frozen=True)
 class ActionInfo:
-    """What is known of the numbers of an action."""
+    """What is known about the dimensions of an action."""
 
     names: tuple[str, ...] = ()  # one a number
     quaternions: tuple[int, ...] = ()  # the first number of each
@@ -82,7 +82,7 @@ class ActionInfo:
         return cls(names or (), turns, _text(message, "robot"), ActionKind.parse(kind), *measured)
 
     def to_wire(self) -> dict[str, Any]:
-        """Only what is known."""
+        """The known fields only."""
         known = {"names": list(self.names), "quaternions": list(self.quaternions), "robot": self.robot}
         known |= {"kind": str(self.kind or ""), "units": list(self.units), "scale": list(self.scale)}
         return {key: value for key, value in known.items() if value}
@@ -90,7 +90,7 @@ class ActionInfo:
 
 @dataclass(frozen=True)
 class PolicyInfo:
-    """What an executor has to know of a policy. What a server leaves out is unknown."""
+    """What an executor needs to know about a policy. Missing keys are unknown."""
 
     action_dim: int = 0  # 0: unknown
     action: ActionInfo = ActionInfo()
@@ -112,7 +112,7 @@ class PolicyInfo:
 
     @classmethod
     def from_wire(cls, message: Mapping[str, Any]) -> PolicyInfo:
-        """Of a server's metadata. PlanError for what cannot be."""
+        """From a server's metadata. PlanError if it is invalid."""
         ends = message.get("action_range")
         if ends is not None and (not isinstance(ends, list | tuple) or len(ends) != 2):
             raise PlanError(f"'action_range' must be two lists of numbers, not {_short(ends)}")
@@ -162,7 +162,7 @@ class PlanInfo:
 
     @classmethod
     def from_reply(cls, message: Mapping[str, Any]) -> PlanInfo:
-        """Of a server's reply; what another server leaves out has its default. PlanError for what is no number."""
+        """Of a server's reply; missing keys have their defaults. PlanError if a value is not a number."""
         return cls(
             step=_whole(message, "step"),
             candidates=_whole(message, "candidates", 1),
@@ -217,7 +217,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a planner says of one step: what it saw, the plan that was asked for, or an error."""
+    """A planner's reply for one step: health, the requested plan, or an error."""
 
     step: Step
     absent: tuple[str, ...] | None = None  # sensors that it does not have, or does not believe; None: it does not say
@@ -228,7 +228,7 @@ class Reply:
 
 
 def absent_of(message: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Sensors that a server does not have or does not believe; None: it does not say."""
+    """Sensors that are missing or faulty; None: unknown."""
     return _names(message, "absent")
 
 

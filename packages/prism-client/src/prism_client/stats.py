@@ -1,4 +1,4 @@
-"""What an executor counts, and what decides whether the robot goes on."""
+"""The counts of an executor, and hooks that slow or stop the robot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = 50_000  # latest values of a statistic: a robot may run for days
 
 @dataclass
 class Stats:
-    """Of an episode so far."""
+    """Counts of the episode so far."""
 
     steps: int = 0
     plans: int = 0  # taken over
