@@ -123,7 +123,7 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
         ([str(run), "--max-message-mb", "nan"], "--max-message-mb nan"),
         ([str(run), "--rate", "nan"], "rate = nan"),
         ([str(run), "--set", "exec_horizon=2", "--host", "203.0.113.7", "--no-key"], "cannot listen"),
-        ([str(run), "--host", "0.0.0.0"], "--no-key if everybody there may send requests and watch"),
+        ([str(run), "--host", "0.0.0.0"], "--no-key if anyone there may send requests and watch"),
     ):
         assert main(["serve", *arguments]) == 2, arguments
         err = capsys.readouterr().err

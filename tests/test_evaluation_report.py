@@ -151,7 +151,7 @@ def test_a_page_says_what_its_episodes_are() -> None:
     other = dataclasses.replace(result, first_seed=0, lost=("a worker died 3 times at seed 7",))
     page = render([result, other], {}, "a")
     assert "on starting positions (seeds from 0, 100000)" in page
-    assert "Workers that died; 1 episodes were lost, and are in no figure:</p>" in page
+    assert "Workers that died; 1 episodes were lost and are not counted:</p>" in page
     assert "<li>a worker died 3 times at seed 7</li>" in page
 
 

@@ -127,7 +127,7 @@ def test_yardsticks_pictures_and_names(tmp_path: Path) -> None:
     assert text.count('<img alt="front, ') == 3 * 5, "pictures beside the curves of each episode"
     assert "<h4>along</h4>" in text
     assert "<h4>gripper</h4>" not in text, "no card for what never moves"
-    assert "Constant in the demonstrations, in no\nfigure: gripper." in text
+    assert "Constant in the demonstrations, not in any\nfigure: gripper." in text
     assert "<img src=y>" not in text
     assert "&lt;img src=y&gt;" in text
     assert "recorded <b>" not in text, "the last value of a curve over time is no result"

@@ -247,7 +247,14 @@ def test_a_page_and_a_lerobot_dataset_at_the_end(
     away = theirs.read(1).streams["rgb_eye"].astype(int) - ours.read(1).streams["rgb_eye"].astype(int)
     assert np.abs(away).mean() < 4
     page = (data / "page.html").read_text()
-    for words in ("How the sensors came", "longest gap", "rgb_eye", "Episode lengths", "constant", "data:image/png"):
+    for words in (
+        "Rates and gaps of the sensors",
+        "longest gap",
+        "rgb_eye",
+        "Episode lengths",
+        "constant",
+        "data:image/png",
+    ):
         assert words in page, words
     assert str(data / "page.html") in capsys.readouterr().out
     said = RecordingSource(data).provenances[0]["streams"]

@@ -109,7 +109,7 @@ def _meet(store: dist.Store, own: int, size: int, seconds: float) -> str:
     """A name for this meeting of the ranks that no earlier one had.
 
     torchrun restarts the ranks with the store of the attempt before, where the addresses of dead processes still are;
-    PyTorch 2.13's gloo connects to those and waits for ever, and the number of restarts is each machine's own. So
+    PyTorch 2.13's gloo connects to those and waits without end, and the number of restarts is each machine's own. So
     every rank leaves a word of its own, rank 0 collects them until every rank has confirmed to be in the collection.
     """
     word = uuid4().hex
@@ -237,7 +237,7 @@ def share_errors() -> Iterator[None]:
     try:
         yield
     except ReportedError:
-        raise  # everybody knows already
+        raise  # all ranks know already
     except Exception as error:
         own = error
     name = "" if own is None or isinstance(own, PrismError) else f"{type(own).__name__}: "

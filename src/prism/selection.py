@@ -49,8 +49,8 @@ class SelectionConfig:
     pose_sensor: str = "proprio"  # proxy_score: its first entries are the pose
     pose_dims: int | None = None  # proxy_score, restless: how many; None: as many as the action has
     grippers: tuple[int, ...] = ()  # of these: entries that are not motion
-    # After this many replans that stayed in one place (within mode_radius / 2) the candidate that goes farthest is
-    # taken, until it has left: where most candidates wait, the most typical one waits for ever. 0: never.
+    # After this many replans in one place (within mode_radius / 2) the candidate that moves farthest is taken until
+    # the robot has left. Otherwise, where most candidates wait, the robot waits without end. 0: never.
     restless: int = 0
 
     def __post_init__(self) -> None:
@@ -224,7 +224,7 @@ def commit(
 
         doubt <- doubt + n_rival / (n_rival + n_kept)        (n_rival: the largest rival)
 
-    and where there was none, doubt halves. When doubt exceeds `patience` the largest rival is taken and
+    and without a rival doubt halves. When doubt exceeds `patience` the largest rival is taken and
     doubt restarts at 0. So a mode that the policy hardly believes in any more is left after about
     `patience` replans, one of two equal modes after 2 * patience, and no mode with a lasting rival of
     share s is kept for more than patience / s replans (a robot that waits where others would move does

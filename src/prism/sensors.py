@@ -202,7 +202,7 @@ class ActionSpec:
     robot: str = ""  # the robot's type
     kind: ActionKind | None = None  # of the motion; None: unknown
     units: tuple[str, ...] = ()  # one a dimension: m, mm, rad, deg, ...; "" or (): unknown. Of a velocity: a second
-    scale: tuple[float, ...] = ()  # one a dimension: an action of 1 is so many of its unit; (): 1
+    scale: tuple[float, ...] = ()  # one a dimension: size of an action of 1 in its unit; (): 1
 
     @property
     def grippers(self) -> tuple[int, ...]:

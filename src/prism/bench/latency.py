@@ -2,7 +2,7 @@
 
 Methods take turns in a new random order each round, so that what else the machine does hits all alike; a ratio is the
 median over rounds of the ratio within a round. Baselines draw one plan, as in the paper; PRISM draws K = 8 in its one
-pass. `same_k` has 8 plans from everybody.
+pass. `same_k` has 8 plans of every method.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Latency(JsonOutput):
         prism bench latency --preset tiny --seconds 5
 
     Without a run: baselines draw one plan with their NFE passes, PRISM draws 8 in one pass, as in the paper; 8 plans
-    from everybody stand beside it. On a busy machine look at the ratios, not at the milliseconds.
+    of every method are measured too. On a busy machine compare the ratios, not the milliseconds.
     """
 
     run_folder: Annotated[Path | None, Positional, arg(metavar="RUN", help_behavior_hint="")] = None

@@ -114,7 +114,7 @@ class Serve:
         if not (config.is_local or config.api_key or self.no_key):
             raise PrismError(
                 f"--host {self.host} opens the server to its network: give it a key with --api-key-file FILE, or say "
-                "--no-key if everybody there may send requests and watch"
+                "--no-key if anyone there may send requests and watch"
             )
         run = Run(self.run_folder)
         settings = changed(run.settings, self.candidates, self.selection, set=self.set)

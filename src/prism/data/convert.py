@@ -50,7 +50,7 @@ def convert(
     """Writes `source` to the new folder `out`; `task` names it (default: the source's own name).
 
     `pictures`: of prism's own format. "auto": a camera that the source keeps as video stays one (h264, lossy), others
-    keep every pixel. `say` is told before anything is written how large it will be; PrismError where there is no room.
+    keep every pixel. `say` gets the size before anything is written; PrismError if there is not enough space.
     """
     if Path(out).resolve() == Path(source.path).resolve():
         raise PrismError(f"{out}: is the dataset itself; choose another folder")

@@ -135,7 +135,7 @@ class CachedPictures(SourceView):
 def cached_pictures(source: EpisodeSource, say: Callable[[str], None], folder: Path | None = None) -> EpisodeSource:
     """The source with its small pictures made and kept; itself where no sensor is shrunk, or where there is no room.
 
-    `say` is told what is about to be made, how large it is and where, and how far it has come.
+    `say` gets size, place and progress.
     """
     view = resized(source)
     if not isinstance(view, Resized):

@@ -175,7 +175,7 @@ class Windows:
         row_bytes = 4 * (source.action_dim + sum(s.shape[0] for s in vectors))
         self._cached = len(self) * row_bytes <= cache_bytes
         self._texts = [s.name for s in source.sensors if s.kind == "text"]
-        self._told: IntArray = np.empty(0, np.int64)  # of every step: the number of its sentence; -1: there is none
+        self._told: IntArray = np.empty(0, np.int64)  # of every step: the number of its sentence; -1: no sentence
         self._actions: FloatArray = np.empty((0, source.action_dim), np.float32)
         self._vectors: dict[str, FloatArray] = {}
         self._present: dict[str, BoolArray] = {}

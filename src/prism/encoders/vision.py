@@ -95,7 +95,7 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm with the statistics and scales of the pretrained weights, for ever: nothing in it is trained.
+    """BatchNorm with the statistics and scales of the pretrained weights, which are not trained.
 
     y = (x - running_mean) / sqrt(running_var + eps) * weight + bias
     """

@@ -158,7 +158,7 @@ def _play(
 
 
 def _film(pool: Pool[_Job, _Outcome], results: list[EpisodeResult], record: RecordConfig) -> str | None:
-    """Play some episodes again with pictures, and put these into `results`; why there are none, if there are none.
+    """Play some episodes again with pictures, and add these to `results`; returns the reason if there are none.
 
     Everything but the recording stays as first measured.
     """

@@ -67,7 +67,7 @@ def with_parts(
     episodes: int | str | None,
     given: Mapping[str, object],
 ) -> Demonstrations:
-    """The same mixture with a weight and a sentence for each part, and with so many or these episodes of each."""
+    """The same mixture with a weight, a sentence and the episodes of each part."""
     count = len(config.parts)
     if "data" in given:
         raise PrismError(f"--data {given['data']} is for one recipe: with several, give paths instead of names")

@@ -300,7 +300,7 @@ def compare(
 ) -> Comparison:
     """Run what is missing in `out`, `jobs` trials at a time; comparison.json and .html are renewed after each trial.
 
-    Called again, it goes on where the last call ended; more methods or seeds add to it. `trained`: another comparison's
+    Called again, it continues; more methods or seeds add to it. `trained`: another comparison's
     folder, whose finished trainings are taken, so that only evaluation is left.
     """
     if jobs < (least := 0 if ray else 1):

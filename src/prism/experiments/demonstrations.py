@@ -129,7 +129,7 @@ def open_demonstrations(
     """The dataset as the task's sensors see it, how many copies of each episode it holds, and its config with the
     path filled in. Copy c of episode e is number c * originals + e. Without a task: all the sensors it has.
     `small`: for training, with its pictures at the size that the policy sees, made once (data/pictures.py); None: as
-    they are stored, for a copy. `rgb_side`: the longer side that large colour pictures of one's own get."""
+    they are stored, for a copy. `rgb_side`: the longer side that large colour pictures of own data get."""
     if config.parts:
         from prism.experiments.combined_recipe import open_mixture
 

@@ -62,7 +62,7 @@ def _look(camera: FrozenEncoder) -> Look:
 
 
 def restore_backbone(policy: Policy, run: Path) -> None:
-    """The backbone of a run that goes on, before the rest of its weights: features are computed with it."""
+    """The backbone of a resumed run, loaded before the rest of its weights to compute features."""
     if not frozen_cameras(policy):
         return
     stored = b""

@@ -50,9 +50,9 @@ class TrainOptions(TypedDict, total=False):
 
 
 def fitted_to_data(experiment: Experiment, say: Callable[[str], None], **options: Unpack[TrainOptions]) -> Experiment:
-    """A dataset of one's own with cameras is learned as `from_cameras` does; `say` is told what that means.
+    """Own data with cameras are learned as `from_cameras` does; `say` gets a description.
 
-    Not where somebody says which network (--preset), or begins with one (--init).
+    Not with --preset or --init, which choose the network.
     """
     own = experiment.demonstrations
     if experiment.tasks or own.kind not in ("path", "mixture") or options.get("preset") or options.get("init"):

@@ -213,7 +213,7 @@ def loco(task: str) -> Experiment:
 
 
 def pixels(task: str) -> Experiment:
-    """A task from its cameras and proprioception, as data of one's own with cameras are learned (`from_cameras`).
+    """A task from its cameras and proprioception, as own data with cameras are learned (`from_cameras`).
 
     Command: prism train metaworld-drawer-open-pixels && prism eval runs/metaworld-drawer-open-pixels --episodes 20
     Cost:    a minute of two cores to record, one for the features, three to train.
@@ -244,7 +244,7 @@ def pixels_long(task: str) -> Experiment:
 
 
 def from_cameras(experiment: Experiment) -> Experiment:
-    """What every experiment with a camera gets, a task's or one's own: a frozen backbone whose features are computed
+    """Settings of every experiment with a camera, for tasks and own data: a frozen backbone whose features are computed
     once, the robot's state left out of half of the windows so that the cameras are looked at, one time step, short
     plans of which two actions are executed.
 
@@ -278,7 +278,7 @@ def pusht_human() -> Experiment:
         ),
         train=pusht_training(),
         # Looks again after four actions, so that a smooth motion need not be a late one. People stop and think, and a
-        # policy of theirs may stop for ever (restless): docs/reference/metrics.md.
+        # policy of theirs may stop and stay (restless): docs/reference/metrics.md.
         controller=ControllerConfig(
             exec_horizon=4, jerk_weight=16.0, selection=SelectionConfig(restless=8), **AS_STORED
         ),

@@ -53,7 +53,7 @@ class Cluster:
     """A Ray cluster. The folder has to be visible to every node (a shared disk).
 
     A task starts the same process as on this machine. When its node is lost, the trial is started again on another and
-    goes on from the checkpoint on the shared disk.
+    continues from the checkpoint on the shared disk.
     """
 
     def __init__(self) -> None:

@@ -98,7 +98,7 @@ def run_trial(folder: Path, console: Console) -> None:
 
 
 def _sign(folder: Path, experiment: Experiment) -> None:
-    """Keep which version of prism trains it; all of them where a training goes on with another one."""
+    """Record the version of prism that trains it; all versions if a resumed training changes it."""
     log, info, path = read_log(folder), run_info(experiment.train.seed), folder / TRAINED_BY
     if not log or experiment.train.fraction(log[-1]["step"], log[-1]["seconds"]) < 1:
         before = files.read_json(path, REMEDY)["commit"].split(" + ") if path.is_file() else ["unknown"] * bool(log)

@@ -1,4 +1,4 @@
-"""A list of trials that goes on after being killed at any moment: comparisons, the demo, studies, benchmark tables.
+"""A list of trials that can be killed and resumed at any moment: comparisons, the demo, studies, benchmark tables.
 
 OUT/trials/NAME/ is the folder of a trial (experiments/trial.py); NAME may have slashes: pusht/prism/seed-0.
 
@@ -83,7 +83,7 @@ class Trials:
         return self._trials / name
 
     def finished(self) -> dict[str, TrialResult]:
-        """The trials of a comparison that are done, by name: also those that nobody asks for now."""
+        """The trials of a comparison that are done, by name, also those that are not requested now."""
         found = {"/".join(file.parts[-4:-1]): file for file in sorted(self._trials.glob(f"*/*/seed-*/{RESULT}"))}
         return {name: files.read_json(file) for name, file in found.items() if state_of(file.parent)[0] == "done"}
 

@@ -376,7 +376,7 @@ def _in_and_out(spec: PolicySpec, experiment: Experiment, how: str) -> str:
 
 
 def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
-    """Rank 0's, on every rank: the others need not see the run that it goes on with."""
+    """Rank 0's, on every rank: the others need not see the resumed run."""
     if ranks.world_size() == 1:
         return experiment
     text = "" if experiment is None else json.dumps([experiment.method, to_json(experiment)])
@@ -389,7 +389,7 @@ def broadcast_experiment(experiment: Experiment | None) -> Experiment | None:
 
 def _with_actions(experiment: Experiment, action: ActionSpec, found: bool) -> Experiment:
     """What its data say of the actions: which entries are grippers, by their names, and their kind, where it was found
-    (`found`): written down, so that a run that goes on does not look for it again. A task says both itself."""
+    (`found`): written down, so that a resumed run need not find it again. Tasks state both."""
     if experiment.tasks:
         return experiment
     selection = experiment.controller.selection.of_actions(action)

@@ -223,7 +223,7 @@ def backend_of(policy: Policy) -> Backend | None:
 
 
 def _windows(policy: ContextPolicy, frames: Sequence[Frame], most: int = 4) -> Observation:
-    """Up to `most` windows made of the frames in order, the last repeated; of made-up readings where there are none."""
+    """Up to `most` windows made of the frames in order, the last repeated; made-up readings if there are no frames."""
     horizon = policy.spec.obs_horizon
     rows = max(1, min(most, len(frames) // horizon)) if frames else 2
     streams, present = {}, {}

@@ -155,7 +155,7 @@ class Lanes:
     """Takes every observation at once, gives candidates when they are ready.
 
     `max_backlog`: observations that may wait; beyond it a new one is dropped, counted and logged, because a queue that
-    grows for ever ends with plans from the past; the one before stands in for it. Close it, or use it as a context
+    keeps growing ends with plans from the past; the one before stands in for it. Close it, or use it as a context
     manager.
     """
 
@@ -360,7 +360,7 @@ class LocalPlanner:
         self._clear(0)
 
     def _clear(self, seed: int) -> None:
-        self.rng = Random(seed)  # a new one: a plan under way goes on drawing from the old one
+        self.rng = Random(seed)  # a new one: a plan in progress still draws from the old one
         self.window.reset()
         self.chooser.reset()
         self._replies: deque[Reply] = deque()

@@ -207,7 +207,7 @@ def new_folder(folder: Path) -> Iterator[list[Path]]:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """PrismError where there is no such file, where it is none (a pipe would block), or where it is above `most`."""
+    """PrismError if the file is missing, not a regular file (a pipe would block), or larger than `most`."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):

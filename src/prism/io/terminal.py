@@ -19,7 +19,7 @@ class TerminalLost(KeyboardInterrupt):
 
 
 def end_by_signals() -> None:
-    """From now on SIGTERM and SIGHUP end the program as Ctrl-C does. Under nohup it goes on without its terminal."""
+    """From now on SIGTERM and SIGHUP end the program as Ctrl-C does. Under nohup it continues without its terminal."""
     signal.signal(signal.SIGTERM, lambda number, frame: _end(KeyboardInterrupt()))
     on_hangup(lambda: _end(TerminalLost()))
 

@@ -88,7 +88,7 @@ class AdaFlowPolicy(FlowMatchingPolicy):
     def adapt(
         self, x: Float[Tensor, "B K Tp Da"], condition: Float[Tensor, "B C"]
     ) -> tuple[Float[Tensor, "B K Tp Da"], Float[Tensor, "B K"]]:
-        """Plans, and how many steps each one took. The batch goes on until its last plan is done."""
+        """Plans, and the number of steps of each. The batch runs until its last plan is done."""
         films = self.unet.condition_films(condition)
         time = x.new_zeros(x.shape[:2])
         taken = x.new_zeros(x.shape[:2])

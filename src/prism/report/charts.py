@@ -155,7 +155,7 @@ def linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten within low..high; sparser for many decades; the ends if there are none."""
+    """1, 2 and 5 times powers of ten within low..high; sparser for many decades; the ends if there is none inside."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if len(decades) <= 3 else (1,)
     ticks = [d * 10.0**e for e in decades for d in digits if low * 0.999 <= d * 10.0**e <= high * 1.001]

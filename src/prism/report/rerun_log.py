@@ -161,7 +161,7 @@ def log_dataset(source: EpisodeSource, path: Path, overwrite: bool = False, prog
 
 
 def log_results(results: Sequence[EvaluationResult], path: Path, overwrite: bool = False) -> Path:
-    """The episodes that were recorded with pictures (prism eval --report), or all where there is none."""
+    """The episodes that were recorded with pictures (prism eval --report), or all if there are none."""
     with RerunLog(path, path.resolve().stem, overwrite) as log:
         done = 0
         for result in results:

@@ -76,7 +76,7 @@ def _commanded(row: Mapping[str, Any]) -> str:
 
 
 def read_details(source: RecordingSource, episode: int) -> dict[str, NDArray[Any]]:
-    """commands.npz of an episode; nothing where there is none."""
+    """commands.npz of an episode; empty if missing."""
     file = source.folder(episode) / COMMANDS
     if not file.is_file():
         return {}

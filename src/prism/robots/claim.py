@@ -76,7 +76,7 @@ class Claim:
 
 
 def _folder() -> int:
-    """Open, and nobody else's: in /tmp another user could have put a link there."""
+    """Open, and owned by this user: in /tmp another user could have put a link there."""
     with contextlib.suppress(FileExistsError):
         FOLDER.mkdir(mode=0o700)
     try:

@@ -143,7 +143,7 @@ class Robot(ABC):
     actions: ActionSpace
     limits: Limits  # its own: a file may only narrow them
     is_twin: bool = field(default=False, kw_only=True)  # starts anew by itself, and says whether it succeeded
-    realtime: bool = field(default=True, kw_only=True)  # False: its clock stands still until somebody waits
+    realtime: bool = field(default=True, kw_only=True)  # False: its clock stands still until a loop waits
     episode_seconds: float = field(default=60.0, kw_only=True)
     fps: float = field(default=0.0, kw_only=True)  # steps a second; default: `rate`
     read_only: bool = field(default=False, kw_only=True)  # set before `connect`: its devices are read, never written to
@@ -193,7 +193,7 @@ class Robot(ABC):
     def health(self) -> Health: ...
 
     def setpoint(self) -> NDArray[np.float64] | None:
-        """Where it is told to be, of the dimensions that `pose` tells, in units. A robot that adds up changes or
+        """The commanded pose, of the dimensions of `pose`, in units. A robot that adds up changes or
         velocities says it: what is left to go counts for the limits. None: it moves on from where it is."""
         return None
 

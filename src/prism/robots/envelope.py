@@ -28,7 +28,7 @@ _HUGE = 1e12  # of a command: no limit is as wide, and nothing overflows
 
 
 class Envelope:
-    """Knows nothing but the commands before, and what `limit` is told of the robot. Braking uses all of the
+    """Knows only the previous commands and the arguments of `limit`. Braking uses all of the
     acceleration, so it is always within the bounds."""
 
     def __init__(self, space: ActionSpace, limits: Limits, rate: float) -> None:

@@ -38,7 +38,7 @@ from prism.robots.limits import Limits
 from prism.sensors import SensorSpec
 
 Vector = NDArray[np.float64]
-SOON, LATE = 0.5, 1.5  # periods after the command before: between them the motion goes on
+SOON, LATE = 0.5, 1.5  # periods after the command before: between them the motion continues
 BLOCKED = 1.0  # seconds for which a robot may be told to go on, and stay
 _FROZEN = 0.002  # of a position range: commanded travel without any change of the measured pose
 

@@ -188,7 +188,7 @@ class Trace:
         return found
 
     def corrections(self, episode: Episode) -> list[Episode]:
-        """The stretches of `episode` in which somebody else than a policy commanded, of two steps or more."""
+        """The stretches of `episode` that a policy did not command, of two steps or more."""
         times = np.array(self._times)
         who = np.array(self.who)[nearest(times, camera_clock(times, self.robot.fps))]
         found, at = [], 0

@@ -58,7 +58,7 @@ class GuardedConnection(ServerConnection):
         self._unread = 0  # bytes of automatic answers since everything was read
 
     def welcome(self, frames: float) -> None:
-        """It may be here, and send so many frames a second."""
+        """Admit the connection, with this many frames a second."""
         self._rate = self._frames = frames
         self._forget()
 

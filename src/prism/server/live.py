@@ -1,8 +1,8 @@
 """The live page: its files, and snapshots, ten a second, made away from the control path.
 
 The worker leaves an immutable `View` behind after each request; a snapshot reads the latest one. It is made on a
-thread of its own, only while somebody looks, and a viewer whose last snapshot is still on its way gets no new one, and
-after `write_timeout` seconds none at all.
+thread of its own, only while there are viewers. A viewer whose last snapshot is still on its way gets no new one, and
+is disconnected after `write_timeout` seconds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Viewer:
 
 
 class Live:
-    """The viewers of one server. One thread makes their snapshots; it rests while there are none."""
+    """The viewers of one server. One thread makes their snapshots; it rests without viewers."""
 
     def __init__(self, server: PolicyServer) -> None:
         self._server = server
@@ -113,7 +113,7 @@ class Live:
     async def _unlock(self, connection: GuardedConnection) -> bool:
         await self._send(connection, '{"locked": true}')
         try:
-            async with asyncio.timeout(_UNLOCK):  # the page has it already: it connects when somebody has typed it
+            async with asyncio.timeout(_UNLOCK):  # the page has it already: it connects once the key is typed
                 message = await connection.recv()
         except TimeoutError:
             await connection.close(1008, "no key")

@@ -71,12 +71,12 @@ class Attempt:
 def demonstrate(
     env: Env, expert: Expert, seed: int, noise: float = 0.0, failures: bool = False, beyond: int = 0
 ) -> Attempt:
-    """One attempt; what was seen in a failure is kept only if `failures`. It goes on for `beyond` steps after success.
+    """One attempt, with `beyond` more steps after success. The data of a failure are kept only if `failures`.
 
     With noise, the disturbed action is executed and the expert's own is recorded, so that the demonstrations show how
     to recover. Noise is in units of half the action range; an environment may do otherwise (`Env.disturb`).
     """
-    env.beyond = beyond  # type: ignore[attr-defined]  # an environment of one's own may end at success
+    env.beyond = beyond  # type: ignore[attr-defined]  # a third party's environment may end at success
     observation = env.reset(seed)
     expert.reset(seed)
     rng = np.random.default_rng([seed, 1])

@@ -85,7 +85,7 @@ class Simulation(ABC):
         self.name, self.sensors, self.fps, self.max_steps = name, sensors, fps, max_steps
         self.action_low, self.action_high = np.asarray(low, dtype=np.float32), np.asarray(high, dtype=np.float32)
         self.action_dim = len(self.action_low)
-        self.beyond = 0  # steps that an episode goes on after its first success; demonstrations show how to stop
+        self.beyond = 0  # steps of an episode after its first success, to show how to stop
         self._steps: int | None = None  # None: no episode yet
         self._won: int | None = None  # the step of the first success
         self._is_over = False

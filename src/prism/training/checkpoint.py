@@ -141,7 +141,7 @@ def verify_checkpoint(folder: Path, names: tuple[str, ...] = _FILES) -> None:
 
 
 def latest_checkpoint(run_dir: Path, report: Report | None = None) -> Path | None:
-    """The newest checkpoint that verifies; damaged ones are reported and passed over. None: there is none yet.
+    """The newest intact checkpoint; damaged ones are reported and skipped. None if there is none.
 
     A checkpoint of another format version is not damage: that error is raised.
     """
@@ -305,7 +305,7 @@ def _decode(folder: Path, name: str, sums: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def _prune(run_dir: Path, keep_last: int, newest: Path) -> None:
-    """Newer ones than the one just written are damaged ones somebody put there: they do not count as kept."""
+    """Newer ones than the one just written are damaged: they do not count as kept."""
     known = [folder for folder in list_checkpoints(run_dir) if _step(folder) <= _step(newest)]
     losses = {folder: loss for folder in known if (loss := _val_loss(folder)) is not None}
     keep = set(known[-keep_last:]) | {newest}

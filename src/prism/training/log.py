@@ -69,7 +69,7 @@ class Silent:
 
 
 class Curves:
-    """Where the numbers of a run go. `step`: the one that it goes on from; None adds to what is there."""
+    """The log of a run. `step`: the step it continues from; None appends."""
 
     def __init__(self, run_dir: Path, config: TrainConfig, step: int | None = None) -> None:
         self._path = run_dir / "log.jsonl"
@@ -84,7 +84,7 @@ class Curves:
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge)
 
     def write(self, record: dict[str, float | int | None]) -> None:
-        """One line: `step`, `seconds` and numbers; None where there is none."""
+        """One line: `step`, `seconds` and numbers; None for a missing number."""
         step = int(record["step"] or 0)
         numbers = {k: v for k, v in record.items() if v is not None and k not in ("step", "seconds")}
         with files.explain_write_errors(self._path, INTACT):

@@ -128,7 +128,7 @@ def _unpack(data: bytes) -> Resumed:
 
 
 def find_state(run_dir: Path, policy: Policy, config: TrainConfig, data: str, notes: list[str]) -> Resumed | None:
-    """The newest intact checkpoint of the run, or None where there is none yet; `notes` say which."""
+    """The newest intact checkpoint of the run, or None if there is none; `notes` name it."""
     folder = checkpoint.latest_checkpoint(run_dir, notes.append)
     notes.append(f"resuming {folder}" if folder else f"{run_dir} has no checkpoint yet: starting at step 0")
     if folder is None:

@@ -126,7 +126,7 @@ class FilmWriter:
             if self._error is None and not self._discard:
                 try:
                     self._video.add(frame[None])
-                except Exception as error:  # said by close: the loop goes on meanwhile
+                except Exception as error:  # raised by close: the loop continues meanwhile
                     self._error = error
 
 

@@ -1,4 +1,4 @@
-"""Looks over an HDF5 file in a process of its own: HDF5's library can loop for ever, or crash, on damaged metadata.
+"""Looks over an HDF5 file in a process of its own: HDF5's library can hang or crash on damaged metadata.
 
 Run as a script (it imports nothing of prism): python hdf5_probe.py FILE. It touches everything that
 prism.data.formats.robomimic and aloha will, except the numbers: attributes, groups, the index of every chunk.

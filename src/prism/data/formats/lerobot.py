@@ -380,7 +380,7 @@ class LeRobotSource(TableSource):
             if key in self._masks:
                 here = self._rows.read(episode, self._masks[key], start, stop)
                 absent[key] = ~here.reshape(-1).astype(np.bool_)
-        if TASK in raw:  # prism writes an empty instruction where there was none
+        if TASK in raw:  # prism writes an empty instruction for a missing one
             nothing = np.array([not text for text in raw[TASK]], np.bool_)
             if nothing.any():
                 absent[TASK] = nothing

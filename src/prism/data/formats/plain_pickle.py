@@ -3,7 +3,7 @@
 A pickle is a program that names functions and has them called. This reads its opcodes one by one and knows only those
 that build plain values; the four names that numpy needs become records here, and every other name is refused.
 Python's own unpickler is not used: besides calling what it is asked to, it reserves gigabytes for a few bytes (a memo
-index of 4 billion), and hashes keys that take for ever.
+index of 4 billion), and hashes keys that take very long.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _put(target: Any, entries: list[Any]) -> None:
     if not isinstance(target, dict) or len(entries) % 2:
         raise ValueError("it sets a key of something that is not a dict")
     for key, value in zip(entries[::2], entries[1::2], strict=True):
-        if not isinstance(key, str | int):  # the hash of a nested tuple can take for ever
+        if not isinstance(key, str | int):  # the hash of a nested tuple can take very long
             raise ValueError(f"it has a {type(key).__name__} as a key")
         target[key] = value
 

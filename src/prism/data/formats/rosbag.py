@@ -397,7 +397,7 @@ def _sample(message: Any, key: _Key, number: int) -> Any:
 
 
 def _rate(times: Times) -> float:
-    """Samples a second, by the median step: a whole number where it is nearly one. 0: there is none."""
+    """Samples a second, by the median step, rounded if nearly whole. 0: unknown."""
     step = float(np.median(np.diff(times))) if len(times) > 1 else 0.0
     rate = 1 / step if step > 0 else 0.0
     return float(round(rate)) if abs(rate - round(rate)) < 0.05 * rate and rate > 0.5 else rate

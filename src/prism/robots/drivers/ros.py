@@ -151,7 +151,7 @@ class RosArm(Stream):
             raise PrismError("arm: name its joints, units are one each or none, hz and fps above 0")
         self.state_hz = self.fps
         self._state: tuple[Vector, float] | None = None
-        self._null = ""  # a joint whose position is none
+        self._null = ""  # a joint without a position
         self._follower = Follower(self.hz, self._go, self._hold)
 
     def axes(self) -> tuple[Axis, ...]:

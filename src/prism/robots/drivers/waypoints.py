@@ -40,7 +40,7 @@ class Interpolator:
 class Follower(Talker):
     """The thread that does it.
 
-    `go(at)` sends a position, and says where the arm then is told to be (another where `at` cannot be); `hold(at)`
+    `go(at)` sends a position, and returns the arm's commanded position (another if `at` is unreachable); `hold(at)`
     tells it to stand where it is: where that is not measured, at `at`, where it was told to be last.
     """
 
@@ -60,7 +60,7 @@ class Follower(Talker):
     def _follow(self) -> None:
         path = self._path
         if self.stopping and path is not None:
-            self._hold(path.at)  # one that fails is told again, in the next cycle
+            self._hold(path.at)  # a failed one is repeated in the next cycle
             self._path = None if self._path is path else self._path
         if self.stopping:
             self.standing.set()
