@@ -15,14 +15,14 @@ class PrismError(Exception):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """With every character escaped that a terminal would obey: names in files and messages are written by strangers."""
+    """Escape terminal control characters: names in files and messages may come from strangers."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
 def reason(error: BaseException) -> str:
-    """What a library's exception says, on one line of a message."""
+    """The text of a library's exception, in one line."""
     return printable(" ".join((str(error) or type(error).__name__).split()))[:120]
 
 

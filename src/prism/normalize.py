@@ -46,7 +46,7 @@ LIMIT = 100.0  # of normalised inputs: training data stay within it, a wild read
 
 @dataclass(frozen=True)
 class VectorStatistics:
-    """Of one (N, D) stream, per dimension, in float64. `std` is that of the population."""
+    """Statistics of one (N, D) stream, per dimension, in float64. `std` is that of the population."""
 
     count: int
     min: Float64Array
@@ -62,13 +62,13 @@ class VectorStatistics:
 
     @property
     def idle(self) -> NDArray[np.bool_]:
-        """As actions: dimensions without commands: constant, or noise compared with the others."""
+        """For actions: dimensions without commands, constant or noise compared with the others."""
         span = self.max - self.min
         return self.constant | (span <= np.clip(_CONSTANT * np.median(span), 1e-5, 1e-4))
 
     @property
     def divisor(self) -> Float64Array:
-        """As inputs: what a deviation from the mean is divided by."""
+        """For inputs: the divisor of deviations from the mean."""
         floor = np.clip(self.std[~self.constant].max(initial=0.0) / 100, 1e-4, 1e-3)
         floor = np.maximum(floor, (self.max - self.min) / LIMIT)
         return np.where(self.constant, 1.0, np.maximum(self.std, floor))
@@ -112,7 +112,7 @@ class RunningStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the actions and of every vector sensor, in the dataset's order."""
+    """Statistics of the actions and of every vector sensor, in the dataset's order."""
 
     actions: VectorStatistics
     vectors: dict[str, VectorStatistics]

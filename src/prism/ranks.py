@@ -229,7 +229,7 @@ def gather_text(text: str) -> list[str]:
 
 @contextmanager
 def share_errors() -> Iterator[None]:
-    """What fails on one rank fails on all: rank 0 raises the error and says whose it is, the others a ReportedError."""
+    """An error on one rank ends all: rank 0 raises it and names the rank, the others raise ReportedError."""
     if world_size() == 1:
         yield
         return

@@ -94,7 +94,7 @@ def synthetic_frames(sensors: tuple[SensorSpec, ...], count: int, rng: np.random
 
 @dataclass(frozen=True)
 class Loop:
-    """What one run of the control loop measured."""
+    """The measurements of one run of the control loop."""
 
     late: int
     latency_ms: NDArray[np.float64]
@@ -145,7 +145,7 @@ def saturate(control: Executor, lanes: Lanes, frames: list[Frame], seconds: floa
 
 @dataclass(frozen=True)
 class Ready:
-    """What is measured."""
+    """A policy that is ready to be measured."""
 
     policy: ContextPolicy
     controller: ControllerConfig

@@ -90,7 +90,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def guard(program: str, call: Callable[[], int]) -> int:
-    """What `call` returns, or one line and a status. PRISM_DEBUG=1 lets every exception through with its traceback."""
+    """The result of `call`, or one line and a status. PRISM_DEBUG=1 shows every exception with its traceback."""
     if os.environ.get("PRISM_DEBUG", "") not in ("", "0"):
         return call()
     if threading.current_thread() is threading.main_thread():  # clean up, tell the children

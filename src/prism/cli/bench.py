@@ -32,13 +32,13 @@ class Latency(JsonOutput):
     threads: int = 2
     """Threads of PyTorch."""
     device: Annotated[str, option("NAME")] = "cpu"
-    """Where to compute: cpu, cuda, mps, or auto (cuda where there is one)."""
+    """Device: cpu, cuda, mps, or auto (cuda if available)."""
     seconds: float = 60.0
     """CPU time to measure; without a run of each of three groups, at two pairs of horizons: (8, 16) and (16, 32)."""
     all_nfe: bool = False
     """Diffusion Policy with 100 evaluations too."""
     seed: int = 0
-    """Of the order of the turns."""
+    """Random seed of the order of turns."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "threads", "(0, inf)": "seconds"})
@@ -65,7 +65,7 @@ class Realtime(JsonOutput):
     sensors: Literal["wrist", "calvin"] = "wrist"
     """wrist: RGB 84x84 and proprioception. calvin: RGB 200x200 and 84x84, two depths, touch, proprioception."""
     size: Literal["tiny", "base", "paper"] = "paper"
-    """Of the random policy."""
+    """Random seed of the policy."""
     seconds: float = 60.0
     """How long."""
     rate: Annotated[float | None, option("HZ")] = None
@@ -77,7 +77,7 @@ class Realtime(JsonOutput):
     candidates: int = 8
     """Candidates a plan."""
     seed: int = 0
-    """Of weights, frames and latents."""
+    """Random seed of weights, frames and latents."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "candidates lanes", "(0, inf)": "seconds rate"})
@@ -108,9 +108,9 @@ class Server(JsonOutput):
     rate: float = 10.0
     """Requests a second of each."""
     sensors: Literal["state", "camera"] = "state"
-    """Of the random policy: two vectors, or one and an 84 x 84 camera."""
+    """Sensors of the random policy: two vectors, or one and an 84 x 84 camera."""
     seed: int = 0
-    """Of the random policy and the observations."""
+    """Random seed of the policy and the observations."""
 
     def __post_init__(self) -> None:
         check_numbers(self, "--", {"[1, inf)": "clients", "(0, inf)": "seconds rate"})

@@ -48,7 +48,7 @@ class Compare(JsonOutput):
     steps: Annotated[int | None, option("N")] = None
     """Training steps of each. Either --minutes or --steps is required."""
     clock: Literal["wall", "cpu"] = "wall"
-    """What the minutes count: wall-clock time, or the CPU time of the process (fair on a busy machine)."""
+    """Meaning of the minutes: wall-clock time, or CPU time of the process (fair on a busy machine)."""
     preset: Annotated[Preset | None, option("NAME")] = None
     """Size of the networks, as for prism train. Default: the recipe's own."""
     set: Annotated[tuple[str, ...], option("KEY=VALUE")] = ()

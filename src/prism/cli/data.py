@@ -35,7 +35,7 @@ class Collect(CalvinOption):
     episodes: int = 20
     """Successful episodes to record."""
     out: Annotated[Path | None, option("FOLDER")] = None
-    """Where the dataset goes; default: data/TASK, for a public one PRISM_DATA or the user's cache."""
+    """Folder of the dataset; default: data/TASK, or for a public one PRISM_DATA or the user's cache."""
     seed: Annotated[int | None, option("N")] = None
     """Seed of the first episode; default: the task's, usually 0."""
     noise: Annotated[float | None, option("N")] = None

@@ -171,7 +171,7 @@ class Record:
                 raise PrismError(f"{problem}; choose another folder")
 
     def _finish(self, recording: Recording) -> None:
-        """What is there now, as prism data inspect: in the terminal, and as a page; and as LeRobot where asked for."""
+        """Summarise the recording in the terminal and as a page, and write it for LeRobot if requested."""
         from rich.console import Console
 
         from prism.cli.data import steps_bar

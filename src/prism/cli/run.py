@@ -191,7 +191,7 @@ class Run:
         return (StoreSource(self.replay).task,) if self.replay is not None and is_store(self.replay) else ()
 
     def _commander(self, robot: Robot, limits: Limits, keys: Keys, stack: ExitStack) -> tuple[Commander, list[str]]:
-        """Who commands, and the sensors that it needs."""
+        """The commander, and the sensors that it needs."""
         from prism.robots.loop import Takeover
         from prism.robots.program import by_policy
         from prism.robots.replay import ReplayCommander, read_recorded
@@ -290,7 +290,7 @@ class Run:
         return RerunLog(self.rerun, robot.name, keep=True)
 
     def _seed(self, number: int) -> int:
-        """Of an episode's scene; a replay is in the recorded one, each time."""
+        """Seed of an episode's scene; a replay uses the recorded one."""
         if self.replay is None:
             return self.first_seed + number
         from prism.data.formats.store import MANIFEST, read_manifest

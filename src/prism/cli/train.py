@@ -48,9 +48,9 @@ class Train(DatasetOptions, CalvinOption):
     """A recipe (pusht-human, pusht), the name of a task (metaworld-drawer-open), or the path of a dataset; several: one
     policy for all of them."""
     weights: Annotated[tuple[float, ...] | None, option("W")] = None
-    """Of several datasets: how often a step of each is drawn, relative to the others. Default: equal."""
+    """For several datasets: how often a step of each is drawn, relative to the others. Default: equal."""
     text: Annotated[tuple[str, ...], option("SENTENCE")] = ()
-    """Of several datasets: the instruction of each. Default: their own text, or the words of their task."""
+    """For several datasets: the instruction of each. Default: their own text, or the words of their task."""
     sensors: Annotated[tuple[str, ...], option("SENSOR")] = ()
     """Train on these sensors only. Default: all except those of --without."""
     data: Annotated[Path | None, option("PATH")] = None

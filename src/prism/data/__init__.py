@@ -63,6 +63,6 @@ def open_dataset(
 
 
 def format_name(path: Path) -> str:
-    """What `open_dataset` takes the path for, in words; empty if for nothing."""
+    """The format that `open_dataset` recognises, in words; empty if none."""
     found = format_of(Path(path))
     return "" if found is None else found.name

@@ -44,7 +44,7 @@ def pointers(path: Path) -> list[Path]:
 
 
 def named_pointers(path: Path) -> PrismError | None:
-    """What to say of a dataset whose files are pointers, whatever a reader said of them; None: they are not."""
+    """The message for a dataset whose files are Git-LFS pointers; None if they are not."""
     if not (found := pointers(path)):
         return None
     others = f" (and {len(found) - 1} other files)" if len(found) > 1 else ""
@@ -119,7 +119,7 @@ def chosen(
 
 
 def numbers(source: EpisodeSource) -> list[int]:
-    """What the dataset calls the episodes of a source: --episodes may have left some out."""
+    """The dataset's numbers of a source's episodes: --episodes may have left some out."""
     return list(map(int, getattr(source, "episodes", range(len(source.lengths)))))
 
 
@@ -163,7 +163,7 @@ def remedy(source: EpisodeSource, bad: Mapping[int, str], deep: bool) -> str:
 
 @contextmanager
 def remedies_as_settings() -> Iterator[None]:
-    """For `prism compare`, which has --set and none of the options that leave data out."""
+    """For `prism compare`, which has --set in place of the options that leave data out."""
     try:
         yield
     except DamagedDataError as error:

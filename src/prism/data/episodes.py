@@ -69,7 +69,7 @@ class EpisodeSource(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader guessed or left out, one sentence each: shown to the user, never silent."""
+        """The reader's guesses and omissions, one sentence each, shown to the user."""
         ...
 
     def read(self, episode: int, start: int = 0, stop: int | None = None, streams: Names = None) -> Episode:
@@ -109,7 +109,7 @@ def read_in_parts(
 
 
 def step_bytes(sensors: Iterable[SensorSpec]) -> int:
-    """Of one time step of these sensors."""
+    """Bytes of one time step of these sensors."""
     return sum(int(np.prod(sensor.shape)) * sensor.dtype.itemsize for sensor in sensors)
 
 

@@ -52,7 +52,7 @@ class Kept:
     content: str  # of the frames that they were made of, the same on every machine
 
     def chosen(self, episodes: IntArray) -> Kept:
-        """For a source that has only these episodes."""
+        """The features for a source with only these episodes."""
         return replace(self, starts=self.starts[episodes])
 
     def rows(self, episodes: IntArray, steps: IntArray, views: IntArray) -> tuple[HalfArray, BoolArray]:
@@ -214,7 +214,7 @@ def _announced(plans: Sequence[_Plan], todo: int, views: int, folder: Path, say:
 
 
 def _seconds(plan: _Plan) -> float:
-    """That the network needs for a picture, measured on some."""
+    """Seconds that the network needs for a picture, measured on a few."""
     if not plan.missing:
         return 0.0
     spec = plan.look.spec

@@ -69,7 +69,7 @@ def sampled(source: EpisodeSource) -> Sample | None:
 
 
 def described_kind(source: EpisodeSource) -> str:
-    """What the actions of a dataset are and how that is known, in a sentence."""
+    """Kind of the actions of a dataset and how it was found, in a sentence."""
     action = action_spec_of(source)
     units = f"; {words}" if (words := action.in_words()) else ""
     if action.kind is not None:

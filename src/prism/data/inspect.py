@@ -1,4 +1,4 @@
-"""What is in a dataset: episodes, lengths, sensors, ranges, and what looks wrong. Any format."""
+"""Summary of a dataset in any format: episodes, lengths, sensors, ranges and possible problems."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def check_weight(weight: float, where: str) -> None:
 
 
 def _own_names(members: Sequence[Member]) -> list[dict[str, str]]:
-    """Of each member, the mixture's name of a sensor -> its own: the same, but of text, which is one sensor."""
+    """For each member: the mixture's name of a sensor -> its own. Only text sensors differ."""
     texts = [[spec.name for spec in member.source.sensors if spec.kind == "text"] for member in members]
     shared = next((names[0] for names in texts if len(names) == 1), TEXT)
     found = []

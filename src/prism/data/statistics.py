@@ -93,7 +93,7 @@ _SEEN = {"rgb": _rgb, "depth": _depth, "audio": _audio}
 
 
 def _rotations(source: EpisodeSource, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Of each vector the runs of four numbers that have norm 1 in every row that is looked at."""
+    """For each vector: the runs of four numbers with norm 1 in every sampled row."""
     if not names:
         return {}
     rows: dict[str, list[Array]] = {name: [] for name in names}

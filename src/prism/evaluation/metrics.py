@@ -80,7 +80,7 @@ def mean(values: Sequence[float] | FloatArray) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two contestants, on what both have: mean, 95 % interval, two-sided p."""
+    """Difference of two contestants on their common trials: mean, 95 % interval, two-sided p."""
 
     mean: float
     low: float

@@ -191,7 +191,7 @@ class _Outcome:
 
 
 class _Player:
-    """In a worker: the expensive things, made there once and never sent."""
+    """The expensive objects of a worker, made there once and never sent."""
 
     def __init__(
         self, load: PolicyFactory, make_env: EnvFactory, config: ControllerConfig, record: RecordConfig

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: one record an episode, their summary, metrics.json, and the recordings on disk."""
+"""Results of an evaluation: one record per episode, a summary, metrics.json, and recordings on disk."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def pooled(results: Sequence[EvaluationResult], name: str) -> EvaluationResult:
 
 
 def run_info(seed: int) -> dict[str, Any]:
-    """Where the numbers come from: command, date, versions, machine, and the commit when this is a git checkout."""
+    """Provenance: command, date, versions, machine, and the commit in a git checkout."""
     versions = {}
     for name in ("prism-policy", "torch", "numpy", "metaworld", "robosuite", "mujoco", "gym-pusht"):
         try:

@@ -103,7 +103,7 @@ class SensorUse:
 
     @property
     def without(self) -> str:
-        """What its absence does, in words."""
+        """The effect of its absence, in words."""
         if not self.trained_without:
             return NEVER_ABSENT
         return f"error {percent(self.absent)} without it"
@@ -111,7 +111,7 @@ class SensorUse:
 
 @dataclass(frozen=True)
 class SensorReport:
-    """What was measured, and on how much."""
+    """The measurement and its amount of data."""
 
     sensors: tuple[SensorUse, ...]
     windows: int
@@ -138,7 +138,7 @@ class SensorReport:
         )
 
     def lines(self) -> list[str]:
-        """What `prism train` prints: one line a sensor, then which of them a robot must have."""
+        """The output of `prism train`: one line per sensor, then the required sensors."""
         reasons: dict[str, list[str]] = {}
         for sensor in self.sensors:
             reasons.setdefault(
@@ -230,7 +230,7 @@ def stretches_of(windows: IntArray, episodes: IntArray, horizon: int) -> IntArra
 
 
 def _donors(episodes: IntArray, others: Windows, rng: np.random.Generator) -> IntArray:
-    """For every window a random window of another episode; of its own where there is no other."""
+    """For every window a random window of another episode, or of its own if there is no other."""
     found = rng.integers(len(others), size=len(episodes))
     for _ in range(100):
         same = others.episode_of(found) == episodes
@@ -381,7 +381,7 @@ def judge(change: float, swapped: Rise, differs: bool) -> Verdict:
 
 
 def _advised(used: Sequence[SensorUse], policy: Policy) -> tuple[SensorUse, ...]:
-    """With what to do about those that are not used."""
+    """Add advice for sensors that are not used."""
     specs = {spec.name: spec for spec in policy.spec.sensors}
     leading = max(used, key=lambda one: one.change)
     advised = []
@@ -421,7 +421,7 @@ def write_sensor_report(folder: Path, report: SensorReport) -> Path:
 
 
 def read_sensor_report(folder: Path) -> SensorReport | None:
-    """Of these weights; None: they were not measured."""
+    """The measurement of these weights; None if there is none."""
     path = folder / SENSOR_USE
     return from_json(SensorReport, files.read_json(path), str(path)) if path.exists() else None
 

@@ -147,6 +147,6 @@ def _fits(text: str, names: Sequence[str]) -> bool:
 
 
 def _sentence(task: str | None, source: EpisodeSource) -> str:
-    """What a dataset says of itself: the words of its task."""
+    """The words of a dataset's task."""
     said = task or str(getattr(source, "task", ""))
     return sentence_of(said) if said in TASKS else said

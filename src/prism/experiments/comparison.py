@@ -330,7 +330,7 @@ def waits_for(ids: Iterable[TrialId], config: CompareConfig) -> dict[str, str]:
 
 
 def write_summary(out: Path, config: CompareConfig, failed: Mapping[TrialId, str], trials: Trials) -> Comparison:
-    """What is there now, as comparison.json and comparison.html; a full disk must not end the comparison."""
+    """Write comparison.json and comparison.html; a full disk does not end the comparison."""
     comparison = summarise(out, config, failed)
     try:
         write_json(out / JSON, comparison.to_json(), overwrite=True)

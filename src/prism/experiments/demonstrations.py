@@ -85,7 +85,7 @@ class Demonstrations:
             raise PrismError("demonstrations.kind is 'mixture' where there are parts, and only there")
 
     def elsewhere(self) -> Demonstrations:
-        """For another machine: paths without the folders of this one."""
+        """Portable form: paths without this machine's folders."""
         parts = tuple(replace(part, demonstrations=part.demonstrations.elsewhere()) for part in self.parts)
         return replace(self, parts=parts, path=None if self.path is None else Path(self.path).name)
 
@@ -183,7 +183,7 @@ def _left_out(config: Demonstrations, path: Path) -> tuple[str, ...]:
 
 
 def _as_task_shows(source: EpisodeSource, task: str, console: Console) -> EpisodeSource:
-    """Only the sensors that the task's environment has too: a policy should not learn to rely on others."""
+    """Keep only the sensors of the task's environment, so that a policy does not rely on others."""
     env = make_env(task)
     shown = {sensor.name: sensor.shape for sensor in env.sensors}
     action_dim = env.action_dim
@@ -246,7 +246,7 @@ def _compare(source: EpisodeSource, task: str, console: Console, more: Sequence[
 
 
 def locate(config: Demonstrations, task: str | None, console: Console) -> Path:
-    """Where the dataset is; recorded first where that is due."""
+    """Path of the dataset, recorded first if necessary."""
     if config.kind == "human":
         return find_dataset("pusht-human", None if config.path is None else Path(config.path))
     if config.kind == "shipped" and config.path is None:

@@ -1,4 +1,4 @@
-"""Where a policy sees with a frozen backbone, the features of its demonstrations are computed before the training."""
+"""With a frozen backbone, the features of the demonstrations are computed before the training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of `prism train` or prism.train changes in a recipe."""
+"""Options of `prism train` and prism.train, which change a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prism.sensors import SensorSpec
 
 
 class TrainOptions(TypedDict, total=False):
-    """What a call may change in a recipe. Left out, or None: as the recipe says. `prism train --help` explains each."""
+    """Options that change a recipe. None: the recipe's value. `prism train --help` explains each."""
 
     data: Path | str | None
     map: Sequence[str]

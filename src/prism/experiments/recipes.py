@@ -337,7 +337,7 @@ def own_data(path: Path) -> Experiment:
 
 
 def demo_tasks() -> tuple[Experiment, ...]:
-    """What `prism demo` shows: one task of contact, one of grasping and pulling."""
+    """The tasks of `prism demo`: one of contact, one of grasping and pulling."""
     return state("metaworld-button-press-topdown"), state("metaworld-drawer-open")
 
 

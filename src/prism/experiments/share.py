@@ -178,7 +178,7 @@ def model_card(run: Run, keys: dict[str, str], license_: str, name: str) -> str:
 
 
 def _result(run: Run) -> str:
-    """What the last evaluation of the run found."""
+    """The result of the run's last evaluation."""
     if not (run.folder / "metrics.json").is_file():
         return "Not evaluated."
     found = []

@@ -41,7 +41,7 @@ _PARTS = {"controller": _EXECUTION, "evaluation": ("score", "success", "latency_
 
 
 def kept(trial: TrialResult) -> dict[str, Any]:
-    """What a results file keeps of a result.json."""
+    """The part of a result.json that a results file keeps."""
     return {
         **{key: trial[key] for key in _WHOLE},
         **{key: trial[key] for key in _PROTOCOL if key in trial},  # not in results from before 2026-11-19
@@ -59,7 +59,7 @@ def kept(trial: TrialResult) -> dict[str, Any]:
 
 
 def _processor(trial: TrialResult) -> str | None:
-    """Where it was made; None of trials that were kept before this was."""
+    """The processor of a trial's machine; None for older trials."""
     info = trial["info"]
     name: str | None = info.get("processor") or info.get("machine", {}).get("processor")
     return name
@@ -106,7 +106,7 @@ def successes(comparisons: Sequence[Comparison], method: str) -> FloatArray | No
 
 
 def trials_of(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
-    """Of a results file, under `trials`."""
+    """The `trials` of a results file."""
     return [
         {"recipe": id.recipe, "contestant": id.contestant, "trial": kept(trial)}
         for comparison in comparisons

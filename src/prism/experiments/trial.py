@@ -33,7 +33,7 @@ TrialResult = Mapping[str, Any]  # a result.json
 
 
 def state_of(folder: Path) -> tuple[State, str]:
-    """What is on disk: done, failed (and why; also a file that cannot be read), or still to do. Writes nothing."""
+    """State on disk: done, failed (with the reason), or still to do. Writes nothing."""
     for name, state in ((RESULT, "done"), (FAILED, "failed")):
         if (folder / name).is_file():
             try:
@@ -45,7 +45,7 @@ def state_of(folder: Path) -> tuple[State, str]:
 
 
 def spec_file(folder: Path) -> Path:
-    """Where the spec of a trial is, or would be."""
+    """File of the spec of a trial."""
     old = folder / OLD_TRIAL
     return old if old.is_file() and not (folder / TRIAL).is_file() else folder / TRIAL
 

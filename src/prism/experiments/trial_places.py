@@ -1,4 +1,4 @@
-"""Where the processes of trials run: this machine, or a Ray cluster."""
+"""The place where trials run: this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POLL_SECONDS = 0.5
 
 
 class Places(Protocol):
-    """Where processes of trials run."""
+    """A place where the processes of trials run."""
 
     def start(self, name: str, folder: Path) -> None: ...
     def ended(self) -> list[tuple[str, str, str]]: ...  # after a while: name, done | failed | crashed | lost, why

@@ -66,7 +66,7 @@ _LOCK_SECONDS = 300.0  # a predecessor whose caller was killed may still be savi
 
 
 def run_trial(folder: Path, console: Console) -> None:
-    """Until result.json is there. Raises PrismError for what will not get better by trying again."""
+    """Run until result.json exists. PrismError for failures that a retry would repeat."""
     experiment, spec = Experiment.load(folder), TrialSpec.load(folder)
     if (folder / RESULT).is_file():
         return

@@ -1,4 +1,4 @@
-"""What an executor has to know of a policy."""
+"""The PolicyInfo of a policy, for executors."""
 
 from __future__ import annotations
 

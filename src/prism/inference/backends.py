@@ -54,7 +54,7 @@ class Backend(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs have to be."""
+        """The device of its inputs."""
         return self.policy.normalizer.action_center.device
 
     @abstractmethod
@@ -216,7 +216,7 @@ class BackendPolicy(Policy):
 
 
 def backend_of(policy: Policy) -> Backend | None:
-    """What runs this policy's networks; None: it has no encoder that could be run apart."""
+    """The networks of this policy; None if it has no separate encoder."""
     if isinstance(policy, BackendPolicy):
         return policy.backend
     return EagerBackend(policy) if isinstance(policy, ContextPolicy) else None

@@ -164,7 +164,7 @@ def _worth_it(node: Any, weights: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 class _Frames:
-    """What onnxruntime calls a CalibrationDataReader: one input at a time, then None."""
+    """A CalibrationDataReader of onnxruntime: one input at a time, then None."""
 
     def __init__(self, frames: Sequence[NDArray[np.generic]]) -> None:
         self._frames: Iterator[NDArray[np.generic]] = iter(frames)

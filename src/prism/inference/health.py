@@ -162,7 +162,7 @@ def _finite(spec: SensorSpec, reading: Array) -> bool:
 
 
 def _outside(spec: SensorSpec, reading: Array) -> str | None:
-    """What left the limits, in words; None: nothing did."""
+    """The value outside its limits, in words; None if there is none."""
     if spec.kind == "text":
         return None
     if spec.limits is None:
@@ -184,7 +184,7 @@ def _outside(spec: SensorSpec, reading: Array) -> str | None:
 
 
 def _far(spec: SensorSpec, reading: Array) -> str | None:
-    """What is nowhere near the training data, in words; None: nothing, or a policy that does not know them."""
+    """The value far outside the training data, in words; None if there is none or the data are unknown."""
     seen = spec.seen or {}
     values = reading.astype(np.float64)
     if spec.kind == "vector" and "low" in seen:

@@ -119,7 +119,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class Sample:
-    """What came of a request."""
+    """The result of a request."""
 
     ticket: int
     candidates: NDArray[np.float32] | None  # (K, Tp, Da) robot units; None: it failed

@@ -119,7 +119,7 @@ def plan(backend: Backend, windows: Sequence[Sequence[Token]], candidates: int, 
 
 
 class Tokens:
-    """What is kept of one robot: the tokens of its window. The first observation fills it."""
+    """The cached tokens of one robot's window. The first observation fills it."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

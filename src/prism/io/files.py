@@ -86,7 +86,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 class AtomicWriter(ABC):
-    """What it writes gets its name when the `with` block ends well, and disappears when it does not."""
+    """A file that gets its name when the `with` block succeeds, and is deleted otherwise."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process owes the one that started it, and how it keeps its memory."""
+"""Child processes: end with their parent, and limit their memory."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class ContextPolicy(Policy):
         return self.finish(self.plan(self.encoder(observation), candidates, rng), self.anchor(observation))
 
     def finish(self, plans: Float[Tensor, "B K Tp Da"], anchor: Tensor | None) -> Float[Tensor, "B K Tp Da"]:
-        """From what `plan` returns to robot units."""
+        """Convert the output of `plan` to robot units."""
         plans = plans if anchor is None else plans + anchor
         return self.normalizer.unnormalize_actions(plans.float())
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DenoiserConfig(UNetPolicyConfig):
-    """Of the noise that is removed: Diffusion Policy, and what is distilled from one."""
+    """Config of denoising methods: Diffusion Policy, and those distilled from it."""
 
     train_steps: int = 100  # T; published
     clip: float = 1.0  # bound on the denoised plan, in its own units; published: 1 on actions within [-1, 1]
@@ -151,7 +151,7 @@ class DiffusionPolicy(UNetPolicy):
         return x
 
     def _step(self, x: Tensor, output: Tensor, step: int, into: int, rng: Random) -> Tensor:
-        """What the network said at `step` takes x to the earlier step `into`."""
+        """Take x from `step` to the earlier step `into`, with the network's output."""
         config, schedule = self.config, self.schedule
         data, noise = schedule.split(x, output, step, config.prediction, config.clip)
         if config.sampler == "ddim":

@@ -194,7 +194,7 @@ class UNetPolicy(BaselinePolicy):
             self.unet = UNet(config.unet, spec.action_dim, condition, steps)
 
     def films(self, context: Float[Tensor, "B S D"]) -> Films:
-        """What the UNet needs of the contexts, for any number of candidates and steps."""
+        """The UNet's features of the contexts, for any number of candidates and steps."""
         return self.unet.condition_films(self.project(context.flatten(1)))
 
 

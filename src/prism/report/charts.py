@@ -87,7 +87,7 @@ def line_chart(
 
 
 def drawing(markup: str) -> Markup:
-    """What escapes its own words: a template takes it as it is."""
+    """Markup that is escaped already; a template inserts it unchanged."""
     return Markup(markup)
 
 
@@ -163,7 +163,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def number(value: float, percent: bool = False) -> str:
-    """As few digits as tell it apart."""
+    """The fewest digits that distinguish it."""
     if percent:
         return f"{100 * value:.0f} %"
     if value == 0:

@@ -154,7 +154,7 @@ def telling_fans(shown: Sequence[Film], count: int = 6) -> list[tuple[Film, View
 
 
 def film_data(film: Film) -> dict[str, Any]:
-    """What the template's player shows of one episode, and the data of its script. Without one the first picture."""
+    """The player of one episode, and the data of its script. Without a script, the first picture."""
     episode = film.episode
     frames = [base64.b64encode(frame).decode() for frame in episode.frames]
     return {

@@ -65,7 +65,7 @@ def render(
 
 
 def _task(result: EvaluationResult, log: Log) -> dict[str, Any]:
-    """What the template shows of one task."""
+    """The template's data of one task."""
     data = result.summary()
     low, high = data["success_ci"]
     wins = f"{sum(episode.success for episode in result.episodes)} of {len(result.episodes)}"

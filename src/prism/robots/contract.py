@@ -97,7 +97,7 @@ class ActionSpace:
 
     @property
     def kinds(self) -> tuple[ActionKind, ...]:
-        """Of each dimension."""
+        """Kind of each dimension."""
         still = self.spec.still(self.dim)
         absolute, velocity, motion = ActionKind.ABSOLUTE, ActionKind.VELOCITY, self.spec.kind
         assert motion is not None

@@ -78,7 +78,7 @@ class Envelope:
 
     @property
     def velocity(self) -> Vector:
-        """Of the last command, units a second."""
+        """Velocity of the last command, units a second."""
         return self._v
 
     @property

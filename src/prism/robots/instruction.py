@@ -12,7 +12,7 @@ TEXT, BYTES = "text", 64  # the sensor, and its size in recordings
 
 
 def instruct(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> None:
-    """From now on `robot` has a text sensor that reads `text`; one that it has already says it instead."""
+    """Give `robot` a text sensor that reads `text`, in place of its own if it has one."""
     if not text.strip():
         raise PrismError("--text is empty: say in words what is to be done, or leave it out")
     robot.sensors = (*(spec for spec in robot.sensors if spec.name != name), SensorSpec(name, "text", (size,)))
@@ -20,7 +20,7 @@ def instruct(robot: Robot, text: str, name: str = TEXT, size: int = BYTES) -> No
 
 
 def instruct_for(robot: Robot, text: str, info: PolicyInfo) -> None:
-    """As the policy (planner.info) takes it."""
+    """Instruct `robot` in the form that the policy (planner.info) takes."""
     sensors = [sensor for sensor in info.sensors if sensor.kind == "text"]
     if not sensors:
         raise PrismError("--text: the policy has no text sensor; leave it out")

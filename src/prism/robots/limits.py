@@ -104,7 +104,7 @@ class Limits:
                 raise PrismError(f"limits.{key} is missing: a robot without it can go anywhere; one each of {order}")
 
     def followed(self, dim: int) -> NDArray[np.float64]:
-        """Of each dimension: the largest following error, units; inf where there is no limit."""
+        """Largest following error of each dimension, in units; inf without a limit."""
         most = self.following or tuple(FOLLOWING * speed for speed in self.speed) or (math.inf,) * dim
         return np.array(most, np.float64)
 
@@ -116,7 +116,7 @@ class Limits:
 
     @staticmethod
     def of(data: dict[str, object], dim: int) -> Limits:
-        """As a robot's file gives them."""
+        """From a robot file."""
         return Limits()._with(data, dim)
 
     def _with(self, own: dict[str, object], dim: int) -> Limits:
@@ -132,7 +132,7 @@ class Limits:
         return found
 
     def narrowed(self, own: dict[str, object], dim: int) -> Limits:
-        """With the limits of a file; PrismError where one is wider than the robot's."""
+        """Narrowed by the limits of a file; PrismError if one is wider than the robot's."""
         found = self._with(own, dim)
         for key in ("position", "workspace"):
             for i, (mine, theirs) in enumerate(zip(getattr(self, key), getattr(found, key), strict=False)):

@@ -288,7 +288,7 @@ def drive(
 
 
 def _part(robot: Robot, action: object, part: int, before: object, done: Array) -> object:
-    """What to send now of a step's action; what is no action is left to the guard."""
+    """The part of a step's action to send now; invalid actions are left to the guard."""
 
     def is_action(value: object) -> bool:
         numbers = np.asarray(value)

@@ -193,12 +193,12 @@ def check_robot(robot: Robot, info: PolicyInfo, trained_on: str | None = None) -
 
 
 def task_of(robot: Robot) -> str:
-    """What its recordings show: a twin's scene, or the robot's name."""
+    """Description of its recordings: a twin's scene, or the robot's name."""
     return str(getattr(robot, "task", robot.name))
 
 
 def announce(robot: Robot, limits: Limits, keys: str, say: Say = print) -> None:
-    """What will be driven, within which limits, and how to stop it."""
+    """Announce the robot, its limits and how to stop it."""
     space = robot.actions
     names = tuple(space.name(i) for i in range(space.dim))
     steps = "" if robot.parts == 1 else f", {robot.fps:g} steps of {robot.parts}"

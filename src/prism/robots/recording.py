@@ -73,12 +73,12 @@ class Trace:
 
     @property
     def actions(self) -> NDArray[np.float32]:
-        """What was done in each step, or was meant to be, (T, D)."""
+        """The executed or intended action of each step, (T, D)."""
         done = [self.robot.actions.whole(np.stack(sent)) for sent in self._sent]
         return np.stack([own if said is None else said for own, said in zip(done, self._labels, strict=True)])
 
     def see(self, seen: Seen) -> None:
-        """What is new, of what can be believed."""
+        """Record the new readings of trusted sensors."""
         for name, value in seen.observation.items():
             stamp = seen.readings[name].stamp
             if stamp <= self._newest.get(name, -np.inf):
@@ -176,7 +176,7 @@ class Trace:
         return Episode(found, actions.astype(np.float32), present), gaps
 
     def heard(self, gaps: Sequence[Gaps]) -> dict[str, dict[str, float]]:
-        """Of each sensor: readings a second, the longest time without one, and steps at which it was absent."""
+        """For each sensor: readings a second, longest gap, and steps at which it was absent."""
         found = {}
         for gap in gaps:
             stamps = np.array(self._stamps[gap.name])

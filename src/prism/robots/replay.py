@@ -30,7 +30,7 @@ _REACHED = 1e-3  # of the way to the next step: the rest is rounding
 
 @dataclass(frozen=True)
 class Recorded:
-    """What was done, and where the robot was, a step each; `pose` is None where it was not recorded."""
+    """Action and pose of each step; `pose` is None if it was not recorded."""
 
     actions: NDArray[np.float32]
     pose: Vector | None

@@ -160,7 +160,7 @@ class Keyboard(Toggled, Person):
 
 
 def full_speed(robot: Robot, device: str) -> NDArray[np.float64]:
-    """Of an action at full deflection, each dimension."""
+    """Size of an action at full deflection, per dimension."""
     space = robot.actions
     if space.spec.kind == "absolute":
         raise PrismError(f"--teleop {device} moves by changes or velocities; this robot takes absolute poses")
@@ -175,7 +175,7 @@ def full_speed(robot: Robot, device: str) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Motion:
-    """Where a device is now. Axes in -1 to 1, in the order of the robot's dimensions without its grippers."""
+    """State of a device: axes in -1 to 1, in the order of the robot's dimensions without its grippers."""
 
     axes: tuple[float, ...] = ()
     closed: bool | None = None  # the gripper; None: as it was

@@ -14,7 +14,7 @@ THREAD = "live page"
 
 @contextmanager
 def served(server: PolicyServer) -> Iterator[PolicyServer]:
-    """In a thread with an event loop of its own."""
+    """A server in a thread with its own event loop."""
     started = threading.Event()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
     failure: list[BaseException] = []

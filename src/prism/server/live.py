@@ -176,7 +176,7 @@ class Live:
         return next((session for session in sessions.values() if session.view is not None), None)
 
     def _shared(self) -> dict[str, Any]:
-        """What belongs to all clients; on the loop's thread, which counts it."""
+        """Figures of all clients together; computed on the loop's thread."""
         server, metrics = self._server, self._server.metrics
         now, requests = time.monotonic(), sum(metrics.requests.values())
         then, before, rate = self._rate
@@ -275,7 +275,7 @@ def _row(session: Session) -> dict[str, Any]:
 
 
 def _rounded(values: NDArray[Any]) -> Any:
-    """As nested lists with six digits; JSON has no NaN."""
+    """Nested lists with six digits; NaN becomes null for JSON."""
     array = np.nan_to_num(np.asarray(values, dtype=np.float64), posinf=0.0, neginf=0.0)
     if array.size == 0:
         return []

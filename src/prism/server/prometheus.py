@@ -71,7 +71,7 @@ class Metrics:
 
 
 def resident_bytes() -> int:
-    """Of this process, now; 0 where the system does not tell."""
+    """Memory of this process; 0 if the system does not report it."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmRSS:"):

@@ -57,7 +57,7 @@ logger = logging.getLogger("prism.server")
 
 
 class RequestError(PrismError):
-    """What a client may fix: it gets this line and stays connected."""
+    """An error that the client can fix: it gets this line and stays connected."""
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class PrismPolicy(PreTrainedPolicy):
 
     @property
     def acting(self) -> Policy:
-        """What acts and is saved: the averaged weights, where there are some."""
+        """The weights to act with and to save: the average, if there is one."""
         if not self._average:
             return self.policy
         for mine, theirs in zip(self._average[0].buffers(), self.policy.buffers(), strict=True):

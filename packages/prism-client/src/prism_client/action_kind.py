@@ -1,4 +1,4 @@
-"""What the numbers of an action are: one enum, from the dataset to the robot's command."""
+"""The kind of an action: one enum, from the dataset to the robot's command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ActionKind(str, Enum):
 
     @property
     def meaning(self) -> str:
-        """What each action is."""
+        """The kind in words."""
         meanings = {"absolute": "each is a pose", "delta": "each is a change of pose", "velocity": "each is a speed"}
         return meanings[self]
 

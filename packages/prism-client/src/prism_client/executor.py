@@ -333,7 +333,7 @@ class Executor:
             self._take(reply)
 
     def _wait(self, step: Step) -> None:
-        """Until the planner has answered this step, and the plan that was asked for is here."""
+        """Wait until the planner has answered this step and the requested plan has arrived."""
         until = self._clock() + self._first_timeout
         while self._failure is None and (self._heard < step.number or self._asked is not None):
             reply = self.planner.poll(max(0.0, until - self._clock()))

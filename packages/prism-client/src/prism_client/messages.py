@@ -162,7 +162,7 @@ class PlanInfo:
 
     @classmethod
     def from_reply(cls, message: Mapping[str, Any]) -> PlanInfo:
-        """Of a server's reply; missing keys have their defaults. PlanError if a value is not a number."""
+        """From a server's reply; missing keys have their defaults. PlanError if a value is not a number."""
         return cls(
             step=_whole(message, "step"),
             candidates=_whole(message, "candidates", 1),

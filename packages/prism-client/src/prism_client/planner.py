@@ -1,4 +1,4 @@
-"""Where an executor gets its plans."""
+"""The source of an executor's plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Planner(Protocol):
 
     @property
     def info(self) -> PolicyInfo:
-        """Of the policy whose plans these are."""
+        """The PolicyInfo of the policy."""
         ...
 
     def submit(self, step: Step) -> None:

@@ -272,7 +272,7 @@ class CalvinEnv(Simulation):
         return np.concatenate([self._observation["robot_obs"], self._observation["scene_obs"]]).astype(np.float64)
 
     def scene(self) -> Scene:
-        """What the experts see."""
+        """The state for the experts."""
         return Scene.read(self._world.fixtures, self.state())
 
     def render(self) -> NDArray[np.uint8] | None:

@@ -37,7 +37,7 @@ HELD = 0.05  # fingers that are further apart hold nothing
 
 @dataclass(frozen=True)
 class Move:
-    """Where the hand goes from here."""
+    """The next target of the hand."""
 
     target: Vector  # (3,)
     yaw: float = STRAIGHT  # a half turn more or less is the same
@@ -48,7 +48,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Style:
-    """What differs between demonstrations of the same start."""
+    """Random variation between demonstrations of the same start."""
 
     pace: float
     offset: Vector  # (3,) metres

@@ -217,7 +217,7 @@ class Go2Env(MujocoEnv):
         return self._pushes.executed(action, (self.action_high - self.action_low) / 2, noise, rng)
 
     def step(self, action: NDArray[np.float32]) -> StepResult:
-        """As every step; nobody waits a minute for a robot that is lost, or stands and does nothing."""
+        """A step; ends early if the robot is lost or stands still."""
         result = super().step(action)
         over = self.lost()
         if self._need_episode("step(action)") % round(_STUCK * FPS) == 0:

@@ -32,7 +32,7 @@ class Pushes:
         rng: np.random.Generator,
         free: Callable[[], bool] = lambda: True,
     ) -> NDArray[np.float32]:
-        """What is executed of a demonstrated action; no push begins where it is not `free`."""
+        """The executed action: demonstrated plus push. A push begins only if `free`."""
         if self._often and self._left == 0 and rng.random() < self._often and free():
             self._push = noise * self._strength * rng.standard_normal(len(action))
             self._push[self._forward] = np.maximum(self._push[self._forward], 0.0)

@@ -72,7 +72,7 @@ class Task:
 
     @property
     def env_args(self) -> dict[str, Any]:
-        """What robomimic stores with a dataset, and needs to build the environment again."""
+        """Robomimic's env_args, stored with a dataset to rebuild the environment."""
         arm = {
             "type": "OSC_POSE", "input_max": 1, "input_min": -1,
             "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5], "output_min": [-0.05, -0.05, -0.05, -0.5, -0.5, -0.5],

@@ -56,7 +56,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Style:
-    """What differs between demonstrations of the same start."""
+    """Random variation between demonstrations of the same start."""
 
     pace: float  # 0.75 .. 1
     hover: float  # metres added to heights at which things are approached and carried

@@ -186,7 +186,7 @@ class Twin(Robot):
             return self._goal() if self._ready else None
 
     def _goal(self) -> NDArray[np.float64] | None:
-        """Where the servo is told to be; None: commands are positions."""
+        """The servo's commanded position; None: commands are positions."""
         return None
 
     def stop(self) -> None:

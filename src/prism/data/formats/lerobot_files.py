@@ -34,7 +34,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Place:
-    """Where episodes are, by episode: a file, and where in it they begin."""
+    """The location of each episode: a file and the first row in it."""
 
     files: tuple[Path, ...]  # distinct
     file: IntArray  # (E,) index into files

@@ -43,7 +43,7 @@ class _Dtype:
 
 @dataclass
 class NumpyArray:
-    """What an array said about itself."""
+    """The stored description of an array."""
 
     size: tuple[int, ...] = ()
     kind: _Dtype | None = None
@@ -174,7 +174,7 @@ def _named(module: object, name: object) -> _Global:
 
 
 def _called(called: object, arguments: object) -> Any:
-    """What numpy's own functions would make of it, as a record."""
+    """The result of numpy's own functions, as a record."""
     if not isinstance(called, _Global) or not isinstance(arguments, tuple):
         raise ValueError("it calls something that is not a function, which is refused")
     if called.name == "_reconstruct":

@@ -283,7 +283,7 @@ class RosbagSource(TableSource):
         return times, np.array(received, np.int64), values
 
     def _timed(self, name: str, number: int, key: _Key, times: Times, samples: list[Any]) -> Timed:
-        """What is aligned; a picture by its number among the messages."""
+        """The stream to align; a picture stands as its message number."""
         column = key.column
         if key.msgtype in rosmsg.IMAGES:
             spec = SensorSpec(name, "depth" if len(column.shape) == 2 else "rgb", column.shape)

@@ -23,7 +23,7 @@ class NotReadError(ValueError):
 
 @dataclass(frozen=True)
 class Field:
-    """What of a message is one sample, and where quaternions are in it."""
+    """The sample in a message, and the positions of its quaternions."""
 
     name: str  # "" for the message as a whole, else the part of the key behind the last dot
     get: Callable[[Any], Array]

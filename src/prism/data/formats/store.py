@@ -96,7 +96,7 @@ def is_store(path: Path) -> bool:
 
 
 def _checksum(data: dict[str, Any]) -> int:
-    """Of everything in dataset.json but itself."""
+    """Checksum of everything in dataset.json but itself."""
     return zlib.crc32(json.dumps({key: data[key] for key in sorted(data) if key != "own_checksum"}).encode())
 
 
@@ -222,7 +222,7 @@ class RowFile:
             raise PrismError(f"{file}: {what}; {AGAIN}")
 
     def check_with(self, checksums: Array) -> None:
-        """From now on every read is compared with these, one a block."""
+        """Compare every later read with these checksums, one per block."""
         self._checksums = checksums.astype(np.int64)
 
     @property

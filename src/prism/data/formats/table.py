@@ -124,7 +124,7 @@ def sensor_name(key: str) -> str:
 
 
 def guess_kind(column: Column) -> tuple[SensorKind | None, str]:
-    """What a key looks like, by type, shape and name, and the reason if it is nothing."""
+    """The kind of a key by type, shape and name, and the reason if it fits none."""
     shape, kind, name = column.shape, column.dtype.kind, column.key.lower()
     if column.is_text:
         return "text", ""
@@ -313,7 +313,7 @@ _NO_SENSORS = ("reward", "rewards", "done", "dones", "success", "discount", "ter
 
 
 def is_outcome(key: str) -> bool:
-    """What a simulator or a person says afterwards: no robot has it."""
+    """Whether a simulator or a person adds this key afterwards; no robot has it."""
     return key.startswith("next.") or re.split(r"[./]", key)[-1].lower() in _NO_SENSORS
 
 
@@ -397,7 +397,7 @@ def _spec(
 
 
 def _usual_scale(path: Path, column: Column, kind: SensorKind, notes: list[str]) -> float:
-    """What makes metres, pixels and samples of what is usually stored."""
+    """The scale from the usual storage to metres, pixels and samples."""
     dtype = column.dtype
     if kind == "depth" and dtype.kind in "iu":
         notes.append(f"'{column.key}' holds {dtype}: read as millimetres (--map {column.key}=SENSOR:depth:SCALE)")

@@ -1,4 +1,4 @@
-"""What writers of datasets share: episodes in parts, every value checked, whole or not at all."""
+"""Base of the dataset writers: episodes in parts, every value checked, atomic."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class EpisodeWriter(AtomicWriter):
         self._rows += length
 
     def end_episode(self) -> None:
-        """What was added since the last call is one episode."""
+        """End the episode: everything added since the last call."""
         if self._rows == self._ends[-1]:
             raise PrismError(f"{self.path}: episode {self.episodes}: is empty; leave it out")
         self._ends.append(self._rows)

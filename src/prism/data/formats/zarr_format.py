@@ -132,7 +132,7 @@ def _zip_store(path: Path) -> tuple[Store, str, dict[str, bool], int]:
 
 
 def _names(codecs: Sequence[Any]) -> set[str]:
-    """As metadata names them."""
+    """Codecs by their names in the metadata."""
     found = set()
     for codec in codecs:
         name = getattr(codec, "codec_id", None) or getattr(codec, "codec_name", None) or type(codec).__name__
@@ -180,7 +180,7 @@ def _members(path: Path) -> dict[str, zipfile.ZipInfo]:
 
 
 def _check_member(path: Path, said: zipfile.ZipInfo) -> None:
-    """What is deflated may decode to a lot more than it says, and all of it is decoded before it is cut off."""
+    """Deflated members may decode to much more than they state, so check before decoding."""
     if said.compress_type == zipfile.ZIP_STORED or said.compress_size * 1032 <= _LARGE:
         return
     with zipfile.ZipFile(path) as archive, archive.open(said.filename) as member:
@@ -279,7 +279,7 @@ def _decoded_bytes(content: bytes, codecs: set[str], limit: int) -> int:
 
 
 def _zstd_bytes(content: bytes) -> int:
-    """What the header of a frame states (RFC 8878, 3.1.1); a frame may leave it out, zarr's do not."""
+    """The size in a frame's header (RFC 8878, 3.1.1); optional there, but zarr always writes it."""
     if len(content) < 5 or content[:4] != b"\x28\xb5\x2f\xfd":
         raise ValueError("a chunk is not zstd")
     flags = content[4]

@@ -104,7 +104,7 @@ class DrivenRobot(Robot):
         self._claim = Claim()
 
     def _check(self) -> None:
-        """That the file does not contradict itself."""
+        """Check that the file does not contradict itself."""
         space, limits = self.actions, self.limits
         limits.check(space.dim, space.spec.names)
         axes = space.spec.names

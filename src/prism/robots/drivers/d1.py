@@ -61,7 +61,7 @@ def message(name: str, **fields: Any) -> Any:
 
 
 def messages() -> tuple[Any, Any]:
-    """Of a command, and of the measured angles."""
+    """Message types of a command and of the measured angles."""
     kinds: Any = need("cyclonedds.idl.types", "robots-go2", "driver d1")
     return message("ArmString_", data_=str), message(
         "PubServoInfo_", **{f"servo{i}_data_": kinds.float32 for i in range(7)}

@@ -39,7 +39,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may go out to a part, whoever computed it, in its axes' units: a driver's last look before the wire."""
+    """Limits of a part's commands in its axes' units: the driver's last check before sending."""
 
     low: Vector
     high: Vector
@@ -67,11 +67,11 @@ class Part:
     bounds: Bounds
 
     def axes(self) -> tuple[Axis, ...]:
-        """What it is commanded by; none for a sensor."""
+        """The axes of its commands; empty for a sensor."""
         return ()
 
     def sensors(self) -> tuple[SensorSpec, ...]:
-        """What it shows beside `state`."""
+        """Its sensors besides `state`."""
         return ()
 
     def state_names(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ Vector = NDArray[np.float64]
 
 
 def quaternion(turn: Vector) -> Vector:
-    """Of a rotation vector: w, x, y, z."""
+    """Quaternion (w, x, y, z) of a rotation vector."""
     angle = float(np.linalg.norm(turn))
     scale = 0.5 if angle < 1e-9 else math.sin(angle / 2) / angle
     return np.array([math.cos(angle / 2), *(scale * turn)])

@@ -1,4 +1,4 @@
-"""From waypoint to waypoint: how an arm that takes positions many times a second is led by one that says few."""
+"""Interpolation between waypoints, for an arm that takes more positions a second than there are commands."""
 
 from __future__ import annotations
 
