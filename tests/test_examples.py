@@ -15,6 +15,7 @@ import pytest
 import prism
 from prism import cli
 from prism.data.formats.store_writer import DatasetWriter
+from prism.io import plugins
 from prism.methods import METHODS
 from prism.sensors import KINDS, SensorSpec
 from prism.sims.task_table import TASKS, make_env
@@ -33,6 +34,7 @@ def install(example: str, site: Path) -> None:
     groups = [f"[{group}]\n" + "\n".join(f"{k} = {v}" for k, v in rows.items())
               for group, rows in project["entry-points"].items()]  # fmt: skip
     (info / "entry_points.txt").write_text("\n".join(groups))
+    plugins._found.cache_clear()  # a program is started after its packages were installed
     shutil.copy(EXAMPLES / example / f"{example}.py", site)
     importlib.invalidate_caches()
 

@@ -11,7 +11,9 @@ outside. Groups: prism.methods, prism.tasks, prism.sensors, prism.robots.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
@@ -60,7 +62,7 @@ class Table(Mapping[str, T], Generic[T]):
         return PrismError(f"unknown {self._what} '{name}': {hint}")
 
     def _added(self) -> dict[str, EntryPoint]:
-        return {entry.name: entry for entry in entry_points(group=self._group)}
+        return {entry.name: entry for entry in _found(entry_points, self._group, tuple(sys.path))}
 
     def _load_row(self, name: str) -> T:
         added = self._added()
@@ -82,6 +84,11 @@ class Table(Mapping[str, T], Generic[T]):
                 f"{self._what} '{entry.name}' comes from the package {package}, and its {entry.value} cannot be "
                 f"imported ({type(error).__name__}: {error}): fix or remove that package"
             ) from error
+
+
+@functools.cache  # a scan of every installed package; a table is asked for hundreds of rows
+def _found(look: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(look(group=group))
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
