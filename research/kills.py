@@ -53,7 +53,7 @@ def record_and_kill(folder: Path, seconds: float) -> int:
     killer = threading.Timer(seconds, process.send_signal, (signal.SIGKILL,))
     said = 0
     for line in process.stdout:
-        if line.startswith("s: keep"):
+        if "stop now" in line.lower() and not killer.is_alive():  # the last line before the robot is connected
             killer.start()
         said += line.startswith("episode ")
     process.wait()

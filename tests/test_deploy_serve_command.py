@@ -111,7 +111,7 @@ def test_what_cannot_be_served_is_one_line(run: Path, tmp_path: Path, capsys: py
     for arguments, words in (
         ([str(tmp_path / "nowhere")], "does not exist"),
         ([str(tmp_path)], "is not a run of `prism train`"),
-        ([str(run), "--port", "70000"], "no port"),
+        ([str(run), "--port", "70000"], "is not a port"),
         ([str(run), "--map", "x"], "KEY=SENSOR"),
         ([str(run), "--map", "x=arm"], "no sensor 'arm'"),
         ([str(run), "--api-key-file", str(tmp_path / "nokey")], "cannot be read"),

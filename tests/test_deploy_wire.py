@@ -91,7 +91,7 @@ def test_thousands_of_damaged_frames_are_refused_or_understood() -> None:
     """In-process, so quick: nothing but a request or one of the two errors ever comes out."""
     rng = np.random.default_rng(0)
     sensors = [{"name": s.name, "shape": list(s.shape), "dtype": s.dtype.name} for s in VECTORS]
-    reader = Reader(VECTORS)
+    reader = Reader(VECTORS, 2)
     understood = 0
     for _ in range(1500):
         frame = damaged_frame(sensors, rng)
