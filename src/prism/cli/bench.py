@@ -65,9 +65,9 @@ class Realtime(JsonOutput):
     sensors: Literal["wrist", "calvin"] = "wrist"
     """wrist: RGB 84x84 and proprioception. calvin: RGB 200x200 and 84x84, two depths, touch, proprioception."""
     size: Literal["tiny", "base", "paper"] = "paper"
-    """Random seed of the policy."""
+    """Size of the random policy (a preset)."""
     seconds: float = 60.0
-    """How long."""
+    """Duration of the measurement."""
     rate: Annotated[float | None, option("HZ")] = None
     """Actions a second; default: the rate of the --checkpoint, or 1 % above 50 (wrist) or 30 (calvin)."""
     backend: Annotated[str | None, option("NAME")] = None
@@ -102,9 +102,9 @@ class Server(JsonOutput):
     run_folder: Annotated[Path | None, option("RUN")] = None
     """Serve this run; default: a random `tiny` policy."""
     clients: int = 64
-    """Robots at once."""
+    """Number of robots."""
     seconds: float = 60.0
-    """How long they ask."""
+    """Duration of the load."""
     rate: float = 10.0
     """Requests a second of each."""
     sensors: Literal["state", "camera"] = "state"
