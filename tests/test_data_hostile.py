@@ -17,6 +17,8 @@ from typing import Any
 import h5py
 import numcodecs
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zarr
 
@@ -24,7 +26,7 @@ from prism.data import open_dataset
 from prism.data.formats.calvin_format import read_annotations
 from prism.data.formats.npz import npz_member
 from prism.errors import PrismError
-from tests.data_files import ANNOTATIONS, write_calvin, write_robomimic
+from tests.data_files import ANNOTATIONS, write_calvin, write_lerobot_v3, write_lerobot_v21, write_robomimic
 from tests.test_data_zarr import arrays, pack, write
 
 SECRET = b"the text of another file, which no dataset may show. " * 40
@@ -246,4 +248,22 @@ def test_lists_that_are_nested_or_endless_are_one_line(tmp_path: Path, name: str
     with (path / name).open("r+b") as file:
         file.truncate(20 * 2**30)
     with pytest.raises(PrismError, match=r"larger than|more than such a file ever has"):
+        open_dataset(path)
+
+
+def test_lists_of_lerobot_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of a list are read one at a time; rows of a table are counted before they are read."""
+    path = write_lerobot_v21(tmp_path / "v21")
+    (path / "meta/episodes.jsonl").write_text("{}\n" * 300_000)
+    tracemalloc.start()
+    with pytest.raises(PrismError, match=r"episodes\.jsonl: line 1 "):
+        open_dataset(path)
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
+
+    path = write_lerobot_v3(tmp_path / "v3")
+    tasks = path / "meta/tasks.parquet"
+    rows = np.zeros(2**20 + 1, np.int8)
+    pq.write_table(pa.table(dict.fromkeys(pq.read_table(tasks).column_names, rows)), tasks)
+    with pytest.raises(PrismError, match=r"tasks\.parquet: has 1048577 rows, more than 1048576"):
         open_dataset(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -229,5 +230,10 @@ def test_damaged_recordings_are_named(filmed: EvaluationResult, tmp_path: Path) 
     content = path.read_bytes()
     for cut in (0, 10, len(content) // 2, len(content) - 5):
         path.write_bytes(content[:cut])
+        with pytest.raises(PrismError, match=r"point\.npz"):
+            load_result(path)
+    for meta in (b"[]", b"3", b'{"format_version": []}'):
+        with zipfile.ZipFile(path, "w") as archive, archive.open("meta.npy", "w") as file:
+            np.lib.format.write_array(file, np.frombuffer(meta, np.uint8))
         with pytest.raises(PrismError, match=r"point\.npz"):
             load_result(path)

@@ -551,6 +551,14 @@ def test_a_workspace_that_nobody_measures_is_refused() -> None:
         Guard(Points(wide), wide)
 
 
+def test_a_key_in_a_file_cannot_command_the_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "limits.json"
+    file.write_text('{"\\u001b[31mred": 1}')
+    with pytest.raises(PrismError, match=r"\\x1b\[31mred") as refused:
+        read_limits(file, Limits(((-1.0, 1.0),), (1.0,), (2.0,)), 1)
+    assert str(refused.value).isprintable()
+
+
 def test_a_file_narrows_the_limits(tmp_path: Path) -> None:
     file = tmp_path / "limits.json"
     file.write_text(json.dumps({"speed": [0.1, 0.1, 0.1], "force": 5}))

@@ -11,7 +11,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class PrismError(Exception):
-    """Something the user can fix. The command line prints it as one line and exits with status 2."""
+    """Something the user can fix. The command line prints it as one line and exits with status 2.
+
+    Messages quote names from files, which strangers write: control characters in them are escaped.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(printable(str(part), keep="\n\t") for part in parts))
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -255,7 +255,17 @@ def load_result(path: Path) -> EvaluationResult:
             arrays: _Arrays = {name: file[name] for name in file.files}
         meta: dict[str, Any] = json.loads(bytes(arrays["meta"]))
         version = meta.pop("format_version")
-    except (OSError, ValueError, KeyError, EOFError, RecursionError, zlib.error, zipfile.BadZipFile) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        RecursionError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as error:
         raise PrismError(f"{path} is damaged or not a recording ({error}): run prism eval again") from error
     if version != RECORDING_VERSION:
         raise PrismError(f"{path} has format {version}, this version reads {RECORDING_VERSION}: run prism eval again")

@@ -15,6 +15,7 @@ found by looking, never through a pointer that could disagree with the disk.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import sys
@@ -28,6 +29,7 @@ import safetensors.torch
 from prism_client import ActionKind
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import prism
 from prism.data.formats.episode_folders import is_recording
@@ -202,7 +204,7 @@ def load_policy(
     sums = files.read_sums(folder)
     files.read_verified(folder, "config.json", sums)
     tensors = _decode(folder, "model.safetensors", sums)
-    policy = _build(folder, spec, build)
+    policy = _build(folder, spec, build, tensors)
     try:
         policy.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
@@ -265,12 +267,48 @@ def load_model_tensors(folder: Path) -> dict[str, Tensor]:
     return _decode(folder, "model.safetensors", files.read_sums(folder))
 
 
-def _build(folder: Path, spec: PolicySpec, build: Build) -> Policy:
+class _AtMost(TorchFunctionMode):
+    """Refuses to make tensors far beyond those of the weights file: config.json may state any size.
+
+    Four times the file and 64 MB more: initialisation makes temporary tensors, and some tensors are not stored.
+    """
+
+    def __init__(self, stored: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._values = sum(value.numel() for value in stored.values()) * 4 + (1 << 24)
+        self._calls = 50 * len(stored) + 1000
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in _NEW:
+            size = args[0] if args and isinstance(args[0], list | tuple) else (*args, *kwargs.get("size", ()))
+            numbers = [n for n in size if isinstance(n, int | float)]
+            self._values -= int(max(numbers, default=0) ** 2 if name == "eye" else math.prod(numbers))
+        self._calls -= 1
+        if min(self._values, self._calls) < 0:
+            raise PrismError(_TOO_LARGE)
+        return func(*args, **kwargs)
+
+
+_NEW = ("empty", "zeros", "ones", "full", "rand", "randn", "eye")  # the functions that layers are made with
+_TOO_LARGE = "describes a larger policy than model.safetensors holds: it was altered; use another checkpoint"
+
+
+def _build(folder: Path, spec: PolicySpec, build: Build, stored: Mapping[str, Tensor]) -> Policy:
+    """The policy with fresh weights, unless it is too large for what is `stored` of it."""
+    rows = (spec.action_dim, *(sensor.shape[0] for sensor in spec.sensors if sensor.kind == "vector"))
     try:
-        return build(spec)
+        if max(rows) > sum(value.numel() for value in stored.values()):  # the normaliser has a value for each
+            raise PrismError(_TOO_LARGE)
+        for name in ("obs_horizon", "pred_horizon"):
+            stated, own = getattr(spec, name), spec.config.get(name)
+            if own not in (stated, None):
+                raise PrismError(f"'{name}' is {stated} and, of the method, {own}; use another checkpoint")
+        with _AtMost(stored):
+            return build(spec)
     except PrismError as error:
         raise PrismError(f"{folder / 'config.json'}: {error}") from None
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, RuntimeError) as error:
         raise PrismError(
             f"{folder / 'config.json'}: its config is not one of a '{spec.method}' policy ({error}); "
             "it was written by other code: use that version of prism, or train again"

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from prism.sensors import ActionSpec, SensorSpec
 # LeRobot's `meta` folder, versions 2.0, 2.1 and 3.0: what there is, and in which file each episode is.
 
 _MAX_LINES = 1 << 26  # bytes of a list of episodes: a hundred thousand have 20 million
+_MAX_ROWS = 1 << 20  # of a list of episodes or of tasks
 _PATHS = {
     2: (
         "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
@@ -85,12 +87,16 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _content(file: Path, most: int) -> str:
+    _check_size(file, most)
+    with unreadable(f"{file}: not readable", AGAIN):
+        return file.read_text(encoding="utf-8")
+
+
+def _check_size(file: Path, most: int) -> None:
     if not file.is_file():
         raise PrismError(f"{file}: not found; {AGAIN}")
     if file.stat().st_size > most:
         raise PrismError(f"{file}: is larger than {most / 1e6:.0f} MB, too large for this kind of file; {AGAIN}")
-    with unreadable(f"{file}: not readable", AGAIN):
-        return file.read_text(encoding="utf-8")
 
 
 def _version(stated: object, file: Path) -> int:
@@ -240,16 +246,20 @@ def _tasks(root: Path, version: int) -> dict[int, str]:
 
 
 def _json_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """One at a time: a list of empty objects would be thirty times as large as its text."""
-    for number, line in enumerate(_content(file, _MAX_LINES).splitlines()):
-        with unreadable(f"{file}: line {number + 1} is not JSON", AGAIN):
-            if len(line) > JSON_BYTES:
-                raise ValueError("it is too long")
-            entry = json.loads(line) if line.strip() else None
-        if isinstance(entry, dict):
-            yield entry
-        elif entry is not None:
-            raise PrismError(f"{file}: line {number + 1} is not a JSON object; {AGAIN}")
+    """One at a time: the lines in a list would take twenty times the memory of the file."""
+    _check_size(file, _MAX_LINES)
+    with unreadable(f"{file}: not readable", AGAIN), file.open(encoding="utf-8") as opened:
+        for number in count(1):
+            if not (line := opened.readline(JSON_BYTES)):
+                return
+            with unreadable(f"{file}: line {number} is not JSON", AGAIN):
+                if len(line) == JSON_BYTES:
+                    raise ValueError("it is too long")
+                entry = json.loads(line) if line.strip() else None
+            if isinstance(entry, dict):
+                yield entry
+            elif entry is not None:
+                raise PrismError(f"{file}: line {number} is not a JSON object; {AGAIN}")
 
 
 def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
@@ -265,6 +275,8 @@ def read_columns(file: Path, names: Sequence[str] | None) -> dict[str, Any]:
         wanted = have if names is None else list(names)
         if lost := [name for name in wanted if name not in have]:
             raise PrismError(f"{file}: column '{lost[0]}' is missing; {AGAIN}")
+        if opened.metadata.num_rows > _MAX_ROWS:  # equal values take no space in the file
+            raise PrismError(f"{file}: has {opened.metadata.num_rows} rows, more than {_MAX_ROWS}; {AGAIN}")
         table = opened.read(columns=wanted)
         return {name: table.column(name).to_numpy() for name in wanted}
 
