@@ -432,6 +432,8 @@ class Slowly:
 
     def start(self, seed: int) -> None: ...
 
+    def sent(self, action: np.ndarray) -> None: ...
+
     def trouble(self) -> str:
         return ""
 
