@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -255,10 +256,20 @@ class Chain(RuleBasedStateMachine):
             COUNTED["commands"] += self.model.judge.commands
 
 
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """No line for every fault; other tests hear them again."""
+    loggers = [logging.getLogger(name) for name in ("prism.inference.health", "prism_client")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
 def run(which: str, steps: int, examples: int) -> None:
     COUNTED.clear()
-    for name in ("prism.inference.health", "prism_client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they would say every fault
     profile = settings(
         max_examples=examples, stateful_step_count=20, deadline=None, derandomize=True,
         suppress_health_check=list(HealthCheck), database=None,
